@@ -1,0 +1,118 @@
+"""Plans: who takes which samples of an iteration's batch. Pure values; nothing here knows the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One worker's part of one iteration: positions `start` to `start + count - 1` of its epoch.
+
+    Attributes:
+        iteration: Counted from 0 over the whole job.
+        epoch: Counted from 0.
+        start: First position in the epoch's permutation.
+        count: Samples; 0 is possible in an epoch's last, smaller batch.
+        total: Samples of the whole batch, over all workers.
+    """
+
+    iteration: int
+    epoch: int
+    start: int
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everybody's part of one iteration: slices that follow each other and sum to `total`."""
+
+    iteration: int
+    epoch: int
+    start: int
+    total: int
+    assignments: Mapping[str, Assignment]  # worker's name to its part, in the order of the slices
+
+
+def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int]) -> Plan:
+    """Lay the counts side by side, from position `start` on."""
+    total = sum(counts.values())
+    assignments = {}
+    position = start
+    for name, count in counts.items():
+        assignments[name] = Assignment(iteration, epoch, position, count, total)
+        position += count
+    return Plan(iteration, epoch, start, total, assignments)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What is trained on, in what order; the same for every worker of a job.
+
+    Attributes:
+        dataset_size: Samples.
+        total_batch_size: Samples of a whole batch, over all workers.
+        seed: Of the permutation.
+        shuffle: Whether each epoch has a permutation of its own, or all go in order.
+        drop_last: Whether an epoch's last, smaller batch is left out.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    dataset_size: int
+    total_batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.dataset_size < 2**48:
+            raise ValueError(f"dataset_size {self.dataset_size}: must be from 1 to 2^48 - 1")
+        if not 1 <= self.total_batch_size <= self.dataset_size:
+            raise ValueError(
+                f"total_batch_size {self.total_batch_size}: must be from 1 to "
+                f"the dataset's size, {self.dataset_size}"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed {self.seed}: must be from 0 to 2^63 - 1")
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.dataset_size, self.total_batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def batch(self, iteration: int) -> tuple[int, int, int]:
+        """An iteration's epoch, its batch's first position there, and its batch's size."""
+        epoch, index = divmod(iteration, self.iterations_per_epoch)
+        start = index * self.total_batch_size
+        return epoch, start, min(self.total_batch_size, self.dataset_size - start)
+
+
+def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:
+    """The order of an epoch's samples: (dataset_size,) indices into the data set.
+
+    It depends on the seed, the epoch and the data set's size alone. `idl/batchsize_manager.thrift`
+    defines it for other languages.
+    """
+    indices = np.arange(spec.dataset_size, dtype=np.int64)
+    if not spec.shuffle:
+        return indices
+    with np.errstate(over="ignore"):
+        base = _mix(_mix(np.uint64(spec.seed) + _GOLDEN) + np.uint64(epoch) + _GOLDEN)
+        keys = _mix(base + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return np.argsort(keys, kind="stable")
+
+
+def _mix(z: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele et al., OOPSLA 2014): scrambles 64 bits, one to one."""
+    z = np.asarray(z, dtype=np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,68 @@
+"""What policies see and give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from batchsize_manager.rounding import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as a policy sees it."""
+
+    name: str
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one worker reported of one iteration.
+
+    Attributes:
+        batch_size: Samples.
+        batch_processing_time: Seconds, waiting left out.
+        cpu_usage: Of the CPUs that the worker may use, 0 to 1.
+        memory_usage: Of the memory that the worker may use, 0 to 1.
+    """
+
+    batch_size: int
+    batch_processing_time: float
+    cpu_usage: float = 0.0
+    memory_usage: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Samples per second; NaN where there was no sample."""
+        if not self.batch_size:
+            return float("nan")
+        return self.batch_size / self.batch_processing_time
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A policy's answer: counts in the order of the members, and what the user should know."""
+
+    counts: list[int]
+    warnings: tuple[str, ...] = ()
+
+
+class Policy(Protocol):
+    """What every policy does."""
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """The job's members from the next split on, in the order of their slices.
+
+        Raises:
+            InfeasibleError: They cannot take the batch that the policy is holding.
+        """
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """An iteration is complete; by name, what the members that finished it reported."""
+
+    def split(self, total: int) -> Split:
+        """Split the next batch of `total` samples.
+
+        Raises:
+            InfeasibleError: The members cannot take so many.
+        """

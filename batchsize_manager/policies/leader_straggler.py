@@ -1,0 +1,123 @@
+"""Alg. 2 of LB-BSP: move samples from the straggler to the leader, step by step."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from batchsize_manager.policies.base import Member, Observation, Split
+from batchsize_manager.rounding import split
+
+FAST_STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
+FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13
+MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples; line 5
+
+
+class LeaderStraggler:
+    """Approaches the equilibrium of batch processing times in two phases.
+
+    The fast-approach phase takes large steps after a short observation window; once a leader is seen
+    that was behind its straggler before, the fine-tune phase takes small steps after a long window.
+
+    Bounds and granularity narrow the paper's rule: the leader is the fastest worker that can take a step
+    more, and a step is a multiple of both workers' granularity. Batches that are not of the usual size
+    (the last of an epoch) are split in proportion and not learned from. When members change, their batch
+    sizes are scaled to the same sum, a newcomer starting with the average, and the history starts anew.
+
+    Attributes:
+        step_size: Samples moved at a time.
+        observation_window: Iterations for which the leader must have preceded the straggler.
+    """
+
+    def __init__(self) -> None:
+        self.step_size = FAST_STEP_SIZE
+        self.observation_window = FAST_OBSERVATION_WINDOW
+        self._members: Sequence[Member] = ()
+        self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until the first split
+        self._usual_total = 0
+        self._forget()
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """See `Policy`."""
+        previous = dict(zip((m.name for m in self._members), self._batch_sizes, strict=False))
+        self._members = members
+        if previous:
+            average = sum(previous.values()) / len(previous)
+            shares = [float(previous.get(member.name, average)) for member in members]
+            self._batch_sizes = self._scale(shares, self._usual_total)
+        self._forget()
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """See `Policy`; takes in what is of the current members and their usual batch sizes."""
+        seen = [observations.get(member.name) for member in self._members]
+        if any(observation is None for observation in seen):
+            return
+        complete = [observation for observation in seen if observation is not None]
+        if sum(observation.batch_size for observation in complete) != self._usual_total:
+            return
+        times = np.array([observation.batch_processing_time for observation in complete])
+        self._window.append(times)
+        self._was_behind |= times[:, None] > times[None, :]
+        self._memory = np.array([observation.memory_usage for observation in complete])
+        self._fresh = True
+
+    def split(self, total: int) -> Split:
+        """See `Policy`."""
+        if not self._batch_sizes:
+            self._usual_total = total
+            self._batch_sizes = self._scale([1.0] * len(self._members), total)
+        if total != self._usual_total:
+            return Split(self._scale([float(size) for size in self._batch_sizes], total))
+        warnings: tuple[str, ...] = ()
+        if self._fresh:
+            self._fresh = False
+            warnings = self._update_batch_sizes()
+        return Split(list(self._batch_sizes), warnings)
+
+    def _update_batch_sizes(self) -> tuple[str, ...]:
+        """Lines 5 to 13, once for each iteration observed."""
+        times = self._window[-1]  # (workers,)
+        straggler = int(times.argmax())
+        able = [i for i in range(len(times)) if i != straggler and self._can_lead(i, straggler)]
+        if not able:
+            return ()
+        leader = min(able, key=lambda i: times[i])
+        step = self._step(leader, straggler)
+        if self._batch_sizes[straggler] - step < self._members[straggler].bounds.minimum:
+            return (
+                f"{self._members[straggler].name} is the straggler with "
+                f"{self._batch_sizes[straggler]} samples and cannot give up {step}: "
+                f"remove this straggler, the job is faster without it",
+            )
+        window = list(self._window)[-self.observation_window :]
+        if len(window) == self.observation_window and all(past[leader] < past[straggler] for past in window):
+            self._batch_sizes[leader] += step
+            self._batch_sizes[straggler] -= step
+        elif self._was_behind[leader, straggler]:
+            self.step_size = FINE_STEP_SIZE
+            self.observation_window = FINE_OBSERVATION_WINDOW
+        return ()
+
+    def _can_lead(self, worker: int, straggler: int) -> bool:
+        room = self._members[worker].bounds.maximum - self._batch_sizes[worker]
+        return self._memory[worker] <= MEMORY_GUARD and room >= self._step(worker, straggler)
+
+    def _step(self, one: int, other: int) -> int:
+        unit = math.lcm(self._members[one].bounds.granularity, self._members[other].bounds.granularity)
+        return -(-self.step_size // unit) * unit
+
+    def _scale(self, shares: Sequence[float], total: int) -> list[int]:
+        return split(
+            [max(share, 1e-9) for share in shares],
+            total,
+            [member.bounds for member in self._members],
+        )
+
+    def _forget(self) -> None:
+        workers = len(self._members)
+        self._window: deque[np.ndarray] = deque(maxlen=FINE_OBSERVATION_WINDOW)  # of (workers,)
+        # [i, j]: whether worker i has ever taken longer than worker j
+        self._was_behind = np.zeros((workers, workers), dtype=bool)
+        self._memory = np.zeros(workers)  # (workers,), the latest
+        self._fresh = False  # whether something was observed since the last split

@@ -1,0 +1,46 @@
+"""Alg. 1 of LB-BSP: batch sizes in proportion to the predicted speeds."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from batchsize_manager.policies.base import Member, Observation, Split
+from batchsize_manager.rounding import split
+from predictors import Predictor
+
+_SLOWEST = 1e-9  # samples per second; keeps a prediction of 0 from dividing by it
+
+
+class Proportional:
+    """Gives each worker x_i = X * v_i / sum(v), with v_i as `predictor` expects it.
+
+    A worker that has not been measured yet is taken to be as fast as the others are on average.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._members: Sequence[Member] = ()
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """See `Policy`."""
+        rows = {member.name: row for row, member in enumerate(self._members)}
+        self._predictor.reindex([rows.get(member.name) for member in members])
+        self._members = members
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """See `Policy`."""
+        unmeasured = Observation(0, 0.0)
+        seen = [observations.get(member.name, unmeasured) for member in self._members]
+        self._predictor.observe(
+            np.array([observation.speed for observation in seen]),
+            np.array([observation.cpu_usage for observation in seen]),
+            np.array([observation.memory_usage for observation in seen]),
+        )
+
+    def split(self, total: int) -> Split:
+        """See `Policy`."""
+        speeds = self._predictor.predict()
+        unknown = np.isnan(speeds)
+        speeds[unknown] = 1.0 if unknown.all() else speeds[~unknown].mean()
+        bounds = [member.bounds for member in self._members]
+        return Split(split(np.maximum(speeds, _SLOWEST).tolist(), total, bounds))

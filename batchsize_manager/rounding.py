@@ -1,0 +1,134 @@
+"""Whole batch sizes from speeds: the split whose slowest worker finishes soonest."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What batch sizes a worker can take.
+
+    Attributes:
+        minimum: Samples, at least 1, so that the worker's speed is always measured.
+        maximum: Samples, at least `minimum`.
+        granularity: Batch sizes are multiples of it, except where the sum cannot be met otherwise.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    minimum: int = 1
+    maximum: int = 2**40
+    granularity: int = 1
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise ValueError(f"minimum batch size {self.minimum}: must be at least 1")
+        if self.maximum < self.minimum:
+            raise ValueError(
+                f"maximum batch size {self.maximum}: must be at least the minimum, {self.minimum}"
+            )
+        if not 1 <= self.granularity <= self.maximum:
+            raise ValueError(f"granularity {self.granularity}: must be from 1 to the maximum, {self.maximum}")
+
+
+class InfeasibleError(ValueError):
+    """No split of the batch keeps within every worker's maximum."""
+
+
+def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list[int]:
+    """Split a batch in proportion to speeds, minimising max(count / speed).
+
+    The proportional shares are rounded down, and each sample that is left goes to the worker that would
+    finish it soonest (as the errata to Alg. 1 of LB-BSP ask: rounding to nearest loses the sum). Going
+    by steps of one granularity, this greedy rule is optimal, because a worker's time only grows with its
+    count. Where the batch is smaller than the minima together, as an epoch's last may be, minima do not
+    hold. What no multiple of granularities can give goes to one worker.
+
+    Args:
+        speeds: (workers,), samples per second, above 0.
+        total: Samples to split.
+        bounds: (workers,).
+
+    Returns:
+        (workers,) counts that sum to `total`.
+
+    Raises:
+        InfeasibleError: The maxima together are below `total`.
+    """
+    capacity = sum(bound.maximum for bound in bounds)
+    if total > capacity:
+        raise InfeasibleError(
+            f"a batch of {total} samples over {len(bounds)} workers that can take at most {capacity} together"
+        )
+    speed = np.asarray(speeds, dtype=np.float64)
+    step = np.array([bound.granularity for bound in bounds], dtype=np.int64)
+    # Bounds that are no multiples themselves are narrowed to ones that are.
+    low = np.array([-(-bound.minimum // bound.granularity) for bound in bounds]) * step
+    high = np.array([bound.maximum // bound.granularity for bound in bounds]) * step
+    low = np.minimum(low, high)
+    if low.sum() > total:
+        low = np.zeros_like(low)
+
+    counts = _fill(speed, total, low, high) // step * step
+    counts = np.clip(counts, low, high)
+    left = total - int(counts.sum())
+
+    # (time with one step more, worker) of everyone who can take a step more
+    heap = [
+        ((counts[i] + step[i]) / speed[i], i) for i in range(len(counts)) if counts[i] + step[i] <= high[i]
+    ]
+    heapq.heapify(heap)
+    while heap and left:
+        _, i = heapq.heappop(heap)
+        if step[i] > left:
+            continue
+        counts[i] += step[i]
+        left -= int(step[i])
+        if counts[i] + step[i] <= high[i]:
+            heapq.heappush(heap, ((counts[i] + step[i]) / speed[i], i))
+    return _place_remainder(counts, left, speed, bounds) if left else [int(c) for c in counts]
+
+
+def _fill(
+    speed: NDArray[np.float64], total: int, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The real-valued optimum, clip(speed * T, low, high) with the sum `total`, rounded down.
+
+    T is found by pinning whoever lies beyond a bound, the more violated side first, until nobody does.
+    """
+    share = np.zeros(len(speed))
+    free = np.ones(len(speed), dtype=bool)
+    left = float(total)
+    while free.any():
+        share[free] = speed[free] * (left / speed[free].sum())
+        below = free & (share < low)
+        above = free & (share > high)
+        excess = (share - high)[above].sum() - (low - share)[below].sum()
+        pinned = above if excess > 0 else below if below.any() else above
+        if not pinned.any():
+            break
+        share[pinned] = (high if excess > 0 else low if below.any() else high)[pinned]
+        left = max(0.0, left - share[pinned].sum())
+        free &= ~pinned
+    # A hair is added so that a share which is whole but for rounding error stays whole.
+    floors = np.floor(share + 1e-9).astype(np.int64)
+    return floors if floors.sum() <= total else np.floor(share).astype(np.int64)
+
+
+def _place_remainder(
+    counts: NDArray[np.int64], left: int, speed: NDArray[np.float64], bounds: Sequence[Bounds]
+) -> list[int]:
+    """Give away what no whole granularity fits, breaking as few workers' granularity as possible."""
+    result = [int(count) for count in counts]
+    order = sorted(range(len(result)), key=lambda i: ((result[i] + left) / speed[i], i))
+    fitting = [i for i in order if result[i] + left <= bounds[i].maximum]
+    for i in fitting[:1] or order:
+        part = min(left, bounds[i].maximum - result[i])
+        result[i] += part
+        left -= part
+    return result

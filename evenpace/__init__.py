@@ -1,0 +1,35 @@
+"""evenpace keeps every worker of a distributed training job at an even pace.
+
+A training script imports this and nothing else of ours:
+
+    import evenpace
+
+    loader = evenpace.torch.DataLoader(dataset, batch_size=256, shuffle=True)
+    optimizer = evenpace.torch.distribute(optimizer, loader)
+
+and is started with `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from evenpace._packages import check_packages
+
+check_packages()
+
+if TYPE_CHECKING:
+    from evenpace import torch as torch
+    from evenpace.context import connect as connect
+    from evenpace.context import session as session
+
+__version__ = "0.1.0"
+__all__ = ["connect", "session", "torch"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load frameworks and the session's machinery when they are first asked for."""
+    if name == "torch":
+        return importlib.import_module("evenpace.torch")
+    if name in {"connect", "session"}:
+        return getattr(importlib.import_module("evenpace.context"), name)
+    raise AttributeError(f"module 'evenpace' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m evenpace` is `evenpace`."""
+
+from evenpace.cli import main
+
+main()

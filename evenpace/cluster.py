@@ -1,0 +1,208 @@
+"""A cluster on this machine: a manager, a parameter server's shards and workers, each a process.
+
+Whatever happens to the process that started them, none of them stays behind.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evenpace.limits import LimitKind, remove_leftovers
+from rpc.address import Address
+from rpc.errors import EvenpaceError, UnavailableError
+
+_START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
+_STOP_SECONDS = 5.0  # for processes to end by themselves, before they are killed
+LISTENING = "listening on "  # what a service prints, followed by its address
+
+
+class ProcessFailedError(EvenpaceError):
+    """A process of the cluster ended with an error; the message has the end of its log."""
+
+
+@dataclass
+class Process:
+    """One process of the cluster."""
+
+    name: str
+    popen: "subprocess.Popen[bytes]"
+    log: Path
+
+    def failure(self) -> ProcessFailedError:
+        """Why it failed, from its log."""
+        tail = self.log.read_text(errors="replace").splitlines()[-15:]
+        text = "\n  ".join(tail)
+        code = self.popen.returncode
+        return ProcessFailedError(f"{self.name} ended with status {code}; its log, {self.log}:\n  {text}")
+
+
+@dataclass
+class LocalCluster:
+    """A context manager that starts processes and stops them all at its end.
+
+    Args:
+        folder: Where the processes' logs go.
+        policy: The manager's.
+        predictor: The manager's.
+        workers: How many the job waits for.
+        shards: Processes of the parameter server.
+        deterministic: Whether gradients are summed in the order of their slices.
+        report_timeout: Seconds; see `batchsize_manager.job.JobConfig`.
+    """
+
+    folder: Path
+    policy: str = "proportional"
+    predictor: str = "ema"
+    workers: int = 1
+    shards: int = 1
+    deterministic: bool = False
+    report_timeout: float = 120.0
+    processes: list[Process] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._id = uuid.uuid4().hex[:8]
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            manager = self._start(
+                "manager",
+                "manager",
+                *("--listen", "127.0.0.1:0", "--workers", str(self.workers)),
+                *("--policy", self.policy, "--predictor", self.predictor),
+                *("--report-timeout", str(self.report_timeout)),
+            )
+            option = ["--deterministic"] if self.deterministic else []
+            shards = [
+                self._start(f"ps-{i}", "ps", "--listen", "127.0.0.1:0", *option) for i in range(self.shards)
+            ]
+            self.manager = _address(manager)
+            self.shard_addresses = tuple(_address(shard) for shard in shards)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_worker(
+        self,
+        name: str,
+        script: Path,
+        arguments: Sequence[str] = (),
+        cpu_share: float | None = None,
+        limit_kind: LimitKind = "auto",
+        options: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start a training script as a worker.
+
+        Args:
+            name: The worker's.
+            script: The script.
+            arguments: Its arguments.
+            cpu_share: Cores that it may use once it has joined; None for no limit.
+            limit_kind: See `evenpace.limits.limit_cpu`.
+            options: More options of `evenpace worker`, by name.
+        """
+        flags = []
+        for shard in self.shard_addresses:
+            flags += ["--ps", str(shard)]
+        if cpu_share is not None:
+            flags += ["--cpu-share", str(cpu_share), "--limit-kind", limit_kind]
+        for option, value in (options or {}).items():
+            flags += [option, value]
+        return self._start(
+            name,
+            "worker",
+            *("--manager", str(self.manager), "--name", name, "--limit-name", f"{self._id}-{name}"),
+            *flags,
+            str(script),
+            *arguments,
+        )
+
+    def check(self) -> bool:
+        """Whether workers are still running.
+
+        Raises:
+            ProcessFailedError: A process failed, or a service ended.
+        """
+        running = False
+        for process in self.processes:
+            code = process.popen.poll()
+            if code is None:
+                running = running or not self._is_service(process)
+            elif code or self._is_service(process):
+                raise process.failure()
+        return running
+
+    def stop(self) -> None:
+        """End all processes: politely first."""
+        running = [p for p in self.processes if p.popen.poll() is None]
+        # Workers first, so that they can still say goodbye to the services.
+        for services in (False, True):
+            for process in running:
+                if self._is_service(process) == services:
+                    end_process(process.popen)
+        for process in self.processes:
+            if process.popen.stdout is not None:
+                process.popen.stdout.close()
+        remove_leftovers(self._id)
+
+    def _is_service(self, process: Process) -> bool:
+        return process.name == "manager" or process.name.startswith("ps-")
+
+    def _start(self, name: str, command: str, *arguments: str) -> Process:
+        log = self.folder / f"{name}.log"
+        line = [sys.executable, "-m", "evenpace", command, "--parent", str(os.getpid()), *arguments]
+        with log.open("wb") as stream:
+            popen = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=stream if command == "worker" else subprocess.PIPE,
+                stderr=stream,
+                # Ctrl-C in the terminal is for us: we stop the others, in order.
+                start_new_session=True,
+            )
+        process = Process(name, popen, log)
+        self.processes.append(process)
+        return process
+
+
+def _address(process: Process) -> Address:
+    """Wait until a service says where it listens."""
+    stream = process.popen.stdout
+    assert stream is not None
+    ready, _, _ = select.select([stream], [], [], _START_SECONDS)
+    if not ready:
+        raise UnavailableError(f"{process.name} did not start within {_START_SECONDS:g} s; see {process.log}")
+    line = stream.readline().decode()
+    if not line.startswith(LISTENING):
+        process.popen.wait()
+        raise process.failure()
+    return Address.parse(line.removeprefix(LISTENING).strip())
+
+
+def end_process(popen: "subprocess.Popen[bytes]") -> None:
+    """End a process, politely first."""
+    with contextlib.suppress(ProcessLookupError):
+        popen.send_signal(signal.SIGTERM)
+        popen.send_signal(signal.SIGCONT)  # one that is stopped would not take notice
+    deadline = time.monotonic() + _STOP_SECONDS
+    try:
+        popen.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()

@@ -1,0 +1,73 @@
+"""The session of this process: made by `evenpace worker`, or by a script that calls `connect`."""
+
+import atexit
+from collections.abc import Sequence
+
+from batchsize_manager.rounding import Bounds
+from rpc.address import Address
+from rpc.errors import InvalidRequestError
+from worker.session import Session, SessionConfig, default_worker_name
+
+_session: Session | None = None
+
+
+def connect(
+    manager: str,
+    ps: str | Sequence[str],
+    *,
+    job: str = "default",
+    worker: str | None = None,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    granularity: int = 1,
+    connect_timeout: float = 30.0,
+    barrier_timeout: float = 600.0,
+) -> Session:
+    """Make this process's session, in a script that is not started by `evenpace worker`.
+
+    Args:
+        manager: HOST:PORT of the BatchSizeManager.
+        ps: HOST:PORT of each shard of the parameter server, in the same order for every worker.
+        job: The job's name.
+        worker: This worker's name, unique in the job; by default from the host's name and the process id.
+        min_batch_size: Samples that this worker takes at least.
+        max_batch_size: Samples that it can take at most.
+        granularity: Its batch sizes are multiples of this.
+        connect_timeout: Seconds in which each service must be reached.
+        barrier_timeout: Seconds for which the others may keep this worker waiting.
+
+    Raises:
+        ValueError: A value is not allowed (`InvalidRequestError` for addresses), or a session exists.
+    """
+    global _session  # noqa: PLW0603 - one session for a process, as torch.distributed has one group
+    if _session is not None:
+        raise InvalidRequestError("this process has a session already: evenpace.connect was called before")
+    shards = [ps] if isinstance(ps, str) else list(ps)
+    config = SessionConfig(
+        manager=Address.parse(manager),
+        shards=tuple(Address.parse(shard) for shard in shards),
+        job=job,
+        worker=worker or default_worker_name(),
+        bounds=Bounds(
+            min_batch_size, Bounds().maximum if max_batch_size is None else max_batch_size, granularity
+        ),
+        connect_timeout=connect_timeout,
+        barrier_timeout=barrier_timeout,
+    )
+    _session = Session(config)
+    atexit.register(_session.close)
+    return _session
+
+
+def session() -> Session:
+    """This process's session.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    if _session is None:
+        raise InvalidRequestError(
+            "no session with a manager: start the script with "
+            "`evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`, or call evenpace.connect() first"
+        )
+    return _session

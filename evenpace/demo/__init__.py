@@ -1,0 +1,1 @@
+"""The demo: `run` compares an even split with a balanced one, `train` is what its workers run."""

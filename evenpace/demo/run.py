@@ -1,0 +1,337 @@
+"""The demo: the same training on the same uneven workers, split evenly, then balanced."""
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import nn
+
+from evenpace import data as data_sets
+from evenpace import report
+from evenpace.cluster import LocalCluster
+from evenpace.data import ImageSet
+from evenpace.demo.model import make_model
+from evenpace.limits import LimitKind, limit_cpu
+from evenpace.observer import Observer
+from rpc.errors import InvalidRequestError
+
+_POLL_SECONDS = 0.25
+_EVALUATE_SECONDS = 2.0
+_RECENT = 10  # iterations that the live table is over
+_SCRIPT = Path(__file__).with_name("train.py")
+
+# Epochs and total batch size by data set.
+_DEFAULTS = {"digits": (36, 720), "mnist": (1, 512), "cifar10": (5, 512)}
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What the demo trains, and on what.
+
+    Attributes:
+        shares: Cores that each worker may use.
+        data: As `evenpace.data.load` takes it.
+        epochs: Passes over the data.
+        total_batch_size: Samples of a batch, over all workers.
+        policy: Of the balanced run.
+        predictor: Of the balanced run.
+        shards: Processes of the parameter server.
+        seed: Of the model's first parameters and of the samples' order.
+        limit_kind: See `evenpace.limits.limit_cpu`.
+        out: Folder for the report and the logs.
+    """
+
+    shares: tuple[float, ...]
+    data: str
+    epochs: int
+    total_batch_size: int
+    policy: str
+    predictor: str
+    shards: int
+    seed: int
+    limit_kind: LimitKind
+    out: Path
+
+    @classmethod
+    def from_options(
+        cls, shares: str, data: str, epochs: int | None, total_batch_size: int | None, **rest: Any
+    ) -> "DemoConfig":
+        """Read the command line's values.
+
+        Raises:
+            InvalidRequestError: A value is not allowed.
+        """
+        try:
+            numbers = tuple(float(share) for share in shares.split(","))
+        except ValueError:
+            numbers = ()
+        cpus = os.cpu_count() or 1
+        if not numbers or not all(0.01 <= share <= cpus for share in numbers):
+            raise InvalidRequestError(
+                f"shares {shares!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
+            )
+        default_epochs, default_batch = _DEFAULTS.get(data.partition(":")[0], (1, 512))
+        return cls(numbers, data, epochs or default_epochs, total_batch_size or default_batch, **rest)
+
+    @property
+    def ideal_speedup(self) -> float:
+        """What the shares alone allow: the even split goes at the pace of the slowest worker."""
+        return sum(self.shares) / (len(self.shares) * min(self.shares))
+
+    @property
+    def workers(self) -> dict[str, float]:
+        """Each worker's name and share."""
+        return {f"worker-{i}": share for i, share in enumerate(self.shares)}
+
+
+def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
+    """Run both trainings, show them live, and write the report.
+
+    Args:
+        config: What to run.
+        json_path: Where the summary goes, too.
+
+    Returns:
+        The summary.
+
+    Raises:
+        EvenpaceError: A process failed; the message has the end of its log.
+        ValueError: The data cannot be read, or do not fit the options.
+    """
+    console = Console()
+    torch.set_num_threads(1)
+    os.nice(5)  # watching must not slow down what is watched
+    data = data_sets.load(config.data)
+    if config.total_batch_size > len(data.train_images):
+        raise InvalidRequestError(
+            f"batch size {config.total_batch_size}: {data.name} has {len(data.train_images)} training images"
+        )
+    kind, kind_name = _choose_limit(config.limit_kind)
+    console.print(
+        f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
+        f"{kind_name}; {data.name}, batches of {config.total_batch_size}, {config.epochs} epochs"
+    )
+    runs, parameters = {}, {}
+    for name, policy in (("even", "even"), ("balanced", config.policy)):
+        run = _Run(config, data, name, policy, kind, console)
+        runs[name], parameters[name] = run.measure()
+    difference = float(np.abs(parameters["even"] - parameters["balanced"]).max())
+    speedup = runs["even"]["iteration_s_median"] / runs["balanced"]["iteration_s_median"]
+    full: dict[str, Any] = {
+        "shares": config.workers,
+        "iterations": len(runs["even"]["iterations"]),
+        "total_batch_size": config.total_batch_size,
+        "data": data.name,
+        "limit_kind": kind_name,
+        "seed": config.seed,
+        "speedup": speedup,
+        "ideal_speedup": config.ideal_speedup,
+        "parameters_max_abs_diff": difference,
+        "runs": runs,
+    }
+    report.write_json(full, config.out / "report.json")
+    report.write_html(full, config.out / "report.html")
+    summary = _summary(full)
+    if json_path is not None:
+        report.write_json(summary, json_path)
+    _print_summary(console, full, config.out)
+    return summary
+
+
+class _Run:
+    """One of the two trainings."""
+
+    def __init__(
+        self, config: DemoConfig, data: ImageSet, name: str, policy: str, kind: LimitKind, console: Console
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._name = name
+        self._policy = policy
+        self._kind = kind
+        self._console = console
+        self._model = make_model(data)
+        self._parameters = nn.utils.parameters_to_vector(self._model.parameters()).detach().numpy()
+        self._progress: list[dict[str, float]] = []
+        per_epoch = -(-len(data.train_images) // config.total_batch_size)
+        self._iterations = per_epoch * config.epochs
+
+    def measure(self) -> tuple[dict[str, Any], NDArray[Any]]:
+        """Train; what was measured, and the final parameters, (elements,)."""
+        config = self._config
+        cluster = LocalCluster(
+            config.out / self._name,
+            policy=self._policy,
+            predictor=config.predictor,
+            workers=len(config.shares),
+            shards=config.shards,
+        )
+        arguments = [
+            *("--data", config.data, "--epochs", str(config.epochs)),
+            *("--batch-size", str(config.total_batch_size), "--seed", str(config.seed)),
+        ]
+        with cluster:
+            observer = Observer(cluster.manager, cluster.shard_addresses)
+            for name, share in config.workers.items():
+                cluster.start_worker(name, _SCRIPT, arguments, cpu_share=share, limit_kind=self._kind)
+            began = self._watch(cluster, observer)
+            wall = time.monotonic() - began
+            observer.poll()
+            observer.pull(self._parameters, version=self._iterations)
+            self._evaluate(wall, self._iterations)
+            observer.close()
+        return self._result(observer, wall), self._parameters
+
+    def _watch(self, cluster: LocalCluster, observer: Observer) -> float:
+        """Show the run until the workers have ended; returns when it began."""
+        bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        task = bar.add_task(f"{self._name}: starting", total=self._iterations)
+        began = evaluated = 0.0
+        pulled = -1
+        with Live(bar, console=self._console, refresh_per_second=4) as live:
+            while cluster.check():
+                time.sleep(_POLL_SECONDS)
+                if not observer.poll() or not observer.iterations:
+                    continue
+                now = time.monotonic()
+                if not began:
+                    began = now - sum(record.duration for record in observer.iterations)
+                done = len(observer.iterations)
+                bar.update(task, completed=done, description=f"{self._name} ({self._policy})")
+                live.update(Group(bar, self._table(observer)))
+                if now - evaluated >= _EVALUATE_SECONDS and done < self._iterations:
+                    version = observer.pull(self._parameters)
+                    if version != pulled:
+                        self._evaluate(now - began, version)
+                    evaluated, pulled = now, version
+        return began or time.monotonic()
+
+    def _table(self, observer: Observer) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
+            table.add_column(column, justify="left" if column == "worker" else "right")
+        recent = observer.iterations[-_RECENT:]
+        duration = sum(record.duration for record in recent)
+        latest = {part.worker: part for part in recent[-1].workers}
+        for worker, share in self._config.workers.items():
+            parts = [part for record in recent for part in record.workers if part.worker == worker]
+            if worker not in latest or not parts:
+                table.add_row(worker, f"{share:g}", "-", "-", "-", "-")
+                continue
+            times = [part.batch_processing_time for part in parts]
+            table.add_row(
+                worker,
+                f"{share:g}",
+                str(latest[worker].batch_size),
+                f"{statistics.median(times) * 1e3:.0f}",
+                f"{sum(part.waiting_time for part in parts) / duration:.0%}",
+                f"{sum(part.batch_size for part in parts) / sum(times):.0f}",
+            )
+        return table
+
+    @torch.no_grad()
+    def _evaluate(self, seconds: float, iteration: int) -> None:
+        """Loss and accuracy on the test set with the parameters pulled last."""
+        nn.utils.vector_to_parameters(torch.from_numpy(self._parameters), self._model.parameters())
+        outputs = self._model(torch.from_numpy(self._data.test_images))
+        labels = torch.from_numpy(self._data.test_labels)
+        self._progress.append(
+            {
+                "time_s": seconds,
+                "iteration": iteration,
+                "loss": nn.functional.cross_entropy(outputs, labels).item(),
+                "accuracy": (outputs.argmax(1) == labels).float().mean().item(),
+            }
+        )
+
+    def _result(self, observer: Observer, wall: float) -> dict[str, Any]:
+        records = [_plain(record) for record in observer.iterations]
+        workers = len(self._config.shares)
+        whole = [r for r in records if r["total"] == self._config.total_batch_size]
+        waiting = sum(part["waiting_time"] for r in records for part in r["workers"].values())
+        return {
+            "policy": self._policy,
+            "iteration_s_median": statistics.median(r["duration"] for r in records),
+            "waiting_share": waiting / (workers * sum(r["duration"] for r in records)),
+            "accuracy": self._progress[-1]["accuracy"],
+            "wall_s": wall,
+            "batch_sizes": {
+                name: part["batch_size"] for name, part in (whole or records)[-1]["workers"].items()
+            },
+            "iterations": records,
+            "progress": self._progress,
+        }
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """A Thrift `IterationRecord` as JSON has it, its workers by name."""
+    values = dict(vars(record))
+    values["workers"] = {
+        part.worker: {key: value for key, value in vars(part).items() if key != "worker"}
+        for part in sorted(record.workers, key=lambda part: part.worker)
+    }
+    return values
+
+
+def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
+    """Try out which kind of limit works here; for `limit_cpu`, and in words."""
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as child:
+        try:
+            with limit_cpu(child.pid, 0.5, "probe", wanted) as limit:
+                name = limit.kind
+        finally:
+            child.kill()
+    return ("cgroup" if name.startswith("cgroup") else "duty-cycle"), name
+
+
+def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("iteration_s_median", "waiting_share", "accuracy")
+    even, balanced = full["runs"]["even"], full["runs"]["balanced"]
+    return {
+        "shares": list(full["shares"].values()),
+        "iterations": full["iterations"],
+        "total_batch_size": full["total_batch_size"],
+        "even": {key: even[key] for key in keys},
+        "balanced": {
+            **{key: balanced[key] for key in keys},
+            "batch_sizes": list(balanced["batch_sizes"].values()),
+        },
+        "speedup": full["speedup"],
+        "ideal_speedup": full["ideal_speedup"],
+        "parameters_max_abs_diff": full["parameters_max_abs_diff"],
+    }
+
+
+def _print_summary(console: Console, full: Mapping[str, Any], out: Path) -> None:
+    table = Table(title="Even against balanced", title_justify="left")
+    for column in ("run", "iteration ms", "waiting", "accuracy", "batch sizes"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for name, run in full["runs"].items():
+        table.add_row(
+            name,
+            f"{run['iteration_s_median'] * 1e3:.0f}",
+            f"{run['waiting_share']:.0%}",
+            f"{run['accuracy']:.1%}",
+            " ".join(str(size) for size in run["batch_sizes"].values()),
+        )
+    console.print(table)
+    console.print(
+        f"Balanced is {full['speedup']:.2f} times as fast as even (the shares allow "
+        f"{full['ideal_speedup']:.2f}); the final parameters differ by "
+        f"{full['parameters_max_abs_diff']:.1e} at most."
+    )
+    console.print(f"Report: {out / 'report.html'}, {out / 'report.json'}", soft_wrap=True)

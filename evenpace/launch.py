@@ -1,0 +1,50 @@
+"""Runs a user's training script as a worker."""
+
+import atexit
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenpace._packages import check_folder
+from evenpace.limits import LimitKind, limit_cpu
+from rpc.errors import InvalidRequestError
+from worker.session import Session
+
+log = logging.getLogger(__name__)
+
+
+def check_script(script: Path) -> None:
+    """Make sure that a training script can be run.
+
+    Raises:
+        InvalidRequestError: There is no such file.
+        ImportError: The script's folder hides a package of ours.
+    """
+    if not script.is_file():
+        raise InvalidRequestError(f"training script {str(script)!r}: no such file")
+    check_folder(script.parent)
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` would, in this process."""
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def limit_when_joining(session: Session, share: float, name: str, kind: LimitKind) -> None:
+    """Confine this process to `share` of a core from the moment that it joins its job.
+
+    Not before: importing a framework takes seconds of CPU, which a tenth of a core makes half a minute.
+    """
+    session.before_join = lambda: _limit(share, name, kind)
+
+
+def _limit(share: float, name: str, kind: LimitKind) -> None:
+    limit = limit_cpu(os.getpid(), share, name, kind)
+    log.info("limited to %g of a core by %s", share, limit.kind)
+    # Runs before the session's own: leaving must not take as long as a tenth of a core would need.
+    atexit.register(limit.close)

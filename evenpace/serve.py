@@ -1,0 +1,63 @@
+"""Runs a service in this process until it is told to stop."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from rpc.address import Address
+from rpc.errors import UnavailableError
+from rpc.server import Server, ServerLimits, Service
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(
+    service: Service, address: Address, limits: ServerLimits, announce: Callable[[Address], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM, then shut down cleanly.
+
+    Args:
+        service: What to serve.
+        address: Where; port 0 takes a free one.
+        limits: What peers may do.
+        announce: Called with the address once peers can connect.
+
+    Raises:
+        AddressInUseError, ConnectionLostError: The address cannot be listened on.
+    """
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        server = Server(service, limits)
+        announce(await server.start(address))
+        await stop.wait()
+        log.info("shutting down")
+        await server.stop()
+
+    uvloop.run(run())
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process sent SIGTERM when its parent ends, however that happens (Linux).
+
+    Args:
+        parent: The parent's process id, as the parent knows it.
+
+    Raises:
+        UnavailableError: The parent has ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise UnavailableError(f"the process {parent} that started this one has ended")

@@ -1,0 +1,54 @@
+/**
+ * What both services share: how a call is framed, and the exceptions that any call may raise.
+ *
+ * Transport: TFramedTransport over TCP. Every message is a big-endian i32 length followed by that many
+ * bytes. Protocol: TBinaryProtocol, strict. One call at a time on a connection is enough; calls that are
+ * pipelined are answered under their own sequence ids, not always in order.
+ *
+ * Units: times are seconds, batch sizes are samples, memory and CPU usage are fractions from 0 to 1.
+ */
+namespace py evenpace_idl.common
+
+/** The caller did something wrong; the same call again will fail again. `message` names the value. */
+exception InvalidRequest {
+  1: string message
+}
+
+/**
+ * The caller is not, or no longer, a member of the job: it never joined, it left, it was silent for too
+ * long, or another incarnation has taken its name. It may join again, as a new incarnation.
+ */
+exception NotMember {
+  1: string message
+}
+
+/** The service cannot serve this now (it is shutting down, or has not started to serve); try later. */
+exception Unavailable {
+  1: string message
+}
+
+/**
+ * Who is calling. `worker` is a name that is unique in the job; `incarnation` is drawn anew at each start
+ * of the worker's process (a UUID will do), so that a restarted worker is never taken for the old one.
+ */
+struct Identity {
+  1: string job
+  2: string worker
+  3: string incarnation
+}
+
+/**
+ * One worker's part of one iteration, and the unit in which everything is counted.
+ *
+ * `iteration` counts from 0 over the whole job; `epoch` from 0. The worker takes the samples at positions
+ * start, start + 1, ..., start + count - 1 of the epoch's permutation. `total` is the size of the whole
+ * batch: the counts of all workers sum to it, exactly. `count` may be 0 in the last, smaller batch of an
+ * epoch: then the worker pushes no gradient, but it reports and pulls like the others.
+ */
+struct Assignment {
+  1: i64 iteration
+  2: i64 epoch
+  3: i64 start
+  4: i64 count
+  5: i64 total
+}

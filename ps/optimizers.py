@@ -1,0 +1,104 @@
+"""From the wire's names and numbers to torch.optim, which does the steps, so its semantics hold exactly."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rpc.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class _Kind:
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    numbers: frozenset[str]
+    switches: frozenset[str]  # sent as 0 or 1
+
+
+_ADAM_NUMBERS = frozenset({"lr", "beta1", "beta2", "eps", "weight_decay"})
+
+OPTIMIZERS: dict[str, _Kind] = {
+    "sgd": _Kind(
+        torch.optim.SGD,
+        frozenset({"lr", "momentum", "dampening", "weight_decay"}),
+        frozenset({"nesterov"}),
+    ),
+    "adam": _Kind(torch.optim.Adam, _ADAM_NUMBERS, frozenset({"amsgrad"})),
+    "adamw": _Kind(torch.optim.AdamW, _ADAM_NUMBERS, frozenset({"amsgrad"})),
+}
+
+
+def make_optimizer(
+    name: str, parts: Sequence[torch.Tensor], options: Sequence[Mapping[str, float]]
+) -> torch.optim.Optimizer:
+    """An optimiser that steps `parts` in place.
+
+    Args:
+        name: A name in `OPTIMIZERS`.
+        parts: One flat tensor for each parameter group.
+        options: Each group's options, by the names in `idl/parameter_server.thrift`.
+
+    Raises:
+        InvalidRequestError: The name, an option or its value is not one that torch.optim takes.
+    """
+    if name not in OPTIMIZERS:
+        raise InvalidRequestError(f"optimizer {name!r}: there are {', '.join(OPTIMIZERS)}")
+    groups = [
+        {"params": [part], **translate(name, values)} for part, values in zip(parts, options, strict=True)
+    ]
+    try:
+        return OPTIMIZERS[name].make(groups)
+    except ValueError as error:
+        raise InvalidRequestError(f"optimizer {name}: {error}") from error
+
+
+def translate(name: str, options: Mapping[str, float]) -> dict[str, Any]:
+    """A parameter group's options in torch.optim's terms.
+
+    Raises:
+        InvalidRequestError: An option is unknown, `lr` is missing, or only one beta is given.
+    """
+    kind = OPTIMIZERS[name]
+    allowed = kind.numbers | kind.switches
+    for key, value in options.items():
+        if key not in allowed:
+            raise InvalidRequestError(f"{name} has no option {key!r}; it has {', '.join(sorted(allowed))}")
+        if not -1e30 < value < 1e30:
+            raise InvalidRequestError(f"{name}: option {key} {value}: must be a finite number")
+    if "lr" not in options:
+        raise InvalidRequestError(f"{name}: lr is missing")
+    translated: dict[str, Any] = {
+        key: bool(value) if key in kind.switches else value
+        for key, value in options.items()
+        if key not in {"beta1", "beta2"}
+    }
+    if "beta1" in options or "beta2" in options:
+        translated["betas"] = (options.get("beta1", 0.9), options.get("beta2", 0.999))
+    return translated
+
+
+def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, float]]]:
+    """The other way: an optimiser's name and each group's options, as they go over the wire.
+
+    Raises:
+        ValueError: It is of a kind, or has an option switched on, that the parameter server lacks.
+    """
+    names = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
+    name = names.get(type(optimizer))
+    if name is None:
+        raise ValueError(
+            f"{type(optimizer).__name__}: the parameter server has SGD, Adam and AdamW of torch.optim"
+        )
+    kind = OPTIMIZERS[name]
+    described = []
+    for group in optimizer.param_groups:
+        if group.get("maximize"):
+            raise ValueError("maximize=True: the parameter server minimises; negate the loss instead")
+        if group.get("decoupled_weight_decay") and name == "adam":
+            raise ValueError("decoupled_weight_decay=True: use torch.optim.AdamW instead")
+        values = {key: float(group[key]) for key in kind.numbers | kind.switches if key in group}
+        if "betas" in group:
+            values["beta1"], values["beta2"] = map(float, group["betas"])
+        described.append(values)
+    return name, described

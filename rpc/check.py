@@ -1,0 +1,52 @@
+"""Checks of values that came over the wire: an error names the value and what is allowed.
+
+Thrift leaves a field that is missing, or that was sent with another type, as None.
+"""
+
+import math
+from typing import Any
+
+from rpc.errors import InvalidRequestError
+
+_MAX_NAME = 200  # characters
+
+
+def integer(name: str, value: Any, low: int, high: int = 2**62) -> int:
+    """An integer from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidRequestError(f"{name} {_show(value)}: must be an integer from {low} to {high}")
+    return value
+
+
+def number(name: str, value: Any, low: float, high: float) -> float:
+    """A finite number from `low` to `high`."""
+    if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} {_show(value)}: must be a finite number from {low:g} to {high:g}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A string of 1 to 200 printable characters."""
+    if type(value) is not str or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+        raise InvalidRequestError(
+            f"{name} {_show(value)}: must be a text of 1 to {_MAX_NAME} printable characters"
+        )
+    return value
+
+
+def identity(value: Any) -> tuple[str, str, str]:
+    """Job, worker and incarnation."""
+    if value is None:
+        raise InvalidRequestError("identity is missing")
+    return (
+        text("job", value.job),
+        text("worker", value.worker),
+        text("incarnation", value.incarnation),
+    )
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "is missing or not of its type"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

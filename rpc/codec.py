@@ -1,0 +1,259 @@
+"""Thrift messages to bytes and back: binary protocol, in one frame each.
+
+thriftpy2's compiled codec does the work, on memory only. It trusts its input: a length that a peer
+made up is allocated before it is read. So every message is scanned first. The same scan finds the one
+large binary field that a message may end with (`Bulk`), whose bytes never pass through here.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from thriftpy2.protocol import TCyBinaryProtocol
+from thriftpy2.thrift import TApplicationException, TMessageType
+from thriftpy2.transport import TCyMemoryBuffer
+
+from rpc.errors import DECLARED, EvenpaceError, ProtocolError
+
+MAX_FRAME = 2**31 - 1  # bytes; the frame's length is a signed 32-bit word
+LENGTH = struct.Struct(">i")
+
+_VERSION = 0x8001
+_HEADER = struct.Struct(">HHi")  # version, message type, length of the method's name
+_FIXED_SIZES = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}  # bool, byte, double, i16, i32, i64
+_STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
+_MAX_DEPTH = 16
+
+
+class Header(NamedTuple):
+    """What a message starts with."""
+
+    method: str
+    type: int
+    sequence_id: int
+
+
+class Bulk(NamedTuple):
+    """A binary field that reaches beyond the bytes at hand."""
+
+    position: int  # of the field's length word, in bytes from the message's start
+    length: int  # bytes
+    depth: int  # structs that are open around it, each to be closed by one stop byte
+
+
+@dataclass(frozen=True)
+class Message:
+    """A decoded message: its header and the struct of its arguments or its result."""
+
+    header: Header
+    body: Any
+
+
+class _BulkFoundError(Exception):
+    def __init__(self, bulk: Bulk) -> None:
+        self.bulk = bulk
+
+
+def read_header(data: bytes) -> tuple[Header, int]:
+    """The header of a message, and how many bytes it takes.
+
+    Raises:
+        ProtocolError: The bytes are not the start of a strict binary-protocol message.
+    """
+    try:
+        version, message_type, name_length = _HEADER.unpack_from(data)
+        if version != _VERSION:
+            raise ProtocolError(
+                f"the frame starts with {data[:4]!r}: not a strict binary-protocol Thrift message"
+            )
+        if not 0 <= name_length <= 256:
+            raise ProtocolError(f"method name of {name_length} bytes; at most 256 are allowed")
+        end = _HEADER.size + name_length
+        method = data[_HEADER.size : end].decode()
+        (sequence_id,) = LENGTH.unpack_from(data, end)
+    except struct.error:
+        raise ProtocolError(f"the message is cut off after {len(data)} bytes") from None
+    except UnicodeDecodeError:
+        raise ProtocolError("the method's name is not UTF-8") from None
+    return Header(method, message_type, sequence_id), end + 4
+
+
+def scan(data: bytes, frame_length: int) -> tuple[Header, Bulk | None]:
+    """Check that `data`, the first bytes of a frame, can be decoded safely.
+
+    Args:
+        data: The whole frame, or a prefix of it.
+        frame_length: Length of the whole frame in bytes.
+
+    Returns:
+        The header, and the field that reaches beyond `data` if one does.
+
+    Raises:
+        ProtocolError: The bytes are no Thrift message, or are cut off elsewhere than in a binary field.
+    """
+    header, position = read_header(data)
+    try:
+        end = _skip_struct(data, position, frame_length, 1)
+    except _BulkFoundError as found:
+        return header, found.bulk
+    except (struct.error, IndexError):
+        raise ProtocolError(f"the message is cut off after {len(data)} bytes") from None
+    if end != frame_length:
+        raise ProtocolError(f"the message ends after {end} of the frame's {frame_length} bytes")
+    return header, None
+
+
+def _skip_struct(data: bytes, position: int, frame_length: int, depth: int) -> int:
+    if depth > _MAX_DEPTH:
+        raise ProtocolError(f"structs nested deeper than {_MAX_DEPTH}")
+    available = len(data)
+    while True:
+        field_type = data[position]
+        if field_type == 0:
+            return position + 1
+        position += 3
+        size = _FIXED_SIZES.get(field_type)
+        if size is not None:
+            position += size
+        elif field_type == _STRING:
+            (length,) = LENGTH.unpack_from(data, position)
+            end = position + 4 + length
+            if length < 0 or end > frame_length:
+                raise ProtocolError(f"a string of {length} bytes in a frame of {frame_length}: impossible")
+            if end > available:
+                raise _BulkFoundError(Bulk(position, length, depth))
+            position = end
+        else:
+            position = _skip(data, position, field_type, frame_length, depth)
+        if position >= available:
+            raise IndexError
+
+
+def _skip(data: bytes, position: int, value_type: int, frame_length: int, depth: int) -> int:
+    """Skip a value that is not a struct's own string field; returns the position after it."""
+    size = _FIXED_SIZES.get(value_type)
+    if size is not None:
+        return position + size
+    if value_type == _STRUCT:
+        # A bulk field may only stand in structs directly, so `frame_length` is passed on from there.
+        return _skip_struct(data, position, frame_length, depth + 1)
+    if depth > _MAX_DEPTH:
+        raise ProtocolError(f"values nested deeper than {_MAX_DEPTH}")
+    if value_type == _STRING:
+        (length,) = LENGTH.unpack_from(data, position)
+        position += 4 + length
+        if length < 0 or position > len(data):
+            raise ProtocolError(f"a string of {length} bytes in a frame of {frame_length}: impossible")
+        return position
+    if value_type not in (_MAP, _SET, _LIST):
+        raise ProtocolError(f"unknown Thrift type {value_type}")
+    type_bytes = 2 if value_type == _MAP else 1
+    element_types = data[position : position + type_bytes]
+    (count,) = LENGTH.unpack_from(data, position + type_bytes)
+    position += type_bytes + 4
+    if not 0 <= count <= len(data) - position:  # an element takes at least a byte
+        raise ProtocolError(f"a container of {count} elements in a frame of {frame_length}: impossible")
+    for _ in range(count):
+        for element_type in element_types:
+            position = _skip(data, position, element_type, len(data), depth + 1)
+    return position
+
+
+def without_bulk(data: bytes, bulk: Bulk) -> bytes:
+    """The message in `data` with its bulk field emptied, ready to be decoded."""
+    return data[: bulk.position] + bytes(4 + bulk.depth)
+
+
+def decode(data: bytes, struct_type: type) -> Any:
+    """Decode the body of a scanned message as `struct_type`.
+
+    Raises:
+        ProtocolError: The body cannot be decoded.
+    """
+    protocol = TCyBinaryProtocol(TCyMemoryBuffer(data))
+    try:
+        protocol.read_message_begin()
+        body = struct_type()
+        body.read(protocol)
+    except (EOFError, ValueError, RecursionError, SystemError, TypeError) as error:
+        raise ProtocolError(f"the message cannot be decoded: {error}") from error
+    return body
+
+
+def encode(header: Header, body: Any) -> bytes:
+    """A message's bytes, without the frame's length."""
+    buffer = TCyMemoryBuffer()
+    protocol = TCyBinaryProtocol(buffer)
+    protocol.write_message_begin(header.method, header.type, header.sequence_id)
+    body.write(protocol)
+    protocol.write_message_end()
+    data: bytes = buffer.getvalue()
+    return data
+
+
+def frame(message: bytes) -> bytes:
+    """The message with its length before it, as the framed transport wants it."""
+    return LENGTH.pack(len(message)) + message
+
+
+def frame_around_bulk(message: bytes, depth: int, length: int) -> tuple[bytes, bytes]:
+    """Split a message whose last field is an empty binary into what goes before and after the bulk.
+
+    Args:
+        message: As `encode` gave it, ending in an empty binary field inside `depth` structs.
+        depth: How many structs end with that field.
+        length: Length of the bulk in bytes.
+
+    Raises:
+        ProtocolError: The frame would be too long for its 32-bit length.
+    """
+    if len(message) + length > MAX_FRAME:
+        raise ProtocolError(
+            f"{length} bytes do not fit into one frame of at most {MAX_FRAME} bytes: use more shards"
+        )
+    head = message[: -4 - depth]
+    return LENGTH.pack(len(message) + length) + head + LENGTH.pack(length), bytes(depth)
+
+
+def application_exception(header: Header, kind: int, text: str) -> bytes:
+    """A framed TApplicationException, Thrift's answer to a call that no handler could take."""
+    reply = Header(header.method, TMessageType.EXCEPTION, header.sequence_id)
+    return frame(encode(reply, TApplicationException(kind, text)))
+
+
+def bulk_field(body: Any) -> bytes | None:
+    """The value of a struct's last field."""
+    value: bytes | None = getattr(body, _last_field(body))
+    return value
+
+
+def set_bulk_field(body: Any, value: bytes) -> None:
+    """Set a struct's last field."""
+    setattr(body, _last_field(body), value)
+
+
+def _last_field(body: Any) -> str:
+    spec: dict[int, tuple[Any, ...]] = body.thrift_spec
+    name: str = spec[max(spec)][1]
+    return name
+
+
+def failure(result_type: type, error: EvenpaceError) -> Any | None:
+    """The result struct that carries `error` as a declared exception; None where none is declared."""
+    for _, name, exception_type, *_ in _exceptions(result_type):
+        if type(error) is DECLARED[exception_type.__name__]:
+            return result_type(**{name: exception_type(str(error))})
+    return None
+
+
+def raise_declared(result: Any) -> None:
+    """Raise the declared exception that a result struct carries, if any, as our own error."""
+    for _, name, exception_type, *_ in _exceptions(type(result)):
+        exception = getattr(result, name)
+        if exception is not None:
+            raise DECLARED[exception_type.__name__](exception.message)
+
+
+def _exceptions(result_type: type) -> list[tuple[Any, ...]]:
+    spec: dict[int, tuple[Any, ...]] = result_type.thrift_spec  # type: ignore[attr-defined]
+    return [field for field_id, field in spec.items() if field_id != 0]

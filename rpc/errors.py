@@ -1,0 +1,44 @@
+"""The errors of evenpace: one hierarchy, on both sides of the wire.
+
+The three errors that `idl/common.thrift` declares as exceptions keep their meaning as they cross it.
+"""
+
+
+class EvenpaceError(Exception):
+    """Anything that evenpace raises on purpose."""
+
+
+class InvalidRequestError(EvenpaceError, ValueError):
+    """The caller did something wrong; the same request again will fail again."""
+
+
+class NotMemberError(EvenpaceError):
+    """The caller is not, or no longer, a member of the job."""
+
+
+class UnavailableError(EvenpaceError):
+    """The service cannot serve this now; later it may."""
+
+
+class ConnectionLostError(EvenpaceError, ConnectionError):
+    """The peer could not be reached, or the connection broke before the answer came."""
+
+
+class DeadlineExceededError(EvenpaceError, TimeoutError):
+    """The answer did not come in time."""
+
+
+class ProtocolError(EvenpaceError):
+    """The peer sent something that is not a message of ours."""
+
+
+class AddressInUseError(EvenpaceError, OSError):
+    """Another process listens on the address already."""
+
+
+# The exceptions of idl/common.thrift, by name.
+DECLARED: dict[str, type[EvenpaceError]] = {
+    "InvalidRequest": InvalidRequestError,
+    "NotMember": NotMemberError,
+    "Unavailable": UnavailableError,
+}

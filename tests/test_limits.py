@@ -1,0 +1,393 @@
+"""CPU limits on real processes: what they may use, and that nothing stays behind."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evenpace.duty_cycle import Budget
+from evenpace.limits import limit_cpu
+from worker import cgroups
+from worker.cgroups import Group
+
+REPOSITORY = Path(__file__).parents[1]
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SPIN_TWICE = f"import threading\nthreading.Thread(target=exec, args=('while True: pass',)).start()\n{SPIN}"
+SLEEP = "import time\nprint(flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def start():
+    """Start Python code in a child that prints a line when it is ready; end it afterwards."""
+    with contextlib.ExitStack() as ended:
+
+        def start(code, *arguments, **options):
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=REPOSITORY,
+                **options,
+            )
+            ended.enter_context(child)
+            ended.callback(child.kill)
+            child.stdout.readline()
+            return child
+
+        yield start
+
+
+@pytest.fixture
+def needs_cgroup(start):
+    """Skip where no control group with a CPU limit can be made."""
+    try:
+        limit_cpu(start(SLEEP).pid, 0.5, "probe", "cgroup").close()
+    except OSError as error:
+        pytest.skip(f"no writable control group: {error}")
+
+
+def cpu_seconds(pid):
+    """Return the CPU time that a process and its children in `/proc` have used."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def cores_used(pid, window=1.2):
+    """Measure how many cores a process uses."""
+    began, used = time.monotonic(), cpu_seconds(pid)
+    time.sleep(window)
+    return (cpu_seconds(pid) - used) / (time.monotonic() - began)
+
+
+def wait_until(condition, timeout=10.0):
+    """Wait until the condition holds, and fail if it does not in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+def runs_on(pid):
+    """Wait until a process has used CPU that a limit of a tenth could not have given it."""
+    used = cpu_seconds(pid)
+    wait_until(lambda: cpu_seconds(pid) > used + 0.1)
+    return psutil.Process(pid).status() != psutil.STATUS_STOPPED
+
+
+def is_stopped(pid):
+    """Tell whether a process stands stopped by a signal."""
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def left_groups(name):
+    """Return the directories of control groups that carry a limit's name."""
+    membership = cgroups.membership()
+    found = [cgroups.find_group(controller, membership) for controller in ("cpu", "cpuacct")]
+    return [path for group in found if group for path in group.top.rglob(f"evenpace-{name}-*")]
+
+
+@pytest.fixture
+def cycle(start):
+    """Start a duty cycler from the command line; end it before the process that it holds."""
+    with contextlib.ExitStack() as ended:
+
+        def cycle(pid, share):
+            command = [sys.executable, "-m", "evenpace.duty_cycle", str(pid), str(share)]
+            cycler = ended.enter_context(subprocess.Popen(command, cwd=REPOSITORY))
+            ended.callback(cycler.kill)
+            return cycler
+
+        yield cycle
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
+def test_control_group_limits_the_share(start, code):
+    """A busy process gets its share from the kernel, all threads together, and no more."""
+    child = start(code)
+    with limit_cpu(child.pid, 0.2, "share", "cgroup") as limit:
+        assert limit.kind in ("cgroup v1", "cgroup v2")
+        assert limit.share == 0.2
+        assert 0.1 < cores_used(child.pid) < 0.35
+
+
+@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
+def test_duty_cycle_limits_the_share(start, code):
+    """A busy process gets its share by stopping and continuing, all threads together."""
+    child = start(code)
+    with limit_cpu(child.pid, 0.2, "share", "duty-cycle") as limit:
+        assert limit.kind == "stop/continue"
+        assert limit.share == 0.2
+        wait_until(lambda: is_stopped(child.pid))
+        assert 0.1 < cores_used(child.pid) < 0.35
+
+
+def test_auto_always_limits(start):
+    """Whatever the machine allows, a limit is found that holds."""
+    child = start(SPIN)
+    with limit_cpu(child.pid, 0.3, "any") as limit:
+        if limit.kind == "stop/continue":
+            wait_until(lambda: is_stopped(child.pid))
+        assert 0.15 < cores_used(child.pid) < 0.5
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_control_group_holds_children_that_come_later(start):
+    """A child that is started under the limit shares it."""
+    code = (
+        "import subprocess, sys\nprint(flush=True)\nsys.stdin.readline()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+        "print(child.pid, flush=True)\nsys.stdin.readline()\nchild.kill()\nchild.wait()"
+    )
+    parent = start(code)
+    with limit_cpu(parent.pid, 0.3, "family", "cgroup"):
+        parent.stdin.write("start\n")
+        parent.stdin.flush()
+        child = int(parent.stdout.readline())
+        try:
+            assert 0.15 < cores_used(child, window=0.8) < 0.45
+        finally:
+            parent.stdin.write("end\n")
+            parent.stdin.flush()
+            parent.wait(10)
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_no_control_group_is_left(start):
+    """Closing removes the group, whether its process still runs or has ended."""
+    running, ended = start(SPIN), start(SLEEP)
+    limits = [limit_cpu(child.pid, 0.1, "left", "cgroup") for child in (running, ended)]
+    assert left_groups("left")
+    ended.kill()
+    ended.wait()
+    for limit in limits:
+        limit.close()
+        limit.close()
+    assert not left_groups("left")
+    assert runs_on(running.pid)
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_limits_nest(start):
+    """A second limit on a process holds beside the first one, and goes without it."""
+    child = start(SPIN)
+    with limit_cpu(child.pid, 0.5, "nest", "cgroup"):
+        with limit_cpu(child.pid, 0.1, "nest", "cgroup"):
+            assert cores_used(child.pid, window=0.5) < 0.25
+        assert cores_used(child.pid, window=0.5) < 0.65
+    assert not left_groups("nest")
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_a_monitor_sees_the_limit_as_its_capacity(start):
+    """A process that spins within a limit of 0.3 cores sees these cores, fully busy."""
+    code = (
+        "import sys, time\nfrom worker.monitors import ResourceMonitor, available_cpus\n"
+        "print(flush=True)\nsys.stdin.readline()\nmonitor = ResourceMonitor()\n"
+        "end = time.monotonic() + 1.0\n"
+        "while time.monotonic() < end: pass\n"
+        "print(available_cpus(), monitor.sample().cpu, flush=True)"
+    )
+    child = start(code)
+    with limit_cpu(child.pid, 0.3, "seen", "cgroup"):
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        cpus, busy = map(float, child.stdout.readline().split())
+    assert cpus == pytest.approx(0.3)
+    assert busy > 0.6
+
+
+def test_a_stopped_process_runs_on_after_close(start):
+    """Closing continues the process, even if it stands stopped at that moment."""
+    child = start(SPIN)
+    limit = limit_cpu(child.pid, 0.02, "stopped", "duty-cycle")
+    wait_until(lambda: is_stopped(child.pid))
+    limit.close()
+    limit.close()
+    assert runs_on(child.pid)
+
+
+def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
+    """A duty cycler that was killed at the wrong moment leaves nothing that close cannot mend."""
+    child = start(SPIN)
+    before = set(psutil.Process().children())
+    limit = limit_cpu(child.pid, 0.01, "killed", "duty-cycle")
+    (cycler,) = set(psutil.Process().children()) - before
+    wait_until(lambda: is_stopped(child.pid))
+    cycler.suspend()  # so that the process is stopped for good when the cycler is killed
+    wait_until(lambda: cycler.status() == psutil.STATUS_STOPPED)
+    still_stopped = is_stopped(child.pid)
+    cycler.kill()
+    limit.close()
+    assert still_stopped
+    assert runs_on(child.pid)
+
+
+def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle):
+    """Told to end while the process is stopped, the duty cycler continues it and exits with 0."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.02)
+    wait_until(lambda: is_stopped(child.pid))
+    cycler.send_signal(signal.SIGTERM)
+    assert cycler.wait(10) == 0
+    assert runs_on(child.pid)
+
+
+def test_an_idle_process_is_never_stopped(start):
+    """A process that uses no CPU keeps its budget and is left alone."""
+    child = start(SLEEP)
+    before = set(psutil.Process().children())
+    with limit_cpu(child.pid, 0.05, "idle", "duty-cycle"):
+        (cycler,) = set(psutil.Process().children()) - before
+        began = cpu_seconds(cycler.pid)
+        wait_until(lambda: cpu_seconds(cycler.pid) > began)  # it looks at the process
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert not is_stopped(child.pid)
+            time.sleep(0.002)
+
+
+def test_a_duty_cycler_ends_with_its_process(start, cycle):
+    """Nothing is left to do once the process has ended, waited for or not."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.1)
+    wait_until(lambda: is_stopped(child.pid))
+    child.kill()
+    assert cycler.wait(10) == 0
+
+
+def test_a_duty_cycler_ends_with_its_parent(start):
+    """When the launcher is killed, the duty cycler continues the process and ends."""
+    child = start(SPIN)
+    launcher = start(
+        "import sys, time\nfrom evenpace.limits import limit_cpu\n"
+        "limit = limit_cpu(int(sys.argv[1]), 0.02, 'orphan', 'duty-cycle')\n"
+        "print(flush=True)\ntime.sleep(600)",
+        str(child.pid),
+    )
+    (cycler,) = psutil.Process(launcher.pid).children()
+    wait_until(lambda: is_stopped(child.pid))
+    launcher.kill()
+    wait_until(lambda: not cycler.is_running() or cycler.status() == psutil.STATUS_ZOMBIE)
+    assert runs_on(child.pid)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, float("nan"), float("inf"), 1e6])
+def test_an_impossible_share_is_refused(share):
+    """The error names the share and what is allowed."""
+    with pytest.raises(ValueError, match=rf"share is {share}; .* above 0 and at most \d+"):
+        limit_cpu(os.getpid(), share, "refused")
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_pid_that_would_mean_many_processes_is_refused(pid):
+    """What kill() takes for a group of processes is not a process."""
+    with pytest.raises(ValueError, match=f"pid is {pid}"):
+        limit_cpu(pid, 0.5, "refused")
+
+
+def test_an_unknown_kind_is_refused():
+    """The error names the kinds that there are."""
+    with pytest.raises(ValueError, match=r'kind is "?.quota.*"duty-cycle"'):
+        limit_cpu(os.getpid(), 0.5, "refused", "quota")
+
+
+def test_an_ended_process_is_refused(start):
+    """A process that has ended cannot be limited, whether it was waited for or not."""
+    child = start(SLEEP)
+    child.kill()
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    with pytest.raises(ProcessLookupError, match=str(child.pid)):
+        limit_cpu(child.pid, 0.5, "refused")
+    child.wait()
+    with pytest.raises(ProcessLookupError, match=str(child.pid)):
+        limit_cpu(child.pid, 0.5, "refused")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
+def test_another_users_process_is_refused(start):
+    """Even root limits only its own processes."""
+    child = subprocess.Popen(["sleep", "600"], user=65534)
+    try:
+        with pytest.raises(PermissionError, match="belongs to user 65534"):
+            limit_cpu(child.pid, 0.5, "refused")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_without_control_groups_auto_stops_and_continues(start, monkeypatch):
+    """Where no group can be made, "auto" finds the other way and "cgroup" says why not."""
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: None)
+    child = start(SLEEP)
+    with limit_cpu(child.pid, 0.5, "none") as limit:
+        assert limit.kind == "stop/continue"
+    with pytest.raises(OSError, match=r"no control groups are mounted.*duty-cycle"):
+        limit_cpu(child.pid, 0.5, "none", "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("share", "cpu_max"), [(0.2, "2000 10000"), (0.1, "1000 10000"), (0.05, "1000 20000")]
+)
+def test_version_2_sets_cpu_max_in_a_group_of_its_own(tmp_path, monkeypatch, share, cpu_max):
+    """Version 2 gets a child group with quota and period, and the process comes home at the end."""
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    home = Group(2, tmp_path, tmp_path)
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: home)
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    with limit_cpu(os.getpid(), share, "a/b", "cgroup") as limit:
+        assert limit.kind == "cgroup v2"
+        (group,) = tmp_path.glob("evenpace-a_b-*")
+        assert (group / "cpu.max").read_text() == cpu_max
+        assert (group / "cgroup.procs").read_text() == str(os.getpid())
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert not group.exists()
+    assert (tmp_path / "cgroup.procs").read_text() == str(os.getpid())
+
+
+def test_version_2_does_not_let_a_process_escape_from_a_limit(tmp_path, monkeypatch):
+    """A group that is limited itself is never left for a place beside it."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    (inner / "cpu.max").write_text("5000 10000")  # and no control over what is below
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: Group(2, tmp_path, inner))
+    with pytest.raises(OSError, match=r"cgroup\.subtree_control"):
+        limit_cpu(os.getpid(), 0.9, "escape", "cgroup")
+    assert list(tmp_path.glob("evenpace-*")) == []
+
+
+@pytest.mark.parametrize("share", [0.03, 0.2, 0.5, 1.5])
+@pytest.mark.parametrize("pace", [1.0, 2.0, 8.0])
+def test_the_budgets_mean_is_exact_for_a_busy_process(share, pace):
+    """However late we look, a busy process is off its share by one look's overdraft at most."""
+    late = random.Random(0)
+    budget, elapsed, used = Budget(share, period=0.02), 0.0, 0.0
+    while elapsed < 50:
+        running = budget.balance >= 0
+        # Late by up to half a period: less than what the budget can hold.
+        wait = budget.next_look(pace) + late.uniform(0, 0.01)
+        spent = pace * wait if running else 0.0
+        budget.settle(wait, spent)
+        elapsed, used = elapsed + wait, used + spent
+    assert used == pytest.approx(min(share, pace) * elapsed, abs=pace * 0.03)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5, 2.0])
+def test_a_budget_saves_one_period_at_most(share):
+    """A long rest buys no long burst."""
+    budget = Budget(share, period=0.02)
+    for _ in range(1000):
+        budget.settle(elapsed=0.02, used=0.0)
+        assert 0 <= budget.balance <= share * 0.02
+        assert 0 < budget.next_look(pace=1.0) <= 0.02

@@ -1,0 +1,324 @@
+"""Usage and capacity as a worker sees them, on made-up /proc and /sys trees and for real."""
+
+import os
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from worker import monitors
+from worker.monitors import ResourceMonitor, available_cpus
+
+CpuTimes = namedtuple("CpuTimes", "user nice system idle iowait irq softirq steal guest guest_nice")
+Memory = namedtuple("Memory", "total available")
+
+MIB = 2**20
+V1_NO_LIMIT = 9223372036854771712
+
+
+class Machine:
+    """A machine of four CPUs whose counters a test turns on; its process may use CPUs 0 and 1."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now = 100.0
+        self.affinity = [0, 1]
+        self.busy = [0.0] * 4
+        self.idle = [0.0] * 4
+        self.memory = Memory(total=1000 * MIB, available=900 * MIB)
+
+    def cpu_times(self, percpu):
+        """Stand in for psutil's function of that name."""
+        assert percpu
+        return [
+            CpuTimes(busy, 0, 0, idle, 0, 0, 0, 0, 0, 0)
+            for busy, idle in zip(self.busy, self.idle, strict=True)
+        ]
+
+    def run(self, seconds, busy):
+        """Let time pass while each CPU is busy for its share of it."""
+        self.now += seconds
+        for cpu, share in enumerate(busy):
+            self.busy[cpu] += share * seconds
+            self.idle[cpu] += (1 - share) * seconds
+
+    def write(self, path, text):
+        """Write a file as the kernel would show it."""
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def mount_v2(self, membership="/", top="/"):
+        """Mount version 2 with the group `top` at its root; the process is in `membership`."""
+        self.write("/proc/self/cgroup", f"0::{membership}")
+        self.write(
+            "/proc/self/mountinfo",
+            "22 1 0:20 / / rw - ext4 /dev/root rw\n"
+            f"30 23 0:26 {top} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate",
+        )
+        (self.root / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
+
+    def mount_v1(self, membership="/", top="/", cpuacct=None):
+        """Mount cpu and cpuacct together as many systems do, or apart if `cpuacct` is a path."""
+        together = cpuacct is None
+        cpu = "cpu,cpuacct" if together else "cpu"
+        groups = [f"4:memory:{membership}", f"3:{cpu}:{membership}", "1:name=systemd:/"]
+        mounts = [("memory", "memory"), (cpu, cpu)]
+        if not together:
+            groups.append(f"2:cpuacct:{cpuacct}")
+            mounts.append(("cpuacct", "cpuacct"))
+        self.write("/proc/self/cgroup", "\n".join(groups))
+        self.write(
+            "/proc/self/mountinfo",
+            "\n".join(
+                f"3{number} 30 0:3{number} {top} /sys/fs/cgroup/{folder} rw - cgroup cgroup rw,{of}"
+                for number, (folder, of) in enumerate(mounts)
+            ),
+        )
+        for folder, _ in mounts:
+            (self.root / "sys/fs/cgroup" / folder).mkdir(parents=True, exist_ok=True)
+
+    def v2_counts(self, path, cpu_max="max 100000", usage_usec=0, limit="max", used=0, cache=0):
+        """Write what a group of version 2 allows and has counted."""
+        self.write(f"{path}/cpu.max", cpu_max)
+        self.write(f"{path}/cpu.stat", f"usage_usec {usage_usec}\nuser_usec 1\nsystem_usec 1")
+        self.write(f"{path}/memory.max", limit)
+        self.write(f"{path}/memory.current", used)
+        self.write(f"{path}/memory.stat", f"anon 1\ninactive_file {cache}\nactive_file 7")
+
+    def v1_counts(self, group="", quota=-1, usage_ns=0, limit=V1_NO_LIMIT, used=0, cache=0):
+        """Write what a group of version 1 allows and has counted."""
+        cpu, memory = f"/sys/fs/cgroup/cpu,cpuacct{group}", f"/sys/fs/cgroup/memory{group}"
+        self.write(f"{cpu}/cpu.cfs_quota_us", quota)
+        self.write(f"{cpu}/cpu.cfs_period_us", 100000)
+        self.write(f"{cpu}/cpuacct.usage", usage_ns)
+        self.write(f"{memory}/memory.limit_in_bytes", limit)
+        self.write(f"{memory}/memory.usage_in_bytes", used)
+        self.write(f"{memory}/memory.stat", f"inactive_file 5\ntotal_inactive_file {cache}")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Put a made-up machine in the place of psutil's and of the clock."""
+    machine = Machine(tmp_path)
+    monkeypatch.setattr(monitors, "monotonic", lambda: machine.now)
+    monkeypatch.setattr(psutil, "cpu_times", machine.cpu_times)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine.memory)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: machine.affinity)
+    return machine
+
+
+def test_cpu_is_the_busy_share_of_the_affinity_masks_cpus(machine):
+    """Without cgroups, only the CPUs of the own affinity mask count."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(2.0, busy=[0.5, 0.25, 1.0, 1.0])
+    usage = monitor.sample()
+    assert usage.cpu == pytest.approx(0.375)
+    assert usage.memory == pytest.approx(0.1)
+    assert available_cpus(machine.root) == 2
+
+
+def test_each_sample_covers_the_time_since_the_previous_one(machine):
+    """What was busy before the previous sample does not count again."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[1, 1, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(1.0)
+    machine.run(1.0, busy=[0, 0, 1, 1])
+    assert monitor.sample().cpu == pytest.approx(0.0)
+
+
+def test_the_last_figure_stands_until_the_kernel_has_counted(machine):
+    """Two samples within one tick of the kernel's counters agree."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[1, 0, 0, 0])
+    assert monitor.sample() == monitor.sample()
+
+
+def test_a_moved_affinity_mask_counts_from_the_next_sample(machine):
+    """A process that is moved to other CPUs sees those CPUs' usage."""
+    monitor = ResourceMonitor(machine.root)
+    machine.affinity = [2, 3]
+    machine.run(1.0, busy=[0, 0, 1, 0.5])
+    assert monitor.sample().cpu == pytest.approx(0.75)
+
+
+def test_v2_quota_below_the_affinity_is_the_capacity(machine):
+    """Under a quota of half a core, a quarter of a core used is half of the capacity."""
+    group = "/sys/fs/cgroup/jobs/mine"
+    machine.mount_v2("/jobs/mine")
+    machine.v2_counts(group, "5000 10000", usage_usec=1_000_000)
+    monitor = ResourceMonitor(machine.root)
+    machine.run(2.0, busy=[0.2, 0.2, 0, 0])
+    machine.v2_counts(group, "5000 10000", usage_usec=1_500_000)
+    assert monitor.sample().cpu == pytest.approx(0.5)
+    assert available_cpus(machine.root) == pytest.approx(0.5)
+
+
+def test_busy_cpus_count_under_a_quota_too(machine):
+    """A process far below its quota still sees that other tenants hold its CPUs."""
+    machine.mount_v2("/mine")
+    machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0.9, 0.9, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(0.9)
+
+
+def test_a_quota_above_the_affinity_does_not_bind(machine):
+    """Three cores of quota on a mask of two CPUs leave the mask as the capacity."""
+    group = "/sys/fs/cgroup/mine"
+    machine.mount_v2("/mine")
+    machine.v2_counts(group, "300000 100000")
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0.5, 0.5, 0, 0])
+    machine.v2_counts(group, "300000 100000", usage_usec=3_000_000)
+    assert monitor.sample().cpu == pytest.approx(0.5)
+    assert available_cpus(machine.root) == 2
+
+
+def test_v2_limits_of_ancestors_hold(machine):
+    """The smallest limit on the way up to the mount's root is the capacity."""
+    machine.mount_v2("/pod/box")
+    machine.v2_counts("/sys/fs/cgroup/pod", "20000 100000", limit=100 * MIB, used=80 * MIB)
+    machine.v2_counts("/sys/fs/cgroup/pod/box", "50000 100000", limit=400 * MIB, used=80 * MIB)
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0, 0, 0, 0])
+    machine.v2_counts("/sys/fs/cgroup/pod", "20000 100000", 100_000, limit=100 * MIB, used=80 * MIB)
+    usage = monitor.sample()
+    assert available_cpus(machine.root) == pytest.approx(0.2)
+    assert usage.cpu == pytest.approx(0.5)
+    assert usage.memory == pytest.approx(0.8)
+
+
+def test_v2_memory_leaves_out_reclaimable_file_cache(machine):
+    """Inactive file cache does not count as occupied memory."""
+    machine.mount_v2("/mine")
+    machine.v2_counts("/sys/fs/cgroup/mine", limit=100 * MIB, used=90 * MIB, cache=40 * MIB)
+    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.5)
+
+
+def test_the_hosts_memory_counts_where_it_is_fuller_than_the_group(machine):
+    """A group with room to spare on a full host is on a full host."""
+    machine.mount_v2("/mine")
+    machine.v2_counts("/sys/fs/cgroup/mine", limit=100 * MIB, used=10 * MIB)
+    machine.memory = Memory(total=1000 * MIB, available=50 * MIB)
+    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.95)
+
+
+def test_v2_max_is_no_limit(machine):
+    """Where cpu.max and memory.max say "max", host and affinity are the capacity."""
+    machine.mount_v2("/mine")
+    machine.v2_counts("/sys/fs/cgroup/mine", used=900 * MIB)
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0.5, 0.5, 0, 0])
+    usage = monitor.sample()
+    assert (usage.cpu, usage.memory) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert available_cpus(machine.root) == 2
+
+
+def test_v1_quota_and_memory(machine):
+    """Version 1's files say the same as version 2's, in their own units."""
+    group = "/jobs/mine"
+    machine.mount_v1(group)
+    machine.v1_counts(group, quota=50000, limit=200 * MIB, used=90 * MIB, cache=50 * MIB)
+    monitor = ResourceMonitor(machine.root)
+    machine.run(2.0, busy=[0.1, 0.1, 0, 0])
+    machine.v1_counts(group, 50000, 400_000_000, limit=200 * MIB, used=90 * MIB, cache=50 * MIB)
+    usage = monitor.sample()
+    assert usage.cpu == pytest.approx(0.4)
+    assert usage.memory == pytest.approx(0.2)
+    assert available_cpus(machine.root) == pytest.approx(0.5)
+
+
+def test_v1_without_limits(machine):
+    """A quota of -1 and version 1's huge number of bytes are no limits."""
+    machine.mount_v1("/mine")
+    machine.v1_counts("/mine", used=900 * MIB)
+    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.1)
+    assert available_cpus(machine.root) == 2
+
+
+def test_v1_container_whose_path_is_not_below_the_mount(machine):
+    """Where the host's path of the group is not mounted, the mount's root is the group."""
+    machine.mount_v1("/docker/abc", top="/docker/abc")
+    machine.v1_counts("", quota=20000)
+    assert available_cpus(machine.root) == pytest.approx(0.2)
+    machine.mount_v1("/docker/abc", top="/elsewhere")
+    assert available_cpus(machine.root) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("membership", ["/", "/docker/abc", "/../sibling"])
+def test_v2_container_reads_the_root_of_its_mount(machine, membership):
+    """With a namespace of its own or none, a container finds its group where it is mounted."""
+    machine.mount_v2(membership)
+    machine.v2_counts("/sys/fs/cgroup", "150000 100000", limit=100 * MIB, used=70 * MIB)
+    assert available_cpus(machine.root) == pytest.approx(1.5)
+    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.7)
+
+
+def test_v1_counter_of_another_group_is_not_taken_for_ours(machine):
+    """Counted apart in another group, the CPU time of others is not held against our quota."""
+    machine.mount_v1("/mine", cpuacct="/")
+    machine.write("/sys/fs/cgroup/cpu/mine/cpu.cfs_quota_us", 50000)
+    machine.write("/sys/fs/cgroup/cpu/mine/cpu.cfs_period_us", 100000)
+    machine.write("/sys/fs/cgroup/cpuacct/cpuacct.usage", 0)
+    monitor = ResourceMonitor(machine.root)
+    machine.run(100.0, busy=[0, 0, 0, 0])
+    machine.write("/sys/fs/cgroup/cpuacct/cpuacct.usage", 100_000_000_000)
+    assert monitor.sample().cpu < 0.1
+
+
+def test_a_limit_that_comes_later_is_seen(machine):
+    """A process that is moved into a group under way measures against its quota from then on."""
+    machine.mount_v2("/")
+    monitor = ResourceMonitor(machine.root)
+    group = "/sys/fs/cgroup/mine"
+    machine.v2_counts(group, "1000 10000", usage_usec=0)
+    machine.write("/proc/self/cgroup", "0::/mine")
+    machine.run(1.0, busy=[0, 0, 0, 0])
+    assert monitor.sample().cpu == 0.0
+    machine.run(1.0, busy=[0, 0, 0, 0])
+    machine.v2_counts(group, "1000 10000", usage_usec=100_000)
+    assert monitor.sample().cpu == pytest.approx(1.0)
+
+
+def test_a_group_that_vanishes_does_not_disturb(machine):
+    """Files that go away between two samples leave the host's figures."""
+    machine.mount_v2("/mine")
+    group = "/sys/fs/cgroup/mine"
+    machine.v2_counts(group, "5000 10000", limit=100 * MIB, used=90 * MIB)
+    monitor = ResourceMonitor(machine.root)
+    for file in (machine.root / group.lstrip("/")).iterdir():
+        file.unlink()
+    machine.run(1.0, busy=[0.5, 0.5, 0, 0])
+    usage = monitor.sample()
+    assert (usage.cpu, usage.memory) == (pytest.approx(0.5), pytest.approx(0.1))
+
+
+def test_usage_stays_within_bounds_whatever_the_counters_do(machine):
+    """Counters that run ahead of the clock, or backwards, still give shares from 0 to 1."""
+    machine.mount_v2("/mine")
+    group = "/sys/fs/cgroup/mine"
+    machine.v2_counts(group, "1000 10000", usage_usec=5_000_000)
+    monitor = ResourceMonitor(machine.root)
+    for seconds, usage_usec, used in [(1, 99_000_000, 500), (1, 0, 0), (0, 7, 7), (1e-9, 9e6, 1)]:
+        machine.run(seconds, busy=[2, 2, 0, 0] if usage_usec else [-1, -1, 0, 0])
+        machine.v2_counts(group, "1000 10000", int(usage_usec), limit=100, used=used)
+        usage = monitor.sample()
+        assert 0 <= usage.cpu <= 1
+        assert 0 <= usage.memory <= 1
+
+
+def test_this_machine_is_seen_busy_by_a_process_that_is():
+    """On the real machine, a process that spins sees at least its own share of the CPUs used."""
+    monitor = ResourceMonitor()
+    cpus = available_cpus()
+    assert 0 < cpus <= (os.cpu_count() or 1)
+    wall, own = time.monotonic(), time.process_time()
+    while time.process_time() - own < 0.5:
+        pass
+    used = (time.process_time() - own) / (time.monotonic() - wall)
+    usage = monitor.sample()
+    assert min(used / cpus, 1.0) - 0.15 <= usage.cpu <= 1
+    assert 0 < usage.memory < 1
