@@ -211,10 +211,8 @@ class Job:
             if gone is not None and now - gone >= self._config.reconnect_grace:
                 self._remove(worker, "died: its connection broke", now)
         for progress in list(self._progress.values()):
-            if not progress.reports:
-                continue
-            waiting_since = min(arrival for _, arrival in progress.reports.values())
-            if now - waiting_since < self._config.report_timeout:
+            arrivals = [at for worker, (_, at) in progress.reports.items() if worker in self._members]
+            if not arrivals or now - min(arrivals) < self._config.report_timeout:
                 continue
             for worker in progress.plan.assignments:
                 if worker not in progress.reports and worker not in progress.lost:

@@ -34,6 +34,11 @@ class Bounds:
             )
         if not 1 <= self.granularity <= self.maximum:
             raise ValueError(f"granularity {self.granularity}: must be from 1 to the maximum, {self.maximum}")
+        if self.maximum // self.granularity * self.granularity < self.minimum:
+            raise ValueError(
+                f"granularity {self.granularity}: no multiple of it lies from the minimum, {self.minimum}, "
+                f"to the maximum, {self.maximum}"
+            )
 
 
 class InfeasibleError(ValueError):
@@ -47,7 +52,8 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
     finish it soonest (as the errata to Alg. 1 of LB-BSP ask: rounding to nearest loses the sum). Going
     by steps of one granularity, this greedy rule is optimal, because a worker's time only grows with its
     count. Where the batch is smaller than the minima together, as an epoch's last may be, minima do not
-    hold. What no multiple of granularities can give goes to one worker.
+    hold; where it is smaller than the multiples that reach the minima, granularities do not. What is left
+    by whole granularities goes to one worker, if one has room.
 
     Args:
         speeds: (workers,), samples per second, above 0.
@@ -67,12 +73,15 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
         )
     speed = np.asarray(speeds, dtype=np.float64)
     step = np.array([bound.granularity for bound in bounds], dtype=np.int64)
+    minimum = np.array([bound.minimum for bound in bounds], dtype=np.int64)
+    maximum = np.array([bound.maximum for bound in bounds], dtype=np.int64)
     # Bounds that are no multiples themselves are narrowed to ones that are.
-    low = np.array([-(-bound.minimum // bound.granularity) for bound in bounds]) * step
-    high = np.array([bound.maximum // bound.granularity for bound in bounds]) * step
-    low = np.minimum(low, high)
-    if low.sum() > total:
+    low, high = -(-minimum // step) * step, maximum // step * step
+    if minimum.sum() > total:
         low = np.zeros_like(low)
+    elif low.sum() > total:
+        # Every minimum holds, but not as a multiple: go by single samples.
+        step, low, high = np.ones_like(step), minimum, maximum
 
     counts = _fill(speed, total, low, high) // step * step
     counts = np.clip(counts, low, high)
@@ -127,7 +136,7 @@ def _place_remainder(
     result = [int(count) for count in counts]
     order = sorted(range(len(result)), key=lambda i: ((result[i] + left) / speed[i], i))
     fitting = [i for i in order if result[i] + left <= bounds[i].maximum]
-    for i in fitting[:1] or order:
+    for i in fitting[:1] or sorted(order, key=lambda i: result[i] - bounds[i].maximum):
         part = min(left, bounds[i].maximum - result[i])
         result[i] += part
         left -= part

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _wire = idl.batchsize_manager
 
 _ENDED_JOBS = 10
+_MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class ManagerConfig:
     Attributes:
         policy: A name in `batchsize_manager.policies.POLICIES`.
         predictor: A name in `predictors.PREDICTORS`, for policies that predict.
+        tolerance: Keep batch sizes while they are predicted to be this close to the best; see
+            `batchsize_manager.policies.proportional`.
         job: How it runs its jobs.
         jobs: How many jobs at once.
         members: How many workers in one job.
@@ -40,12 +43,13 @@ class ManagerConfig:
 
     policy: str = "proportional"
     predictor: str = "ema"
+    tolerance: float = 0.02
     job: JobConfig = field(default_factory=JobConfig)
     jobs: int = 100
     members: int = 5000
 
     def __post_init__(self) -> None:
-        make_policy(self.policy, self.predictor)  # raises ValueError for an unknown name
+        make_policy(self.policy, self.predictor, self.tolerance)  # raises ValueError
 
 
 @dataclass(slots=True)
@@ -129,11 +133,13 @@ class ManagerService:
         job_name, worker, incarnation = check.identity(request.identity)
         spec = _read(request.job, JobSpec)
         bounds = _read(request.bounds, Bounds)
+        check.integer("granularity", bounds.granularity, 1, _MAX_GRANULARITY)
         hosted = self._jobs.get(job_name)
         if hosted is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            policy = make_policy(self._config.policy, self._config.predictor)
+            config = self._config
+            policy = make_policy(config.policy, config.predictor, config.tolerance)
             hosted = _Hosted(Job(spec, self._config.job, policy), uuid.uuid4().hex)
         elif hosted.job.spec != spec:
             raise InvalidRequestError(

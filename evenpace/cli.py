@@ -55,6 +55,16 @@ def _hidden_parent(function: F) -> F:
     return click.option("--parent", type=int, hidden=True, help="End when this process ends.")(function)
 
 
+def _tolerance(function: F) -> F:
+    return click.option(
+        "--tolerance",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.02,
+        show_default=True,
+        help="Keep batch sizes while they are predicted to be this close to the best.",
+    )(function)
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(evenpace.__version__, package_name="evenpace")
 @click.option("--debug", is_flag=True, help="Log everything, and show where errors come from.")
@@ -92,6 +102,7 @@ def _start_part(parent: int | None) -> None:
 )
 @click.option("--policy", type=click.Choice(list(POLICIES)), default="proportional", show_default=True)
 @click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
+@_tolerance
 @click.option(
     "--report-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -101,7 +112,13 @@ def _start_part(parent: int | None) -> None:
 )
 @_hidden_parent
 def manager(
-    listen: str, workers: int, policy: str, predictor: str, report_timeout: float, parent: int | None
+    listen: str,
+    workers: int,
+    policy: str,
+    predictor: str,
+    tolerance: float,
+    report_timeout: float,
+    parent: int | None,
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
     _start_part(parent)
@@ -112,7 +129,7 @@ def manager(
     from rpc.server import ServerLimits
 
     job = JobConfig(workers=workers, report_timeout=report_timeout)
-    service = ManagerService(ManagerConfig(policy, predictor, job))
+    service = ManagerService(ManagerConfig(policy, predictor, tolerance, job))
     serve(service, Address.parse(listen), ServerLimits(), _announce)
 
 
@@ -189,7 +206,7 @@ def worker(
     """
     _start_part(parent)
     from evenpace.context import connect
-    from evenpace.launch import check_script, limit_when_joining, run_script
+    from evenpace.launch import check_script, limit_when_ready, run_script
 
     with _user_mistakes():
         check_script(script)
@@ -203,7 +220,7 @@ def worker(
             granularity=granularity,
         )
         if cpu_share is not None:
-            limit_when_joining(session, cpu_share, limit_name or session.config.worker, limit_kind)
+            limit_when_ready(session, cpu_share, limit_name or session.config.worker, limit_kind)
     run_script(script, arguments)
 
 
@@ -231,6 +248,7 @@ def worker(
     help="Of the balanced run.",
 )
 @click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
+@_tolerance
 @click.option(
     "--ps-shards", type=click.IntRange(1), default=1, show_default=True, help="Parameter-server processes."
 )
@@ -255,6 +273,7 @@ def demo(
     batch_size: int | None,
     policy: str,
     predictor: str,
+    tolerance: float,
     ps_shards: int,
     seed: int,
     limit_kind: Any,
@@ -272,6 +291,7 @@ def demo(
             total_batch_size=batch_size,
             policy=policy,
             predictor=predictor,
+            tolerance=tolerance,
             shards=ps_shards,
             seed=seed,
             limit_kind=limit_kind,

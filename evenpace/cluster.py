@@ -54,6 +54,7 @@ class LocalCluster:
         folder: Where the processes' logs go.
         policy: The manager's.
         predictor: The manager's.
+        tolerance: The manager's.
         workers: How many the job waits for.
         shards: Processes of the parameter server.
         deterministic: Whether gradients are summed in the order of their slices.
@@ -63,6 +64,7 @@ class LocalCluster:
     folder: Path
     policy: str = "proportional"
     predictor: str = "ema"
+    tolerance: float = 0.02
     workers: int = 1
     shards: int = 1
     deterministic: bool = False
@@ -80,6 +82,7 @@ class LocalCluster:
                 "manager",
                 *("--listen", "127.0.0.1:0", "--workers", str(self.workers)),
                 *("--policy", self.policy, "--predictor", self.predictor),
+                *("--tolerance", str(self.tolerance)),
                 *("--report-timeout", str(self.report_timeout)),
             )
             option = ["--deterministic"] if self.deterministic else []
@@ -113,7 +116,7 @@ class LocalCluster:
             name: The worker's.
             script: The script.
             arguments: Its arguments.
-            cpu_share: Cores that it may use once it has joined; None for no limit.
+            cpu_share: Cores that it may use from its first iteration on; None for no limit.
             limit_kind: See `evenpace.limits.limit_cpu`.
             options: More options of `evenpace worker`, by name.
         """

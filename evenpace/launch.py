@@ -35,12 +35,12 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def limit_when_joining(session: Session, share: float, name: str, kind: LimitKind) -> None:
-    """Confine this process to `share` of a core from the moment that it joins its job.
+def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind) -> None:
+    """Confine this process to `share` of a core from its first iteration on.
 
     Not before: importing a framework takes seconds of CPU, which a tenth of a core makes half a minute.
     """
-    session.before_join = lambda: _limit(share, name, kind)
+    session.before_training = lambda: _limit(share, name, kind)
 
 
 def _limit(share: float, name: str, kind: LimitKind) -> None:

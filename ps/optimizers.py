@@ -11,7 +11,7 @@ from rpc.errors import InvalidRequestError
 
 @dataclass(frozen=True)
 class _Kind:
-    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    make: Callable[..., torch.optim.Optimizer]
     numbers: frozenset[str]
     switches: frozenset[str]  # sent as 0 or 1
 
@@ -44,11 +44,12 @@ def make_optimizer(
     """
     if name not in OPTIMIZERS:
         raise InvalidRequestError(f"optimizer {name!r}: there are {', '.join(OPTIMIZERS)}")
-    groups = [
-        {"params": [part], **translate(name, values)} for part, values in zip(parts, options, strict=True)
-    ]
+    kind = OPTIMIZERS[name]
+    translated = [translate(name, values) for values in options]
     try:
-        return OPTIMIZERS[name].make(groups)
+        for values in translated:
+            kind.make([torch.zeros(1)], **values)  # torch.optim does not check the values in groups
+        return kind.make([{"params": [part], **v} for part, v in zip(parts, translated, strict=True)])
     except ValueError as error:
         raise InvalidRequestError(f"optimizer {name}: {error}") from error
 
@@ -68,13 +69,15 @@ def translate(name: str, options: Mapping[str, float]) -> dict[str, Any]:
             raise InvalidRequestError(f"{name}: option {key} {value}: must be a finite number")
     if "lr" not in options:
         raise InvalidRequestError(f"{name}: lr is missing")
+    if ("beta1" in options) != ("beta2" in options):
+        raise InvalidRequestError(f"{name}: beta1 and beta2 go together, but only one is given")
     translated: dict[str, Any] = {
         key: bool(value) if key in kind.switches else value
         for key, value in options.items()
         if key not in {"beta1", "beta2"}
     }
-    if "beta1" in options or "beta2" in options:
-        translated["betas"] = (options.get("beta1", 0.9), options.get("beta2", 0.999))
+    if "beta1" in options:
+        translated["betas"] = (options["beta1"], options["beta2"])
     return translated
 
 

@@ -160,6 +160,10 @@ class Shard:
         changes = [translate(self.layout.optimizer, group.options) for group in groups]
         Layout(self.layout.dtype, self.layout.optimizer, tuple(groups))  # raises if torch would
         for group, change in zip(self._optimizer.param_groups, changes, strict=True):
+            if change.get("amsgrad", False) and not group["amsgrad"]:
+                # torch.optim keeps amsgrad's state from the first step on, and fails in the next without it.
+                raise InvalidRequestError("amsgrad cannot be switched on once the job runs")
+        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
             group.update(change)
 
     def has_used(self, iteration: int, start: int, count: int) -> bool:

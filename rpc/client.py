@@ -4,6 +4,7 @@ After any error the connection is closed: what is left in it could be the answer
 """
 
 import random
+import select
 import socket
 import time
 from typing import Any
@@ -100,6 +101,7 @@ class Client:
 
     def send(self, method: str, request: Any, *, bulk: memoryview | None = None, deadline: float) -> None:
         """Send a call, to be followed by `receive`. Connects first if need be."""
+        self._close_if_spoken()
         connection = self.connect(deadline)
         self._sequence_id = (self._sequence_id + 1) & 0x7FFFFFFF
         self._method = method
@@ -172,6 +174,14 @@ class Client:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _close_if_spoken(self) -> None:
+        """Close a connection with something to read before a call: its end, or an answer too late."""
+        if self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if poll.poll(0):
+                self.close()
 
     def _receive(self, into: memoryview | None, deadline: float) -> Any:
         word = bytearray(4)

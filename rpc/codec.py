@@ -18,8 +18,8 @@ from rpc.errors import DECLARED, EvenpaceError, ProtocolError
 MAX_FRAME = 2**31 - 1  # bytes; the frame's length is a signed 32-bit word
 LENGTH = struct.Struct(">i")
 
-_VERSION = 0x8001
-_HEADER = struct.Struct(">HHi")  # version, message type, length of the method's name
+_VERSION = b"\x80\x01"
+_HEADER = struct.Struct(">2sHi")  # version, message type, length of the method's name
 _FIXED_SIZES = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}  # bool, byte, double, i16, i32, i64
 _STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
 _MAX_DEPTH = 16
@@ -49,9 +49,25 @@ class Message:
     body: Any
 
 
+class CutOffError(ProtocolError):
+    """The bytes at hand are the start of a message, but not enough of it."""
+
+
 class _BulkFoundError(Exception):
     def __init__(self, bulk: Bulk) -> None:
         self.bulk = bulk
+
+
+def check_start(data: bytes) -> None:
+    """See whether a message can start with `data`, of which there are at least two bytes.
+
+    Raises:
+        ProtocolError: It cannot: the peer speaks another protocol.
+    """
+    if data[:2] != _VERSION:
+        raise ProtocolError(
+            f"the frame starts with {data[:4]!r}: not a strict binary-protocol Thrift message"
+        )
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
@@ -61,18 +77,15 @@ def read_header(data: bytes) -> tuple[Header, int]:
         ProtocolError: The bytes are not the start of a strict binary-protocol message.
     """
     try:
-        version, message_type, name_length = _HEADER.unpack_from(data)
-        if version != _VERSION:
-            raise ProtocolError(
-                f"the frame starts with {data[:4]!r}: not a strict binary-protocol Thrift message"
-            )
+        _, message_type, name_length = _HEADER.unpack_from(data)
+        check_start(data)
         if not 0 <= name_length <= 256:
             raise ProtocolError(f"method name of {name_length} bytes; at most 256 are allowed")
         end = _HEADER.size + name_length
         method = data[_HEADER.size : end].decode()
         (sequence_id,) = LENGTH.unpack_from(data, end)
     except struct.error:
-        raise ProtocolError(f"the message is cut off after {len(data)} bytes") from None
+        raise CutOffError(f"the message is cut off after {len(data)} bytes") from None
     except UnicodeDecodeError:
         raise ProtocolError("the method's name is not UTF-8") from None
     return Header(method, message_type, sequence_id), end + 4
@@ -89,7 +102,8 @@ def scan(data: bytes, frame_length: int) -> tuple[Header, Bulk | None]:
         The header, and the field that reaches beyond `data` if one does.
 
     Raises:
-        ProtocolError: The bytes are no Thrift message, or are cut off elsewhere than in a binary field.
+        CutOffError: The bytes are cut off elsewhere than in a field that a struct ends with.
+        ProtocolError: The bytes are no Thrift message.
     """
     header, position = read_header(data)
     try:
@@ -97,13 +111,15 @@ def scan(data: bytes, frame_length: int) -> tuple[Header, Bulk | None]:
     except _BulkFoundError as found:
         return header, found.bulk
     except (struct.error, IndexError):
-        raise ProtocolError(f"the message is cut off after {len(data)} bytes") from None
+        raise CutOffError(f"the message is cut off after {len(data)} bytes") from None
     if end != frame_length:
         raise ProtocolError(f"the message ends after {end} of the frame's {frame_length} bytes")
     return header, None
 
 
-def _skip_struct(data: bytes, position: int, frame_length: int, depth: int) -> int:
+def _skip_struct(
+    data: bytes, position: int, frame_length: int, depth: int, in_container: bool = False
+) -> int:
     if depth > _MAX_DEPTH:
         raise ProtocolError(f"structs nested deeper than {_MAX_DEPTH}")
     available = len(data)
@@ -120,29 +136,30 @@ def _skip_struct(data: bytes, position: int, frame_length: int, depth: int) -> i
             end = position + 4 + length
             if length < 0 or end > frame_length:
                 raise ProtocolError(f"a string of {length} bytes in a frame of {frame_length}: impossible")
-            if end > available:
+            if end > available and not in_container:
                 raise _BulkFoundError(Bulk(position, length, depth))
             position = end
         else:
-            position = _skip(data, position, field_type, frame_length, depth)
+            position = _skip(data, position, field_type, frame_length, depth, in_container)
         if position >= available:
             raise IndexError
 
 
-def _skip(data: bytes, position: int, value_type: int, frame_length: int, depth: int) -> int:
+def _skip(
+    data: bytes, position: int, value_type: int, frame_length: int, depth: int, in_container: bool
+) -> int:
     """Skip a value that is not a struct's own string field; returns the position after it."""
     size = _FIXED_SIZES.get(value_type)
     if size is not None:
         return position + size
     if value_type == _STRUCT:
-        # A bulk field may only stand in structs directly, so `frame_length` is passed on from there.
-        return _skip_struct(data, position, frame_length, depth + 1)
+        return _skip_struct(data, position, frame_length, depth + 1, in_container)
     if depth > _MAX_DEPTH:
         raise ProtocolError(f"values nested deeper than {_MAX_DEPTH}")
     if value_type == _STRING:
         (length,) = LENGTH.unpack_from(data, position)
         position += 4 + length
-        if length < 0 or position > len(data):
+        if length < 0 or position > frame_length:
             raise ProtocolError(f"a string of {length} bytes in a frame of {frame_length}: impossible")
         return position
     if value_type not in (_MAP, _SET, _LIST):
@@ -151,11 +168,13 @@ def _skip(data: bytes, position: int, value_type: int, frame_length: int, depth:
     element_types = data[position : position + type_bytes]
     (count,) = LENGTH.unpack_from(data, position + type_bytes)
     position += type_bytes + 4
-    if not 0 <= count <= len(data) - position:  # an element takes at least a byte
+    if not 0 <= count <= frame_length - position:  # an element takes at least a byte
         raise ProtocolError(f"a container of {count} elements in a frame of {frame_length}: impossible")
     for _ in range(count):
         for element_type in element_types:
-            position = _skip(data, position, element_type, len(data), depth + 1)
+            position = _skip(data, position, element_type, frame_length, depth + 1, True)
+        if position > len(data):
+            raise IndexError
     return position
 
 

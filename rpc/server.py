@@ -6,6 +6,7 @@ from the socket into a buffer that the service gives (`Sink`).
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
@@ -43,7 +44,7 @@ class ServerLimits:
         calls_in_flight: How many unanswered calls on one connection.
         handshake_timeout: Seconds from a connection's start to its first whole message.
         request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
-            progress), and for a peer to take its answer.
+            progress), and for a peer to take any of its answer.
         idle_timeout: Seconds without any message, while no call is being answered.
     """
 
@@ -179,6 +180,7 @@ class Peer(asyncio.BufferedProtocol):
         self._connected_at = self._active_at = time.monotonic()
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
+        self._unsent = 0  # bytes of answers, when deadlines were last looked at
         self._handshaken = False
         self.name = "?"
 
@@ -251,6 +253,8 @@ class Peer(asyncio.BufferedProtocol):
             if length <= 0 or length > self._limits.frame_bytes + self._limits.bulk_bytes:
                 raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
             if end > filled:
+                if filled - position >= 8:  # say at once that another protocol is spoken
+                    codec.check_start(bytes(scratch[position + 4 : position + 8]))
                 break
             self._frame_since = None
             self._take_message(bytes(scratch[position + 4 : end]))
@@ -270,14 +274,19 @@ class Peer(asyncio.BufferedProtocol):
         (length,) = codec.LENGTH.unpack_from(self._scratch)
         prefix = bytes(self._scratch[4 : self._filled])
         header, _ = codec.read_header(prefix)
+        room = length + 4
         if header.method in self._service.bulk_methods:
-            header, bulk = codec.scan(prefix, length)
-            if bulk is not None:
+            bulk = None
+            with contextlib.suppress(codec.CutOffError):
+                header, bulk = codec.scan(prefix, length)
+            if bulk is not None and bulk.depth == 1:  # an argument itself
                 self._start_bulk(header, bulk, prefix, length)
                 return
-        if length > self._limits.frame_bytes:
+            # What comes before the bulk field is long: read on until the field begins.
+            room = min(room, 2 * self._filled, max(self._filled, self._limits.frame_bytes) + 4)
+        if room > self._limits.frame_bytes + 4:
             raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
-        larger = memoryview(bytearray(length + 4))
+        larger = memoryview(bytearray(room))
         larger[: self._filled] = self._scratch
         self._scratch = larger
 
@@ -330,12 +339,12 @@ class Peer(asyncio.BufferedProtocol):
         self._sink.advance(count)
         self._sink_left -= count
         if not self._sink_left:
-            self._sink = None
             self._finish_bulk()
 
     def _finish_bulk(self) -> None:
         if self._tail_left:
-            return
+            return  # until then the sink may still have to be aborted
+        self._sink = None
         self._frame_since = None
         call, self._call = self._call, None
         assert call is not None
@@ -428,6 +437,10 @@ class Peer(asyncio.BufferedProtocol):
         limits = self._limits
         if self._refused or self.transport.is_closing():
             return
+        unsent = self.transport.get_write_buffer_size()
+        if self._blocked_since is not None and unsent < self._unsent:
+            self._blocked_since = now  # slow, but alive
+        self._unsent = unsent
         if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
             log.warning("%s did not take its answer within %g s", self.name, limits.request_timeout)
             self.transport.abort()

@@ -106,7 +106,7 @@ class Session:
         assignment: What to do in the current iteration; None before `join`.
         gradient: (elements,) to be filled with the batch's mean gradient before `finish_iteration`.
         parameters: (elements,) as the parameter server gave them last.
-        before_join: Called once, just before the worker joins.
+        before_training: Called once, when everything is ready for the first iteration.
         on_parameters: Called whenever `parameters` has new values.
     """
 
@@ -116,7 +116,7 @@ class Session:
         self.assignment: Assignment | None = None
         self.gradient: NDArray[Any] = np.empty(0)
         self.parameters: NDArray[Any] = np.empty(0)
-        self.before_join: Callable[[], None] = lambda: None
+        self.before_training: Callable[[], None] = lambda: None
         self.on_parameters: Callable[[], None] = lambda: None
         self.stopwatch = Stopwatch()
         self._monitor = ResourceMonitor()
@@ -173,8 +173,6 @@ class Session:
             return self.assignment
         if self._spec is None:
             raise InvalidRequestError("join before a loader has said what is trained on")
-        self._manager.connect()
-        self.before_join()
         bounds = self.config.bounds
         request = _manager.JoinRequest(
             identity=self._identity,
@@ -235,6 +233,7 @@ class Session:
             for i in range(1, shards):
                 self._shards[i].call("initialise", request, bulk=self._part(initial, i))
         self._pull(assignment.iteration)
+        self.before_training()
         self.stopwatch.take()
 
     def finish_iteration(self, groups: Sequence[GroupOptions] | None = None) -> Assignment:

@@ -35,7 +35,12 @@ def distribute(optimizer: Optim, loader: DataLoader) -> Optim:
         InvalidRequestError: It has no parameters to train, or a service refuses.
     """
     link = _Link(optimizer, loader.session)
-    optimizer.step = types.MethodType(link.step, optimizer)  # type: ignore[method-assign]
+
+    # A plain function, bound: learning-rate schedulers take it apart to wrap it.
+    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
+        return link.step(optimizer, closure)
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
 
 

@@ -6,6 +6,7 @@ in `POLICIES`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.even import Even
@@ -13,24 +14,45 @@ from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
 from predictors import PREDICTORS
 
-POLICIES: dict[str, Callable[[str], Policy]] = {
-    "even": lambda predictor: Even(),
-    "proportional": lambda predictor: Proportional(PREDICTORS[predictor]()),
-    "leader_straggler": lambda predictor: LeaderStraggler(),
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """What a policy may be given.
+
+    Attributes:
+        predictor: A name in `predictors.PREDICTORS`.
+        tolerance: How much slower than the best a split may be before it is changed; see `Proportional`.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    predictor: str = "ema"
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.predictor not in PREDICTORS:
+            raise ValueError(f"no predictor {self.predictor!r}; there are {', '.join(PREDICTORS)}")
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
+
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "even": lambda options: Even(),
+    "proportional": lambda options: Proportional(PREDICTORS[options.predictor](), options.tolerance),
+    "leader_straggler": lambda options: LeaderStraggler(),
 }
 
 
-def make_policy(name: str, predictor: str = "ema") -> Policy:
-    """A new policy of the given name; `predictor` is for those that predict.
+def make_policy(name: str, predictor: str = "ema", tolerance: float = 0.0) -> Policy:
+    """A new policy of the given name; the options are for those that have a use for them.
 
     Raises:
-        ValueError: There is no such policy or predictor.
+        ValueError: There is no such policy or predictor, or the tolerance is out of its range.
     """
     if name not in POLICIES:
         raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    if predictor not in PREDICTORS:
-        raise ValueError(f"no predictor {predictor!r}; there are {', '.join(PREDICTORS)}")
-    return POLICIES[name](predictor)
+    return POLICIES[name](PolicyOptions(predictor, tolerance))
 
 
-__all__ = ["POLICIES", "Member", "Observation", "Policy", "Split", "make_policy"]
+__all__ = ["POLICIES", "Member", "Observation", "Policy", "PolicyOptions", "Split", "make_policy"]

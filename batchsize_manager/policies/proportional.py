@@ -15,10 +15,19 @@ class Proportional:
     """Gives each worker x_i = X * v_i / sum(v), with v_i as `predictor` expects it.
 
     A worker that has not been measured yet is taken to be as fast as the others are on average.
+
+    Args:
+        predictor: Of the speeds.
+        tolerance: Keep the last split of a batch of this size while its slowest worker is predicted to take
+            at most 1 + `tolerance` times as long as with the best one. A new batch size costs every
+            framework something (kernels are chosen, graphs traced, memory laid out anew), so following
+            each tremor of the prediction does not pay. 0 is the paper's algorithm.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: Predictor, tolerance: float = 0.0) -> None:
         self._predictor = predictor
+        self._tolerance = tolerance
+        self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
         self._members: Sequence[Member] = ()
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -26,6 +35,7 @@ class Proportional:
         rows = {member.name: row for row, member in enumerate(self._members)}
         self._predictor.reindex([rows.get(member.name) for member in members])
         self._members = members
+        self._last.clear()
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
         """See `Policy`."""
@@ -43,4 +53,10 @@ class Proportional:
         unknown = np.isnan(speeds)
         speeds[unknown] = 1.0 if unknown.all() else speeds[~unknown].mean()
         bounds = [member.bounds for member in self._members]
-        return Split(split(np.maximum(speeds, _SLOWEST).tolist(), total, bounds))
+        speeds = np.maximum(speeds, _SLOWEST)
+        best = split(speeds.tolist(), total, bounds)
+        last = self._last.get(total, best)
+        if (last / speeds).max() > (1 + self._tolerance) * (best / speeds).max():
+            last = best
+        self._last[total] = last
+        return Split(list(last))

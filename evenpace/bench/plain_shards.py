@@ -5,13 +5,9 @@ import sys
 from typing import Any
 
 import torch
-from thriftpy2.protocol import TCyBinaryProtocolFactory
-from thriftpy2.server import TThreadedServer
-from thriftpy2.thrift import TProcessor
-from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
 
 import idl
-from evenpace.cluster import LISTENING
+from evenpace.bench import threaded
 
 _PIECE = 2**18  # bytes, as in ps.shard
 WEIGHT = 0.5
@@ -27,7 +23,7 @@ def serve_sockets(nbytes: int) -> None:
     buffer = bytearray(_PIECE)
     view, piece = memoryview(buffer), torch.frombuffer(buffer, dtype=torch.float32)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        _announce(listener.getsockname()[1])
+        threaded.announce(listener.getsockname()[1])
         connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while command := connection.recv(1):
@@ -61,23 +57,7 @@ class _Handler:
 
 def serve_thriftpy2(nbytes: int) -> None:
     """The same calls as the real shard's, through thriftpy2's own server."""
-    transport = TServerSocket("127.0.0.1", 0, client_timeout=None)
-    transport.listen()
-    port = transport.sock.getsockname()[1]
-    transport.listen = lambda: None  # it listens already: the port had to be known
-    _announce(port)
-    TThreadedServer(
-        TProcessor(_wire.ParameterServer, _Handler(nbytes)),
-        transport,
-        TCyBinaryProtocolFactory(),
-        TCyFramedTransportFactory(),
-        daemon=True,
-    ).serve()
-
-
-def _announce(port: int) -> None:
-    sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
-    sys.stdout.flush()
+    threaded.serve(_wire.ParameterServer, _Handler(nbytes))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rpc.address import Address
 from rpc.client import Client
 
 _wire = idl.parameter_server
-_TIMEOUT = 120.0  # seconds for one call
+_TIMEOUT = 120  # seconds for one call
 
 Step = Callable[[], Any]
 
@@ -121,8 +121,8 @@ def _thriftpy2(address: Address, gradient: memoryview) -> tuple[Step, Step]:
     client = make_client(
         _wire.ParameterServer,
         *address,
-        TCyBinaryProtocolFactory(),
-        TCyFramedTransportFactory(),
+        proto_factory=TCyBinaryProtocolFactory(),
+        trans_factory=TCyFramedTransportFactory(),
         timeout=_TIMEOUT * 1000,
     )
     identity = idl.common.Identity("bench/0", "worker", uuid.uuid4().hex)

@@ -128,7 +128,7 @@ def _round(
     """Send everybody's frame, then read everybody's answer."""
     for connection, frame in zip(connections.values(), frames, strict=True):
         connection.sendall(frame)
-    answers = []
+    answers: list[bytes] = []
     partial: dict[int, bytes] = {}
     while len(answers) < len(connections):
         for descriptor, _ in poll.poll(60):

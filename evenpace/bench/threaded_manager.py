@@ -8,17 +8,12 @@ import threading
 import time
 from typing import Any
 
-from thriftpy2.protocol import TCyBinaryProtocolFactory
-from thriftpy2.server import TThreadedServer
-from thriftpy2.thrift import TProcessor
-from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
-
 import idl
 from batchsize_manager.job import Job, JobConfig, Report
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_policy
 from batchsize_manager.rounding import Bounds
-from evenpace.cluster import LISTENING
+from evenpace.bench.threaded import serve
 
 _wire = idl.batchsize_manager
 
@@ -79,24 +74,5 @@ class Handler:
         )
 
 
-def main() -> None:
-    """Serve one job of the given number of workers."""
-    workers = int(sys.argv[1])
-    transport = TServerSocket("127.0.0.1", 0, backlog=4096, client_timeout=None)
-    transport.listen()
-    server = TThreadedServer(
-        TProcessor(_wire.BatchSizeManager, Handler(workers)),
-        transport,
-        TCyBinaryProtocolFactory(),
-        TCyFramedTransportFactory(),
-        daemon=True,
-    )
-    port = transport.sock.getsockname()[1]
-    transport.listen = lambda: None  # it listens already: the port had to be known
-    sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
-    sys.stdout.flush()
-    server.serve()
-
-
 if __name__ == "__main__":
-    main()
+    serve(_wire.BatchSizeManager, Handler(workers=int(sys.argv[1])))

@@ -28,12 +28,12 @@ from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
-_EVALUATE_SECONDS = 2.0
+_EVALUATIONS = 15  # of each run, about
 _RECENT = 10  # iterations that the live table is over
 _SCRIPT = Path(__file__).with_name("train.py")
 
 # Epochs and total batch size by data set.
-_DEFAULTS = {"digits": (36, 720), "mnist": (1, 512), "cifar10": (5, 512)}
+_DEFAULTS = {"digits": (42, 720), "mnist": (1, 512), "cifar10": (5, 512)}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class DemoConfig:
         total_batch_size: Samples of a batch, over all workers.
         policy: Of the balanced run.
         predictor: Of the balanced run.
+        tolerance: Of the balanced run.
         shards: Processes of the parameter server.
         seed: Of the model's first parameters and of the samples' order.
         limit_kind: See `evenpace.limits.limit_cpu`.
@@ -59,6 +60,7 @@ class DemoConfig:
     total_batch_size: int
     policy: str
     predictor: str
+    tolerance: float
     shards: int
     seed: int
     limit_kind: LimitKind
@@ -175,6 +177,7 @@ class _Run:
             config.out / self._name,
             policy=self._policy,
             predictor=config.predictor,
+            tolerance=config.tolerance,
             workers=len(config.shares),
             shards=config.shards,
         )
@@ -200,8 +203,7 @@ class _Run:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         )
         task = bar.add_task(f"{self._name}: starting", total=self._iterations)
-        began = evaluated = 0.0
-        pulled = -1
+        began, evaluated = 0.0, 0
         with Live(bar, console=self._console, refresh_per_second=4) as live:
             while cluster.check():
                 time.sleep(_POLL_SECONDS)
@@ -213,11 +215,9 @@ class _Run:
                 done = len(observer.iterations)
                 bar.update(task, completed=done, description=f"{self._name} ({self._policy})")
                 live.update(Group(bar, self._table(observer)))
-                if now - evaluated >= _EVALUATE_SECONDS and done < self._iterations:
-                    version = observer.pull(self._parameters)
-                    if version != pulled:
-                        self._evaluate(now - began, version)
-                    evaluated, pulled = now, version
+                if evaluated + self._iterations / _EVALUATIONS <= done < self._iterations:
+                    evaluated = observer.pull(self._parameters)
+                    self._evaluate(now - began, evaluated)
         return began or time.monotonic()
 
     def _table(self, observer: Observer) -> Table:

@@ -1,0 +1,1 @@
+"""Tests of behaviour and invariants, over real processes and sockets."""

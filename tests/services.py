@@ -1,0 +1,272 @@
+"""Services for tests to talk to, as processes and in this process, and well-behaved workers for them."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import uvloop
+
+import idl
+from batchsize_manager.job import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.bench.processes import server
+from evenpace.cluster import LISTENING, end_process
+from ps.service import ParameterServerConfig, ParameterServerService
+from rpc import codec
+from rpc.address import Address
+from rpc.client import Client
+from rpc.server import Server, ServerLimits, Service
+
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+# -- processes
+
+
+def manager_process(*options: str) -> contextlib.AbstractContextManager[Address]:
+    """A real `evenpace manager` on a free port."""
+    return server("evenpace", "manager", "--listen", str(ANYWHERE), *options)
+
+
+def shard_process(*options: str) -> contextlib.AbstractContextManager[Address]:
+    """A real `evenpace ps` on a free port."""
+    return server("evenpace", "ps", "--listen", str(ANYWHERE), *options)
+
+
+@contextlib.contextmanager
+def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", Address]]:
+    """A real service, with the process itself, for tests that send it signals."""
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "evenpace", *arguments, "--listen", str(ANYWHERE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert popen.stdout is not None
+        yield popen, Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
+    finally:
+        end_process(popen)
+        popen.stdout.close()
+
+
+def ends_with(popen: "subprocess.Popen[str]", number: signal.Signals) -> int:
+    """The exit status of a process that is sent a signal."""
+    popen.send_signal(number)
+    return popen.wait(timeout=30)
+
+
+# -- in this process
+
+
+@contextlib.contextmanager
+def serving(
+    service: Service, limits: ServerLimits | None = None, address: Address = ANYWHERE
+) -> Iterator[Address]:
+    """Serve in a thread of this process, with limits of its own."""
+    started: Future[tuple[Address, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        instance = Server(service, limits or ServerLimits())
+        try:
+            started.set_result((await instance.start(address), asyncio.get_running_loop(), stop))
+        except BaseException as error:
+            started.set_exception(error)
+            raise
+        await stop.wait()
+        await instance.stop()
+
+    thread = threading.Thread(target=uvloop.run, args=(run(),))
+    thread.start()
+    try:
+        listening, loop, stop = started.result(timeout=30)
+        yield listening
+        loop.call_soon_threadsafe(stop.set)
+    except BaseException:
+        if started.done() and started.exception() is None:
+            _, loop, stop = started.result()
+            loop.call_soon_threadsafe(stop.set)
+        raise
+    finally:
+        thread.join(timeout=30)
+
+
+def manager_service(workers: int = 1, **job: Any) -> ManagerService:
+    """A BatchSizeManager whose jobs start with so many workers."""
+    return ManagerService(ManagerConfig(job=JobConfig(workers=workers, **job)))
+
+
+def shard_service(**config: Any) -> ParameterServerService:
+    """A shard of the parameter server."""
+    return ParameterServerService(ParameterServerConfig(**config))
+
+
+# -- well-behaved workers
+
+
+class MemberWorker:
+    """The one worker of a job at the manager; it knows what each answer must be."""
+
+    BATCH = 10
+    DATASET = 1000
+
+    def __init__(self, address: Address) -> None:
+        self.identity = idl.common.Identity(f"job-{uuid.uuid4().hex}", "good", uuid.uuid4().hex)
+        self.client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30)
+        reply = self.client.call("join", join_request(self.identity))
+        assert reply.assignment == idl.common.Assignment(0, 0, 0, self.BATCH, self.BATCH)
+        self.iteration = 0
+
+    def iterate(self) -> None:
+        """Go on by one iteration, and see that the answer is the right one."""
+        request = idl.batchsize_manager.ReportRequest(self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5)
+        reply = self.client.call("report", request)
+        self.iteration += 1
+        start = self.BATCH * self.iteration
+        epoch, start = divmod(start, self.DATASET)
+        assert reply.identity == self.identity
+        assert reply.reported_iteration == self.iteration - 1
+        assert reply.assignment == idl.common.Assignment(self.iteration, epoch, start, self.BATCH, self.BATCH)
+
+    def close(self) -> None:
+        """Leave the job."""
+        self.client.call("leave", idl.batchsize_manager.LeaveRequest(self.identity))
+        self.client.close()
+
+
+class ShardWorker:
+    """The one worker of a job at a shard: SGD with lr 1 on float32, from parameters that are all 0.
+
+    Args:
+        address: The shard's.
+        elements: How many parameters.
+        name: The job's; drawn if left out.
+    """
+
+    def __init__(self, address: Address, elements: int = 1000, name: str | None = None) -> None:
+        self.address = address
+        self.elements = elements
+        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", "good", uuid.uuid4().hex)
+        self.client = Client(idl.parameter_server.ParameterServer, address, "shard", call_timeout=30)
+        self.version = 0
+        self.expected = np.zeros(elements, dtype=np.float32)
+        self.client.call("open", open_request(self.identity, elements))
+        self.client.call(
+            "initialise",
+            idl.parameter_server.InitialiseRequest(self.identity, 0),
+            bulk=self.expected.data.cast("B"),
+        )
+
+    def gradient(self) -> np.ndarray:
+        """(elements,) of whole numbers, so that sums are exact; another in each version."""
+        return (np.arange(self.elements) % 7 + self.version).astype(np.float32)
+
+    def push_request(self, start: int = 0, count: int = 8, total: int = 8) -> Any:
+        """For a slice of the batch of the version that is next."""
+        assignment = idl.common.Assignment(self.version, 0, start, count, total)
+        return idl.parameter_server.PushRequest(self.identity, assignment)
+
+    def push(self, **part: int) -> None:
+        """Push the gradient for a slice, by default for the whole batch."""
+        self.client.call("push", self.push_request(**part), bulk=self.gradient().data.cast("B"))
+
+    def stepped(self) -> None:
+        """Note that the step was taken in which all slices had `gradient`."""
+        self.expected -= self.gradient()
+        self.version += 1
+
+    def check(self) -> None:
+        """Pull, and see that the parameters are the expected ones to the last bit."""
+        parameters = np.full(self.elements, np.nan, dtype=np.float32)
+        request = idl.parameter_server.PullRequest(self.identity, self.version)
+        reply = self.client.call("pull", request, into=parameters.data.cast("B"))
+        assert (reply.identity, reply.version) == (self.identity, self.version)
+        np.testing.assert_array_equal(parameters, self.expected)
+
+    def iterate(self) -> None:
+        """Go on by one step, and see that it is the right one."""
+        self.push()
+        self.stepped()
+        self.check()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+
+def join_request(identity: Any, **changes: Any) -> Any:
+    """What `MemberWorker` asks for, with other fields of the job or the bounds where given."""
+    job = {"dataset_size": MemberWorker.DATASET, "total_batch_size": MemberWorker.BATCH, "seed": 1}
+    bounds = {"minimum": 1, "maximum": 10**6, "granularity": 1}
+    job |= {name: value for name, value in changes.items() if name not in bounds}
+    bounds |= {name: value for name, value in changes.items() if name in bounds}
+    return idl.batchsize_manager.JoinRequest(
+        identity=identity,
+        job=idl.batchsize_manager.JobSpec(**{"shuffle": False, "drop_last": False} | job),
+        bounds=idl.batchsize_manager.Bounds(**bounds),
+    )
+
+
+def open_request(identity: Any, elements: int, **changes: Any) -> Any:
+    """What `ShardWorker` asks for, with other fields where given."""
+    group = idl.parameter_server.ParameterGroup(elements, {"lr": 1.0})
+    fields = {"identity": identity, "dtype": "float32", "optimizer": "sgd", "groups": [group]}
+    return idl.parameter_server.OpenRequest(**fields | changes)
+
+
+# -- bare sockets
+
+
+class Raw:
+    """A bare connection, on which a test writes what it likes."""
+
+    def __init__(self, address: Address, receive_buffer: int | None = None) -> None:
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(20)
+        self.socket.connect(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send; a server that has refused and closed meanwhile is no error."""
+        with contextlib.suppress(ConnectionError):
+            self.socket.sendall(data)
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or fewer where the connection ends."""
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self.socket.recv(count - len(data))
+            except ConnectionError:
+                break
+            if not piece:
+                break
+            data += piece
+        return bytes(data)
+
+    def read_frame(self) -> bytes | None:
+        """The next frame's bytes; None where the connection ends instead."""
+        word = self.read(4)
+        return self.read(codec.LENGTH.unpack(word)[0]) if len(word) == 4 else None
+
+    def is_closed(self) -> bool:
+        """Whether the server ends the connection without another word."""
+        return self.read(1) == b""

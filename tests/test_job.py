@@ -1,0 +1,717 @@
+"""A job as a state machine, event by event on a made-up clock, and then at random."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batchsize_manager.job import Job, JobConfig, Report
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError, NotMemberError
+
+
+class Driver:
+    """Speaks for the workers of one job; each worker's first incarnation is its name."""
+
+    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, **config):
+        self.now = 0.0
+        self.job = Job(
+            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_policy(policy)
+        )
+        for name in names:
+            self.join(name, bounds=(bounds or {}).get(name, Bounds()))
+
+    def join(self, name, incarnation=None, bounds=None):
+        """Let a worker join now."""
+        self.job.join(name, incarnation or name, bounds or Bounds(), self.now)
+
+    def next(self, name, incarnation=None):
+        """Ask for a worker's next assignment."""
+        return self.job.next_assignment(name, incarnation or name)
+
+    def report(self, name, iteration, seconds=1.0, incarnation=None, waiting=0.0):
+        """Let a worker report now."""
+        self.job.report(name, incarnation or name, Report(iteration, seconds, waiting), self.now)
+
+    def count(self, name):
+        """Return the count of a worker's next assignment, None without one."""
+        assignment = self.next(name)
+        return assignment and assignment.count
+
+    def iteration(self, name):
+        """Return the iteration of a worker's next assignment, None without one."""
+        assignment = self.next(name)
+        return assignment and assignment.iteration
+
+    def finish(self, *names):
+        """Let the workers take and report what is theirs next."""
+        for name in names:
+            self.report(name, self.iteration(name))
+
+    def tick_at(self, now):
+        """Move the clock and tick."""
+        self.now = now
+        self.job.tick(now)
+
+
+# -- the course of a job
+
+
+def test_starts_when_all_workers_have_joined():
+    """Nobody has an assignment until the last worker is there; then all have their slices."""
+    job = Job(JobSpec(100, 32), JobConfig(workers=2), make_policy("even"))
+    job.join("a", "a", Bounds(), 0.0)
+    assert not job.started
+    assert job.next_assignment("a", "a") is None
+    job.join("b", "b", Bounds(), 0.0)
+
+    assert job.started
+    assignments = [job.next_assignment(name, name) for name in "ab"]
+    assert [(a.iteration, a.start, a.count) for a in assignments] == [(0, 0, 16), (0, 16, 16)]
+    assert job.members == ["a", "b"]
+
+
+def test_blocking_mode_waits_for_all_reports():
+    """Iteration k + 1 is handed out when everybody has reported k, and not before."""
+    driver = Driver("a", "b", "c")
+    for k in range(5):
+        assert [driver.iteration(name) for name in "abc"] == [k, k, k]
+        driver.report("b", k)
+        driver.report("a", k)
+        assert driver.next("a") is driver.next("b") is None
+        assert driver.iteration("c") == k
+        driver.report("c", k)
+
+
+def test_batches_follow_the_epochs():
+    """The last batch of an epoch is smaller; the next epoch starts at position 0."""
+    driver = Driver("a", "b", total=4, size=10)
+    seen = []
+    for _ in range(4):
+        seen.append([(x.epoch, x.start, x.count, x.total) for x in map(driver.next, "ab")])
+        driver.finish("a", "b")
+
+    assert seen == [
+        [(0, 0, 2, 4), (0, 2, 2, 4)],
+        [(0, 4, 2, 4), (0, 6, 2, 4)],
+        [(0, 8, 1, 2), (0, 9, 1, 2)],
+        [(1, 0, 2, 4), (1, 2, 2, 4)],
+    ]
+
+
+def test_the_policy_learns_from_the_reports():
+    """A worker that took a third of the time gets three times the samples."""
+    driver = Driver("a", "b", policy="proportional")
+    driver.report("a", 0, 3.0)
+    driver.report("b", 0, 1.0)
+
+    assert [driver.count("a"), driver.count("b")] == [8, 24]
+
+
+def test_a_batch_without_a_sample_for_somebody():
+    """A worker with no sample in a small last batch still reports, at a time of 0."""
+    driver = Driver("a", "b", total=4, size=5)
+    driver.finish("a", "b")
+    assert [driver.count("a"), driver.count("b")] == [1, 0]
+    driver.report("a", 1)
+    driver.report("b", 1, 0.0)
+
+    assert driver.iteration("b") == 2
+
+
+def test_duplicate_reports_and_joins_are_harmless():
+    """Saying the same again changes nothing, whether others are still awaited or not."""
+    driver = Driver("a", "b")
+    driver.report("a", 0, 1.0)
+    driver.report("a", 0, 5.0)
+    driver.join("a")
+    assert driver.next("a") is None
+    driver.report("b", 0, 1.0)
+    driver.report("a", 0, 9.0)
+    driver.join("b")
+
+    assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
+    assert driver.job.members == ["a", "b"]
+    assert driver.job.history(0, 9)[0].workers["a"].batch_processing_time == 1.0
+
+
+def test_a_delivered_assignment_does_not_change():
+    """Once a worker has its slice, members coming and going do not move it."""
+    driver = Driver("a", "b")
+    mine = driver.next("a")
+    driver.join("c")
+    assert driver.next("a") == mine
+    driver.job.leave("b", "b", driver.now)
+
+    assert driver.next("a") == mine
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("iteration", [-1, 1, 7])
+def test_report_of_the_wrong_iteration_is_refused(iteration):
+    """Only the next iteration may be reported, and the error says which that is."""
+    driver = Driver("a", "b")
+    with pytest.raises(InvalidRequestError, match=rf"iteration {iteration}, but 0 is next for 'a'"):
+        driver.report("a", iteration)
+    assert driver.iteration("a") == 0
+
+
+def test_report_before_the_plan_is_refused():
+    """A worker cannot report what is not planned yet."""
+    driver = Driver("a", "b")
+    driver.report("a", 0)
+    with pytest.raises(InvalidRequestError, match="1 is next"):
+        driver.report("a", 1)
+
+
+def test_report_without_a_time_is_refused():
+    """Samples take time: 0 seconds for some is refused with both numbers."""
+    driver = Driver("a")
+    with pytest.raises(InvalidRequestError, match=r"0\.0 for 32 samples"):
+        driver.report("a", 0, 0.0)
+
+
+def test_strangers_are_refused():
+    """A worker that never joined, or another incarnation of a member, can do nothing."""
+    driver = Driver("a")
+    for name, incarnation in (("x", "x"), ("a", "other")):
+        with pytest.raises(NotMemberError, match=f"'{name}'.*'{incarnation}'"):
+            driver.report(name, 0, incarnation=incarnation)
+        with pytest.raises(NotMemberError):
+            driver.next(name, incarnation)
+        with pytest.raises(NotMemberError):
+            driver.job.leave(name, incarnation, 0.0)
+        driver.job.disconnect(name, incarnation, 0.0)
+    driver.tick_at(100.0)
+
+    assert driver.job.members == ["a"]
+
+
+def test_taken_name_is_refused():
+    """While a worker is connected, no other incarnation can have its name."""
+    driver = Driver("a")
+    with pytest.raises(InvalidRequestError, match="'a' is a member already"):
+        driver.join("a", "second")
+
+
+def test_minima_that_do_not_fit_are_refused():
+    """A worker whose minimum does not fit beside the others' stays outside; the job goes on."""
+    driver = Driver("a", "b", total=10, bounds={"a": Bounds(4), "b": Bounds(4)})
+    with pytest.raises(InvalidRequestError, match=r"'c'.* 11, more than the total batch size, 10"):
+        driver.join("c", bounds=Bounds(3))
+    assert driver.job.members == ["a", "b"]
+    driver.finish("a", "b")
+
+    assert driver.iteration("a") == 1
+    driver.join("c", bounds=Bounds(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": 0}, "workers 0"),
+        ({"lookahead": -1}, "lookahead -1"),
+        ({"report_timeout": 0.0}, r"report_timeout 0\.0"),
+        ({"report_timeout": float("inf")}, "report_timeout inf"),
+        ({"report_timeout": float("nan")}, "report_timeout nan"),
+        ({"reconnect_grace": -1.0}, r"reconnect_grace -1\.0"),
+        ({"reconnect_grace": float("nan")}, "reconnect_grace nan"),
+    ],
+)
+def test_config_errors_name_the_value(arguments, said):
+    """A setting out of its range is refused with its name and value."""
+    with pytest.raises(ValueError, match=said):
+        JobConfig(**arguments)
+
+
+# -- members that go
+
+
+def gone_by_leaving(driver):
+    """Let b leave."""
+    driver.job.leave("b", "b", driver.now)
+
+
+def gone_by_dying(driver):
+    """Let b's connection break and the grace period pass."""
+    driver.job.disconnect("b", "b", driver.now)
+    driver.tick_at(driver.now + 1.0)
+
+
+def gone_by_silence(driver):
+    """Let the others wait for b until the report timeout."""
+    driver.tick_at(driver.now + 120.0)
+
+
+GONE = pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying, gone_by_silence])
+
+
+@GONE
+def test_the_others_go_on_without_who_has_gone(go):
+    """The lost slice is named, and the next plan gives the whole batch to those who stay."""
+    driver = Driver("a", "b", "c", total=30)
+    lost = driver.next("b")
+    driver.report("a", 0)
+    driver.report("c", 0)
+    go(driver)
+
+    assert driver.job.members == ["a", "c"]
+    assert [driver.iteration("a"), driver.iteration("c")] == [1, 1]
+    assert [driver.count("a"), driver.count("c")] == [15, 15]
+    assert list(driver.job.lost_since(0)) == [lost]
+    assert list(driver.job.lost_since(1)) == []
+    record = driver.job.history(0, 9)[0]
+    assert (record.total, set(record.workers)) == (30, {"a", "c"})
+    with pytest.raises(NotMemberError, match="b "):
+        driver.next("b")
+
+
+@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
+def test_gone_before_the_others_report(go):
+    """A loss in the middle of an iteration lets the others finish it as planned."""
+    driver = Driver("a", "b", "c", total=30)
+    mine, lost = driver.next("a"), driver.next("b")
+    go(driver)
+    assert driver.next("a") == mine
+    assert list(driver.job.lost_since(0)) == [lost]
+    driver.report("a", 0)
+    assert driver.next("a") is None
+    driver.report("c", 0)
+
+    assert driver.count("a") == 15
+
+
+@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
+def test_gone_after_its_report_loses_nothing(go):
+    """A slice that was reported is not lost when its worker goes."""
+    driver = Driver("a", "b", total=30)
+    driver.report("b", 0)
+    go(driver)
+    driver.report("a", 0)
+
+    assert list(driver.job.lost_since(0)) == []
+    assert driver.count("a") == 30
+    assert set(driver.job.history(0, 9)[0].workers) == {"a", "b"}
+
+
+def test_a_plan_that_nobody_has_seen_is_made_anew():
+    """When a member goes before anybody has asked for the new plan, the plan does without it."""
+    driver = Driver("a", "b", "c", total=30)
+    driver.finish("a", "b", "c")
+    driver.job.leave("b", "b", driver.now)
+
+    assert [driver.count("a"), driver.count("c")] == [15, 15]
+    assert driver.iteration("a") == 1
+    assert list(driver.job.lost_since(0)) == []
+
+
+def test_a_member_that_reconnects_within_grace_stays():
+    """A connection that breaks and comes back in time loses nothing, by join or by report."""
+    driver = Driver("a", "b", reconnect_grace=5.0)
+    driver.job.disconnect("a", "a", 0.0)
+    driver.job.disconnect("b", "b", 0.0)
+    driver.tick_at(4.9)
+    driver.join("a")
+    driver.report("b", 0)
+    driver.tick_at(60.0)
+
+    assert driver.job.members == ["a", "b"]
+    assert driver.iteration("a") == 0
+
+
+def test_death_counts_from_the_last_break():
+    """The grace period begins when the connection breaks, and ends exactly at its length."""
+    driver = Driver("a", "b", reconnect_grace=5.0)
+    driver.job.disconnect("b", "b", 10.0)
+    driver.tick_at(14.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(15.0)
+
+    assert driver.job.members == ["a"]
+
+
+def test_new_incarnation_takes_over_a_broken_connection():
+    """A worker that restarts gets its name back at once, as a newcomer; its old slice is lost."""
+    driver = Driver("a", "b")
+    old = driver.next("b")
+    driver.job.disconnect("b", "b", 0.0)
+    driver.join("b", "second")
+    assert list(driver.job.lost_since(0)) == [old]
+    assert driver.next("b", "second") is None
+    with pytest.raises(NotMemberError):
+        driver.report("b", 0)
+    driver.report("a", 0)
+
+    assert driver.next("b", "second").iteration == 1
+
+
+def test_nobody_is_removed_when_nobody_waits():
+    """However long an iteration takes, a member is not late before another has reported."""
+    driver = Driver("a", "b", report_timeout=10.0)
+    driver.tick_at(10**6)
+    assert driver.job.members == ["a", "b"]
+    driver.report("a", 0)
+    driver.tick_at(10**6 + 9.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(10**6 + 10)
+    assert driver.job.members == ["a"]
+
+
+def test_who_has_gone_does_not_wait():
+    """A member alone is not taken out for being later than one that reported and left."""
+    driver = Driver("a", "b", report_timeout=10.0)
+    driver.report("b", 0)
+    driver.job.leave("b", "b", 0.0)
+    driver.tick_at(100.0)
+
+    assert driver.job.members == ["a"]
+    driver.finish("a")
+    assert driver.iteration("a") == 1
+
+
+def test_several_late_members_go_at_once():
+    """One tick takes out everybody who is late, and the one that waited goes on."""
+    driver = Driver("a", "b", "c", total=30, report_timeout=10.0)
+    driver.report("b", 0)
+    driver.tick_at(10.0)
+
+    assert driver.job.members == ["b"]
+    assert driver.count("b") == 30
+
+
+def test_a_job_that_all_have_left_goes_on_with_a_newcomer():
+    """After the last member went in the middle of an iteration, a newcomer enters at the next."""
+    driver = Driver("a", "b")
+    driver.finish("a", "b")
+    driver.next("a")
+    driver.job.leave("a", "a", 0.0)
+    driver.job.leave("b", "b", 0.0)
+    assert driver.job.members == []
+    driver.tick_at(1000.0)
+    driver.join("c")
+
+    assert driver.iteration("c") == 2
+    assert driver.count("c") == 32
+
+
+def test_infeasible_after_a_loss():
+    """When those who stay cannot take the batch, the job fails and says why."""
+    for policy in POLICIES:
+        driver = Driver("a", "b", policy=policy, bounds={"a": Bounds(1, 20), "b": Bounds(1, 20)})
+        driver.next("b")
+        driver.report("a", 0)
+        assert driver.job.failure is None
+        driver.job.leave("b", "b", 0.0)
+
+        assert "32 samples over 1 workers that can take at most 20" in driver.job.failure
+        assert driver.next("a") is None
+
+
+# -- members that come
+
+
+def test_joining_in_the_middle_enters_at_the_next_unplanned_iteration():
+    """A newcomer waits for the running iteration, which goes on as planned, and is in the next."""
+    driver = Driver("a", "b", total=30)
+    driver.next("a")
+    driver.join("c")
+    assert driver.next("c") is None
+    assert driver.count("a") == 15
+    driver.finish("a", "b")
+
+    assert [driver.iteration(name) for name in "abc"] == [1, 1, 1]
+    assert [driver.count(name) for name in "abc"] == [10, 10, 10]
+    driver.finish("a", "b")
+    assert driver.next("a") is None
+    driver.finish("c")
+    assert driver.iteration("a") == 2
+
+
+def test_newcomer_cannot_report_what_was_before_it():
+    """Iterations from before a worker joined are not its to report."""
+    driver = Driver("a")
+    driver.finish("a")
+    driver.next("a")
+    driver.join("b")
+    with pytest.raises(InvalidRequestError, match="2 is next for 'b'"):
+        driver.report("b", 0)
+
+
+# -- lookahead
+
+
+def test_lookahead_plans_ahead_of_the_reports():
+    """With a lookahead of 2, a fast worker gets two more iterations, and waits for the slowest then."""
+    driver = Driver("a", "b", lookahead=2)
+    for k in range(3):
+        assert driver.iteration("a") == k
+        driver.report("a", k)
+    assert driver.next("a") is None
+    assert driver.job.planned == 3
+    driver.report("b", 0)
+    assert driver.iteration("a") == 3
+    assert driver.job.planned == 4
+
+
+def test_lookahead_loses_every_slice_of_who_goes():
+    """Whoever goes is lost for each planned iteration that it has not reported, delivered to it or not."""
+    driver = Driver("a", "b", lookahead=2)
+    for _ in range(3):
+        driver.finish("a")
+    driver.job.leave("b", "b", 0.0)
+
+    assert [x.iteration for x in driver.job.lost_since(0)] == [2]
+    assert driver.iteration("a") == 3
+    assert driver.count("a") == 32
+
+
+# -- what can be read
+
+
+def test_history_has_durations_and_waiting():
+    """A duration lasts from the plan to the last report; waiting is for the last and in the server."""
+    driver = Driver("a", "b", total=30)
+    driver.now = 3.0
+    driver.report("a", 0, 2.5, waiting=0.25)
+    driver.now = 5.0
+    driver.report("b", 0, 4.0)
+    driver.now = 6.0
+    driver.report("a", 1)
+    driver.report("b", 1)
+    first, second = driver.job.history(0, 9)
+
+    assert (first.iteration, first.epoch, first.total, first.duration) == (0, 0, 30, 5.0)
+    assert (second.iteration, second.duration) == (1, 1.0)
+    a, b = first.workers["a"], first.workers["b"]
+    assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 2.5, 2.25)
+    assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 4.0, 0.0)
+
+
+def test_history_pages():
+    """History starts at the iteration asked for and is no longer than the limit."""
+    driver = Driver("a")
+    assert driver.job.history(0, 9) == []
+    for _ in range(10):
+        driver.finish("a")
+
+    assert [r.iteration for r in driver.job.history(0, 4)] == [0, 1, 2, 3]
+    assert [r.iteration for r in driver.job.history(8, 4)] == [8, 9]
+    assert driver.job.history(10, 4) == []
+
+
+def test_history_forgets_the_oldest(monkeypatch):
+    """Of more records than are kept, the oldest go, and pages still start where asked."""
+    monkeypatch.setattr("batchsize_manager.job._HISTORY_RECORDS", 6)
+    driver = Driver("a", "b")
+    for _ in range(10):
+        driver.finish("a", "b")
+
+    assert [r.iteration for r in driver.job.history(0, 9)] == [7, 8, 9]
+    assert [r.iteration for r in driver.job.history(8, 9)] == [8, 9]
+
+
+def test_events_say_what_happened():
+    """Joins, losses with their reason, and a policy's warning are said once each."""
+    driver = Driver("a", "b", "c", total=9, policy="leader_straggler", report_timeout=50.0)
+    for k in range(8):
+        for name, seconds in (("a", 3.0), ("b", 2.0), ("c", 1.0)):
+            driver.report(name, k, seconds)
+    driver.job.disconnect("a", "a", 0.0)
+    driver.tick_at(1.0)
+    driver.job.leave("b", "b", 1.0)
+    events = list(driver.job.events)
+
+    assert events[:3] == [f"{name} joined, for iteration 0 on" for name in "abc"]
+    assert sum("remove this straggler" in event for event in events) == 1
+    assert events[-2:] == ["a died: its connection broke", "b left"]
+    assert driver.job.events_said == len(events) == 6
+
+
+def test_events_name_who_was_late():
+    """A member that was taken out for its silence is named with the iteration."""
+    driver = Driver("a", "b", report_timeout=50.0)
+    driver.report("a", 0)
+    driver.tick_at(50.0)
+
+    assert driver.job.events[-1] == "b did not report iteration 0 in time"
+
+
+# -- at random
+
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+class AnyJob(RuleBasedStateMachine):
+    """Workers join, ask, report, break, come back and go in any order, under any policy and lookahead."""
+
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        lookahead=st.integers(0, 3),
+        workers=st.integers(1, 3),
+        total=st.integers(10, 40),
+        rest=st.integers(0, 90),
+        drop_last=st.booleans(),
+        seed=st.integers(0, 2**32),
+    )
+    def begin(self, policy, lookahead, workers, total, rest, drop_last, seed):
+        """Make the job."""
+        self.lookahead = lookahead
+        self.spec = JobSpec(total + rest, total, drop_last=drop_last)
+        config = JobConfig(workers, lookahead, report_timeout=20.0, reconnect_grace=5.0)
+        self.job = Job(self.spec, config, make_policy(policy))
+        self.speeds = random.Random(seed)
+        self.now = 0.0
+        self.incarnations = 0
+        self.alive = {}  # name to incarnation
+        self.due = {}  # name to the next iteration's number, once it had a first assignment
+        self.delivered = {}  # (name, incarnation, iteration) to assignment
+        self.plans = {}  # iteration to name to assignment, of what was delivered
+
+    def sync(self):
+        """Forget the workers that the job has taken out."""
+        for name in set(self.alive) - set(self.job.members):
+            del self.alive[name]
+            self.due.pop(name, None)
+
+    def ask(self, name):
+        """Ask for an assignment, and check it against all that were delivered."""
+        assignment = self.job.next_assignment(name, self.alive[name])
+        if assignment is None:
+            return None
+        key = (name, self.alive[name], assignment.iteration)
+        assert self.delivered.setdefault(key, assignment) == assignment
+        assert self.due.setdefault(name, assignment.iteration) == assignment.iteration
+        assert self.plans.setdefault(assignment.iteration, {}).setdefault(name, assignment) == assignment
+        epoch, _, total = self.spec.batch(assignment.iteration)
+        assert (assignment.epoch, assignment.total) == (epoch, total)
+        return assignment
+
+    def worker(self, data):
+        """Draw a worker that is a member."""
+        return data.draw(st.sampled_from(sorted(self.alive)))
+
+    @precondition(lambda self: len(self.alive) < len(NAMES))
+    @rule(data=st.data())
+    def join(self, data):
+        """A name that is free comes in, with bounds that always hold the batch."""
+        name = data.draw(st.sampled_from([n for n in NAMES if n not in self.alive]))
+        self.incarnations += 1
+        limits = Bounds(data.draw(st.integers(1, 2)), granularity=data.draw(st.sampled_from([1, 1, 4])))
+        self.job.join(name, f"i{self.incarnations}", limits, self.now)
+        self.alive[name] = f"i{self.incarnations}"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def join_again(self, data):
+        """A member says again that it is there."""
+        name = self.worker(data)
+        self.job.join(name, self.alive[name], Bounds(), self.now)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def restart(self, data):
+        """A member breaks and comes back at once as another incarnation."""
+        name = self.worker(data)
+        self.job.disconnect(name, self.alive[name], self.now)
+        self.incarnations += 1
+        self.job.join(name, f"i{self.incarnations}", Bounds(), self.now)
+        self.alive[name] = f"i{self.incarnations}"
+        self.due.pop(name, None)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def leave(self, data):
+        """A member goes."""
+        name = self.worker(data)
+        self.job.leave(name, self.alive[name], self.now)
+        self.sync()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def disconnect(self, data):
+        """A member's connection breaks."""
+        name = self.worker(data)
+        self.job.disconnect(name, self.alive[name], self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))
+    def tick(self, seconds):
+        """Time passes, and whoever is gone or late is taken out."""
+        self.now += seconds
+        self.job.tick(self.now)
+        self.sync()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), seen=st.booleans())
+    def report(self, data, seen):
+        """A member reports what it has, usually after it has asked."""
+        name = self.worker(data)
+        assignment = self.ask(name)
+        if assignment is None:
+            return
+        seconds = 0.01 + assignment.count * self.speeds.uniform(0.1, 1.0)
+        report = Report(assignment.iteration, seconds, memory_usage=self.speeds.random())
+        self.now += 0.1
+        self.job.report(name, self.alive[name], report, self.now)
+        if seen:
+            self.job.report(name, self.alive[name], report, self.now)
+        self.due[name] = assignment.iteration + 1
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def everybody_reports(self):
+        """All members, one after the other, do what they have."""
+        for name in sorted(self.alive):
+            assignment = self.ask(name)
+            if assignment is not None:
+                self.job.report(
+                    name, self.alive[name], Report(assignment.iteration, 1.0 + assignment.count), self.now
+                )
+                self.due[name] = assignment.iteration + 1
+
+    @invariant()
+    def plans_tile_their_batches(self):
+        """What is planned sums to the batch, slice after slice."""
+        for iteration, progress in self.job._progress.items():
+            plan = progress.plan
+            assert (plan.iteration, (plan.epoch, plan.start, plan.total)) == (
+                iteration,
+                self.spec.batch(iteration),
+            )
+            position = plan.start
+            for name, assignment in plan.assignments.items():
+                assert assignment.start == position
+                position += assignment.count
+                seen = self.plans.get(iteration, {}).get(name)
+                assert seen is None or seen == assignment
+            assert position == plan.start + plan.total
+            assert set(self.plans.get(iteration, {})) <= set(plan.assignments)
+
+    @invariant()
+    def never_too_far_ahead(self):
+        """At most `lookahead` iterations are planned beyond the first that is not complete."""
+        complete = len(self.job.history(0, 10**6))
+        assert self.job.planned <= complete + 1 + self.lookahead
+        assert [r.iteration for r in self.job.history(0, 10**6)] == list(range(complete))
+
+    @invariant()
+    def members_are_who_they_should_be(self):
+        """Nobody is a member unnoticed, and nothing has failed."""
+        assert set(self.job.members) == set(self.alive)
+        assert self.job.failure is None
+
+    @invariant()
+    def no_deadlock(self):
+        """While the job runs, some member always has something to do."""
+        if self.job.started and self.alive:
+            have = [self.job.member(n, i).reported + 1 in self.job._progress for n, i in self.alive.items()]
+            assert any(have)
+
+
+AnyJob.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyJob = AnyJob.TestCase

@@ -1,0 +1,144 @@
+"""Plans: slices that tile a batch, batches that tile an epoch, and an order that never changes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.plan import JobSpec, make_plan, permutation
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@st.composite
+def specs(draw):
+    """Draw a job of at most 200 samples."""
+    size = draw(st.integers(1, 200))
+    return JobSpec(
+        dataset_size=size,
+        total_batch_size=draw(st.integers(1, size)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        shuffle=draw(st.booleans()),
+        drop_last=draw(st.booleans()),
+    )
+
+
+def mix(z):
+    """Scramble 64 bits as the IDL writes it, in Python's whole numbers."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+    return z ^ (z >> 31)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 100),
+    st.integers(0, 10**9),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 1000), min_size=1, max_size=8),
+)
+def test_slices_tile_the_batch(iteration, epoch, start, counts):
+    """Slices follow each other in the workers' order and sum to the total."""
+    plan = make_plan(iteration, epoch, start, counts)
+
+    assert (plan.iteration, plan.epoch, plan.start) == (iteration, epoch, start)
+    assert list(plan.assignments) == list(counts)
+    position = start
+    for name, assignment in plan.assignments.items():
+        assert (assignment.iteration, assignment.epoch) == (iteration, epoch)
+        assert (assignment.start, assignment.count) == (position, counts[name])
+        assert assignment.total == plan.total
+        position += assignment.count
+    assert position - start == plan.total == sum(counts.values())
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(0, 5))
+def test_batches_cover_an_epoch_exactly_once(spec, epoch):
+    """An epoch's batches hold each position once; with drop_last all are whole."""
+    first = epoch * spec.iterations_per_epoch
+    batches = [spec.batch(first + i) for i in range(spec.iterations_per_epoch)]
+
+    assert {e for e, _, _ in batches} == {epoch}
+    covered = [p for _, start, size in batches for p in range(start, start + size)]
+    dropped = spec.dataset_size % spec.total_batch_size if spec.drop_last else 0
+    assert covered == list(range(spec.dataset_size - dropped))
+    assert all(size == spec.total_batch_size for _, _, size in batches[:-1])
+    assert 1 <= batches[-1][2] <= spec.total_batch_size
+    assert spec.batch(first + spec.iterations_per_epoch)[:2] == (epoch + 1, 0)
+
+
+def test_the_last_batch_is_smaller_or_left_out():
+    """Ten samples in batches of four are 4, 4, 2, or with drop_last 4, 4."""
+    keep, drop = JobSpec(10, 4), JobSpec(10, 4, drop_last=True)
+
+    assert [keep.batch(i) for i in range(4)] == [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 4)]
+    assert [drop.batch(i) for i in range(3)] == [(0, 0, 4), (0, 4, 4), (1, 0, 4)]
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(0, 2**40))
+def test_permutation_is_a_permutation_and_deterministic(spec, epoch):
+    """Each index comes once, and the same arguments give the same order."""
+    order = permutation(spec, epoch)
+
+    assert order.dtype == np.int64
+    assert sorted(order) == list(range(spec.dataset_size))
+    assert np.array_equal(order, permutation(spec, epoch))
+    if not spec.shuffle:
+        assert np.array_equal(order, np.arange(spec.dataset_size))
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(0, 2**40))
+def test_permutation_is_what_the_idl_defines(spec, epoch):
+    """The vectorised order equals the IDL's definition, worked out number by number."""
+    if not spec.shuffle:
+        return
+    base = mix(mix(spec.seed + GOLDEN & MASK) + epoch + GOLDEN & MASK)
+    keys = [(mix(base + (i + 1) * GOLDEN & MASK), i) for i in range(spec.dataset_size)]
+
+    assert permutation(spec, epoch).tolist() == [i for _, i in sorted(keys)]
+
+
+def test_permutation_differs_between_epochs_and_seeds():
+    """Neither another epoch nor another seed gives the same order, nor does epoch + 1 with seed - 1."""
+    orders = {
+        tuple(permutation(JobSpec(100, 10, seed=seed), epoch)) for seed in range(10) for epoch in range(10)
+    }
+
+    assert len(orders) == 100
+
+
+@settings(deadline=None)
+@given(st.integers(1, 50), st.booleans())
+def test_permutation_does_not_depend_on_the_batches(total, drop_last):
+    """How the epoch is cut into batches leaves its order as it is."""
+    order = permutation(JobSpec(50, total, seed=3, drop_last=drop_last), 2)
+
+    assert np.array_equal(order, permutation(JobSpec(50, 1, seed=3), 2))
+
+
+def test_permutation_has_the_values_it_always_had():
+    """Known orders, which a run that goes on from a checkpoint relies on."""
+    assert permutation(JobSpec(10, 5, seed=42), 0).tolist() == [6, 2, 5, 7, 0, 9, 4, 3, 8, 1]
+    assert permutation(JobSpec(10, 5, seed=42), 1).tolist() == [8, 0, 3, 7, 1, 4, 2, 9, 6, 5]
+    assert permutation(JobSpec(10, 5, seed=2**63 - 1), 7).tolist() == [3, 2, 0, 6, 7, 1, 9, 8, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"dataset_size": 0, "total_batch_size": 1}, "dataset_size 0"),
+        ({"dataset_size": 2**48, "total_batch_size": 1}, f"dataset_size {2**48}"),
+        ({"dataset_size": 10, "total_batch_size": 0}, "total_batch_size 0"),
+        ({"dataset_size": 10, "total_batch_size": 11}, "total_batch_size 11.*10"),
+        ({"dataset_size": 10, "total_batch_size": 1, "seed": -1}, "seed -1"),
+        ({"dataset_size": 10, "total_batch_size": 1, "seed": 2**63}, f"seed {2**63}"),
+    ],
+)
+def test_range_errors_name_the_value(arguments, said):
+    """A number out of its range is refused with its name and value."""
+    with pytest.raises(ValueError, match=said):
+        JobSpec(**arguments)

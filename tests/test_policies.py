@@ -1,0 +1,470 @@
+"""Policies: worked by hand, along Fig. 8 of LB-BSP, and at random."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.policies import POLICIES, Member, Observation, make_policy
+from batchsize_manager.policies.even import Even
+from batchsize_manager.policies.leader_straggler import LeaderStraggler
+from batchsize_manager.policies.proportional import Proportional
+from batchsize_manager.rounding import Bounds, InfeasibleError
+from predictors.ema import ExponentialMovingAverage
+from predictors.memoryless import Memoryless
+
+
+def members(*names, **bounds):
+    """Make members of the names; those in `bounds` with bounds of their own."""
+    return [Member(name, bounds.get(name, Bounds())) for name in names]
+
+
+def policy_of(policy, *names, **bounds):
+    """Give a policy its members."""
+    policy.set_members(members(*names, **bounds))
+    return policy
+
+
+def observe(policy, counts, times, memory=None):
+    """Tell a policy, for each name, its count, its time and its memory usage."""
+    memory = memory or {}
+    policy.observe(
+        {name: Observation(counts[name], times[name], memory_usage=memory.get(name, 0.0)) for name in counts}
+    )
+
+
+def iterate(policy, names, total, times, memory=None):
+    """Split once, with each worker taking its constant time; return the counts."""
+    counts = policy.split(total).counts
+    observe(policy, dict(zip(names, counts, strict=True)), times, memory)
+    return counts
+
+
+# -- names
+
+
+def test_unknown_names_are_refused():
+    """A policy or predictor that does not exist is refused with the ones that do."""
+    with pytest.raises(ValueError, match=r"'evne'.*even, proportional, leader_straggler"):
+        make_policy("evne")
+    with pytest.raises(ValueError, match=r"'emma'.*memoryless, ema"):
+        make_policy("proportional", "emma")
+
+
+# -- Even
+
+
+def test_even_ignores_speeds_and_keeps_bounds():
+    """Everybody gets the same, whatever they report, except where a bound is in the way."""
+    policy = policy_of(Even(), "a", "b", "c")
+    observe(policy, {"a": 10, "b": 10, "c": 10}, {"a": 1.0, "b": 9.0, "c": 5.0})
+    assert policy.split(31).counts == [11, 10, 10]
+
+    policy.set_members(members("a", "b", b=Bounds(1, 4)))
+    assert policy.split(31).counts == [27, 4]
+    with pytest.raises(InfeasibleError):
+        policy_of(Even(), "a", a=Bounds(1, 4)).split(5)
+
+
+# -- Proportional (Alg. 1)
+
+
+def test_proportional_starts_even():
+    """Before any measurement all are taken to be as fast."""
+    assert policy_of(Proportional(Memoryless()), "a", "b").split(10).counts == [5, 5]
+
+
+def test_proportional_memoryless_hand_worked():
+    """Speeds of 10, 20 and 30 samples per second share 60 samples as 10, 20, 30; the last speed counts."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b", "c")
+    observe(policy, {"a": 20, "b": 20, "c": 20}, {"a": 2.0, "b": 1.0, "c": 2 / 3})
+    assert policy.split(60).counts == [10, 20, 30]
+
+    observe(policy, {"a": 10, "b": 20, "c": 30}, {"a": 1 / 3, "b": 1.0, "c": 3.0})
+    assert policy.split(60).counts == [30, 20, 10]
+
+
+def test_proportional_ema_hand_worked():
+    """At speeds 10, 10 and then 10, 28, the average is 10 to (8 + 28) / 1.8 = 20: 20 and 40 of 60."""
+    policy = policy_of(Proportional(ExponentialMovingAverage(0.2)), "a", "b")
+    observe(policy, {"a": 30, "b": 30}, {"a": 3.0, "b": 3.0})
+    assert policy.split(60).counts == [30, 30]
+
+    observe(policy, {"a": 30, "b": 28}, {"a": 3.0, "b": 1.0})
+    assert policy.split(60).counts == [20, 40]
+
+
+def test_proportional_rounds_as_the_erratum_asks():
+    """Shares of 1.55 and 15.45 become 1 and 16, not 2 and 15: the fast worker does one more sooner."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b")
+    observe(policy, {"a": 1, "b": 10}, {"a": 1.0, "b": 1.0})
+
+    assert policy.split(17).counts == [1, 16]
+
+
+def test_proportional_newcomer_gets_the_mean():
+    """A worker that was never measured counts as the mean of the others; members keep their speeds."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b")
+    observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
+    policy.set_members(members("new", "b", "a"))
+    assert policy.split(60).counts == [20, 30, 10]
+
+    policy.set_members(members("a", "new"))
+    assert policy.split(60).counts == [30, 30]
+    observe(policy, {"a": 10, "new": 50}, {"a": 1.0, "new": 1.0})
+    assert policy.split(60).counts == [10, 50]
+
+
+@pytest.mark.parametrize("predictor", ["memoryless", "ema"])
+def test_proportional_does_not_learn_from_no_samples(predictor):
+    """An iteration in which a worker had no sample, or is missing, tells nothing about its speed."""
+    policy = policy_of(make_policy("proportional", predictor), "a", "b")
+    observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
+    observe(policy, {"a": 10, "b": 0}, {"a": 1.0, "b": 0.0})
+    observe(policy, {"a": 10}, {"a": 1.0})
+
+    assert policy.split(40).counts == [10, 30]
+
+
+def test_proportional_takes_no_notice_of_strangers():
+    """The report of a worker that has left meanwhile changes nothing."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b")
+    observe(policy, {"a": 10, "b": 30, "gone": 100}, {"a": 1.0, "b": 1.0, "gone": 1.0})
+
+    assert policy.split(40).counts == [10, 30]
+
+
+def test_proportional_keeps_bounds_and_granularity():
+    """What a full worker cannot take goes to the others, in their granularity."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b", "c", a=Bounds(1, 20), c=Bounds(1, granularity=8))
+    observe(policy, {"a": 80, "b": 10, "c": 10}, {"a": 1.0, "b": 1.0, "c": 1.0})
+
+    assert policy.split(100).counts == [20, 40, 40]
+
+
+def test_proportional_tolerance_keeps_a_split_that_is_good_enough():
+    """Within the tolerance the last split stays; beyond it, or for another total, the best is taken."""
+    policy = policy_of(Proportional(Memoryless(), tolerance=0.1), "a", "b")
+    assert policy.split(60).counts == [30, 30]
+    observe(policy, {"a": 30, "b": 33}, {"a": 1.0, "b": 1.0})  # the best would be 29 and 31
+    assert policy.split(60).counts == [30, 30]
+    assert policy.split(63).counts == [30, 33]
+
+    observe(policy, {"a": 20, "b": 40}, {"a": 1.0, "b": 1.0})
+    assert policy.split(60).counts == [20, 40]
+    observe(policy, {"a": 21, "b": 40}, {"a": 1.0, "b": 1.0})
+    policy.set_members(members("a", "b"))
+    assert policy.split(61).counts == [21, 40]
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
+def test_tolerance_out_of_range_is_refused(tolerance):
+    """A tolerance that is not at least 0 and below 1 is refused with its value."""
+    with pytest.raises(ValueError, match=f"tolerance {tolerance}"):
+        make_policy("proportional", tolerance=tolerance)
+
+
+# -- LeaderStraggler (Alg. 2)
+
+TWO = ["slow", "fast"]
+TWO_TIMES = {"slow": 2.0, "fast": 1.0}
+
+
+def test_first_move_after_five_iterations_then_one_each():
+    """D = 5 iterations pass at the even split, then 5 samples move in every iteration."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(8)]
+
+    assert course == [[32, 32]] * 5 + [[27, 37], [22, 42], [17, 47]]
+
+
+def test_splits_without_a_new_observation_do_not_move():
+    """Planning ahead asks for several splits after one observation: only the first may move samples."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(5):
+        iterate(policy, TWO, 64, TWO_TIMES)
+
+    assert [policy.split(64).counts for _ in range(3)] == [[27, 37]] * 3
+
+
+def test_only_leader_and_straggler_change():
+    """Of three workers, the one in the middle keeps its batch size."""
+    names = ["a", "b", "c"]
+    policy = policy_of(LeaderStraggler(), *names)
+    for _ in range(5):
+        iterate(policy, names, 90, {"a": 3.0, "b": 2.0, "c": 1.0})
+
+    assert policy.split(90).counts == [25, 30, 35]
+
+
+def test_leader_must_have_led_through_the_whole_window():
+    """A worker that trailed once within the last five iterations gets nothing yet, but is fine-tuned."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    times = [TWO_TIMES] * 4 + [{"slow": 1.0, "fast": 2.0}] + [TWO_TIMES] * 4
+    course = [iterate(policy, TWO, 64, t) for t in times]
+
+    assert course == [[32, 32]] * 9
+    assert (policy.step_size, policy.observation_window) == (1, 20)
+
+
+def test_oscillation_switches_to_fine_tuning():
+    """A former leader that is now the straggler: step 1, window 20, and 20 iterations without a move."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(6):
+        iterate(policy, TWO, 64, TWO_TIMES)
+    assert (policy.step_size, policy.observation_window) == (5, 5)
+    turned = {"slow": 1.0, "fast": 2.0}
+    course = [iterate(policy, TWO, 64, turned) for _ in range(22)]
+
+    assert (policy.step_size, policy.observation_window) == (1, 20)
+    # The first split still follows the old order; then the window must fill with the new one.
+    assert course == [[22, 42]] * 20 + [[23, 41], [24, 40]]
+
+
+def test_equal_times_move_nothing():
+    """At the equilibrium there is no leader before a straggler, nor an oscillation."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    course = [iterate(policy, TWO, 64, {"slow": 1.0, "fast": 1.0}) for _ in range(30)]
+
+    assert course == [[32, 32]] * 30
+    assert policy.step_size == 5
+
+
+def test_memory_guard_excludes_a_leader():
+    """A worker that uses more than 95% of its memory gets no more; the next fastest leads."""
+    names = ["a", "b", "c"]
+    times = {"a": 3.0, "b": 2.0, "c": 1.0}
+    policy = policy_of(LeaderStraggler(), *names)
+    for _ in range(5):
+        iterate(policy, names, 90, times, {"c": 0.96})
+    assert policy.split(90).counts == [25, 35, 30]
+
+    policy = policy_of(LeaderStraggler(), *names)
+    for _ in range(5):
+        iterate(policy, names, 90, times, {"c": 0.95})
+    assert policy.split(90).counts == [25, 30, 35]
+
+
+def test_nobody_moves_when_all_others_are_short_of_memory():
+    """Without a worker that can lead, counts stay and nothing is warned of."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(8):
+        iterate(policy, TWO, 64, TWO_TIMES, {"fast": 1.0})
+    split = policy.split(64)
+
+    assert (split.counts, split.warnings) == ([32, 32], ())
+
+
+def test_warning_at_the_floor_names_the_straggler():
+    """A straggler with no more than a step to give keeps its samples, and the user is told to remove it."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    course = [iterate(policy, TWO, 30, TWO_TIMES) for _ in range(10)]
+    split = policy.split(30)
+
+    assert course[4:] == [[15, 15], [10, 20], [5, 25], [5, 25], [5, 25], [5, 25]]
+    assert split.counts == [5, 25]
+    assert len(split.warnings) == 1
+    assert split.warnings[0].startswith("slow is the straggler with 5 samples")
+    assert "remove this straggler" in split.warnings[0]
+
+
+def test_minimum_is_a_floor_too():
+    """A straggler does not go below its own minimum batch size."""
+    policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(20))
+    for _ in range(10):
+        iterate(policy, TWO, 64, TWO_TIMES)
+    split = policy.split(64)
+
+    assert split.counts == [22, 42]
+    assert "slow" in split.warnings[0]
+
+
+def test_full_worker_does_not_lead():
+    """The leader is the fastest worker with room for a step."""
+    names = ["a", "b", "c"]
+    policy = policy_of(LeaderStraggler(), *names, c=Bounds(1, 34))
+    for _ in range(5):
+        iterate(policy, names, 90, {"a": 3.0, "b": 2.0, "c": 1.0})
+
+    assert policy.split(90).counts == [25, 35, 30]
+
+
+def test_steps_are_multiples_of_both_granularities():
+    """Between granularities of 4 and 6, a step of 5 becomes 12."""
+    policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(1, granularity=4), fast=Bounds(1, granularity=6))
+    before = policy.split(96).counts
+    for _ in range(5):
+        iterate(policy, TWO, 96, TWO_TIMES)
+    after = policy.split(96).counts
+
+    assert before == [48, 48]
+    assert after == [36, 60]
+
+
+def test_short_batch_is_split_in_proportion_and_not_learned_from():
+    """An epoch's last batch follows the batch sizes' proportions, and its times do not count."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(5):
+        iterate(policy, TWO, 60, TWO_TIMES)
+    assert policy.split(60).counts == [25, 35]
+    turned = {"slow": 1.0, "fast": 9.0}
+    assert iterate(policy, TWO, 12, turned) == [5, 7]
+
+    assert policy.split(60).counts == [25, 35]
+    observe(policy, {"slow": 25, "fast": 35}, TWO_TIMES)
+    assert policy.split(60).counts == [20, 40]
+    assert policy.step_size == 5
+
+
+def test_members_change_keeps_proportions_and_starts_the_history_anew():
+    """A newcomer gets the average, the others are scaled, and the window must fill again."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(5):
+        iterate(policy, TWO, 60, TWO_TIMES)
+    assert policy.split(60).counts == [25, 35]
+
+    names = [*TWO, "new"]
+    policy.set_members(members(*names))
+    times = {**TWO_TIMES, "new": 1.5}
+    course = [iterate(policy, names, 60, times) for _ in range(6)]
+    assert [sum(counts) for counts in course] == [60] * 6
+    assert course[:5] == [course[0]] * 5
+    slow, fast, new = course[0]  # shares of 25, 35 and 30 out of 90
+    assert abs(slow - 50 / 3) < 1
+    assert abs(fast - 70 / 3) < 1
+    assert new == 20
+    assert course[5] == [slow - 5, fast + 5, new]
+
+    policy.set_members(members("slow", "new"))
+    assert sum(policy.split(60).counts) == 60
+
+
+def test_report_that_lacks_a_member_is_not_learned_from():
+    """An iteration that a member did not finish says nothing about who leads."""
+    policy = policy_of(LeaderStraggler(), *TWO)
+    for _ in range(9):
+        policy.split(64)
+        policy.observe({"slow": Observation(64, 2.0)})
+
+    assert policy.split(64).counts == [32, 32]
+
+
+def test_members_that_cannot_take_the_batch_are_infeasible():
+    """When too few are left for the batch, set_members says so."""
+    policy = policy_of(LeaderStraggler(), "a", "b", a=Bounds(1, 40), b=Bounds(1, 40))
+    policy.split(64)
+
+    with pytest.raises(InfeasibleError, match="64 samples over 1 workers"):
+        policy.set_members(members("a", a=Bounds(1, 40)))
+
+
+# -- Fig. 8: V100, P100, M60 and K520 with Inception-V3
+
+GPUS = ["v100", "p100", "m60", "k520"]
+# Seconds: a launch-bound floor, a fixed part, and a part per sample; equal at (89, 21, 12, 6).
+CURVES = {
+    "v100": (0.9, 0.70, 0.009),
+    "p100": (0.5, 0.87, 0.030),
+    "m60": (0.5, 0.90, 0.050),
+    "k520": (0.5, 1.04, 0.077),
+}
+
+
+def gpu_time(name, count, extra=0.0):
+    """Return the batch processing time of a GPU in seconds."""
+    floor, fixed, per_sample = CURVES[name]
+    return max(floor, fixed + per_sample * count) + extra
+
+
+def best_split(times, total):
+    """Give one sample after the other to whoever finishes it soonest: optimal for increasing times."""
+    counts = [1] * len(times)
+    for _ in range(total - len(times)):
+        i = min(range(len(times)), key=lambda i: times[i](counts[i] + 1))
+        counts[i] += 1
+    return counts
+
+
+def test_figure_8():
+    """From even to (89, 21, 12, 6), into fine-tuning on the way, and to a new equilibrium after a change."""
+    extra = dict.fromkeys(GPUS, 0.0)
+    policy = policy_of(LeaderStraggler(), *GPUS)
+    course, fine_tuned_at = [], None
+
+    def run(iterations):
+        nonlocal fine_tuned_at
+        for _ in range(iterations):
+            counts = dict(zip(GPUS, policy.split(128).counts, strict=True))
+            course.append(tuple(counts.values()))
+            observe(policy, counts, {gpu: gpu_time(gpu, counts[gpu], extra[gpu]) for gpu in GPUS})
+            if fine_tuned_at is None and policy.step_size == 1:
+                fine_tuned_at = len(course)
+
+    def assert_near_the_best():
+        best = best_split([lambda x, gpu=gpu: gpu_time(gpu, x, extra[gpu]) for gpu in GPUS], 128)
+        assert all(abs(count - good) <= 5 for count, good in zip(course[-1], best, strict=True))
+        slowest = max(gpu_time(gpu, x, extra[gpu]) for gpu, x in zip(GPUS, course[-1], strict=True))
+        shortest = max(gpu_time(gpu, x, extra[gpu]) for gpu, x in zip(GPUS, best, strict=True))
+        assert slowest <= shortest + max(per_sample for _, _, per_sample in CURVES.values())
+        return best
+
+    run(150)
+    assert course[0] == (32, 32, 32, 32)
+    assert 10 <= fine_tuned_at <= 40
+    assert assert_near_the_best() == [89, 21, 12, 6]
+    before = course[-1]
+
+    extra["m60"] = 0.3
+    run(450)
+    assert_near_the_best()
+    assert course[-1][2] < before[2]
+    assert {sum(counts) for counts in course} == {128}
+
+
+# -- properties
+
+CURVE = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1))
+
+
+@st.composite
+def clusters(draw):
+    """Draw workers' curves and bounds, with a batch that fits in between minima and maxima."""
+    curves = draw(st.lists(CURVE, min_size=1, max_size=6))
+    limits = []
+    for _ in curves:
+        granularity = draw(st.sampled_from([1, 1, 2, 8]))
+        minimum = draw(st.integers(1, 8))
+        limits.append(Bounds(minimum, draw(st.integers(minimum + granularity, 200)), granularity))
+    low = sum(bound.minimum for bound in limits)
+    return curves, limits, draw(st.integers(low, sum(bound.maximum for bound in limits)))
+
+
+@pytest.mark.parametrize("predictor", ["memoryless", "ema"])
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None)
+@given(clusters(), st.integers(0, 2**32), st.integers(0, 7))
+def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short_every):
+    """On noisy increasing curves, with short batches between, each split sums and keeps its bounds."""
+    curves, limits, total = cluster
+    noise = random.Random(seed)
+    policy = make_policy(name, predictor)
+    policy.set_members([Member(str(i), bound) for i, bound in enumerate(limits)])
+    for iteration in range(40):
+        short = short_every and iteration % (short_every + 1) == short_every
+        size = noise.randint(1, total) if short else total
+        counts = policy.split(size).counts
+        assert sum(counts) == size
+        assert all(0 <= count <= bound.maximum for count, bound in zip(counts, limits, strict=True))
+        if size >= sum(bound.minimum for bound in limits):
+            assert all(count >= bound.minimum for count, bound in zip(counts, limits, strict=True))
+        policy.observe(
+            {
+                str(i): Observation(
+                    count,
+                    (max(floor, fixed + slope * count) + 1e-6) * noise.uniform(0.9, 1.1),
+                    memory_usage=noise.uniform(0.5, 1.0),
+                )
+                for i, (count, (floor, fixed, slope)) in enumerate(zip(counts, curves, strict=True))
+            }
+        )

@@ -1,0 +1,135 @@
+"""Predictors: speeds in, the next iteration's speeds out."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictors import PREDICTORS
+from predictors.ema import ExponentialMovingAverage
+from predictors.memoryless import Memoryless
+
+NAN = float("nan")
+SPEEDS = st.floats(1e-6, 1e6)
+
+
+def observe(predictor, *speeds):
+    """Tell a predictor one iteration's speeds, with idle CPUs and memory."""
+    values = np.array(speeds)
+    predictor.observe(values, np.zeros(len(values)), np.zeros(len(values)))
+
+
+def new(kind, workers):
+    """Make a predictor for so many workers."""
+    predictor = kind()
+    predictor.reindex([None] * workers)
+    return predictor
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_nothing_observed_is_nan(name):
+    """A worker that was never measured is predicted as NaN, without a warning."""
+    predictor = new(PREDICTORS[name], 3)
+
+    assert np.isnan(predictor.predict()).all()
+    observe(predictor, NAN, 2.0, NAN)
+    assert np.array_equal(predictor.predict(), [NAN, 2.0, NAN], equal_nan=True)
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_first_value_is_predicted_exactly(name):
+    """After one measurement the prediction is that measurement."""
+    predictor = new(PREDICTORS[name], 2)
+    observe(predictor, 3.0, 0.7)
+
+    assert predictor.predict() == pytest.approx([3.0, 0.7], rel=1e-15)
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_nan_rows_keep_their_prediction(name):
+    """An iteration without samples changes nothing for that worker."""
+    predictor = new(PREDICTORS[name], 2)
+    observe(predictor, 3.0, 5.0)
+    before = predictor.predict()
+    observe(predictor, NAN, 6.0)
+
+    assert predictor.predict()[0] == before[0]
+    assert predictor.predict()[1] != before[1]
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_reindex_keeps_rows(name):
+    """Workers keep what was learned of them where they move; newcomers start unknown."""
+    predictor = new(PREDICTORS[name], 3)
+    observe(predictor, 1.0, 2.0, 3.0)
+    observe(predictor, 4.0, 2.5, 3.5)
+    before = predictor.predict()
+    predictor.reindex([2, None, 0])
+
+    assert np.array_equal(predictor.predict(), [before[2], NAN, before[0]], equal_nan=True)
+    undisturbed = new(PREDICTORS[name], 1)
+    for speed in (3.0, 3.5, 9.0):
+        observe(undisturbed, speed)
+    observe(predictor, 9.0, 9.0, 9.0)
+    assert predictor.predict()[0] == undisturbed.predict()[0]
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_the_answer_is_the_callers_own(name):
+    """Writing into a prediction does not change the predictor."""
+    predictor = new(PREDICTORS[name], 1)
+    observe(predictor, 2.0)
+    predictor.predict()[:] = 0
+
+    assert predictor.predict() == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+@settings(deadline=None)
+@given(st.lists(SPEEDS, min_size=1, max_size=30))
+def test_predictions_stay_within_what_was_seen(name, speeds):
+    """No prediction lies outside the range of the measurements."""
+    predictor = new(PREDICTORS[name], 1)
+    for speed in speeds:
+        observe(predictor, speed)
+
+    assert min(speeds) * (1 - 1e-12) <= predictor.predict()[0] <= max(speeds) * (1 + 1e-12)
+
+
+def test_memoryless_predicts_the_last():
+    """The last measurement is all that counts."""
+    predictor = new(Memoryless, 2)
+    observe(predictor, 1.0, 10.0)
+    observe(predictor, 2.0, 20.0)
+
+    assert predictor.predict().tolist() == [2.0, 20.0]
+
+
+def test_ema_hand_worked():
+    """With alpha 0.2, 10 then 20 give (0.8 * 10 + 20) / 1.8, and 30 more (6.4 + 16 + 30) / 2.44."""
+    predictor = new(ExponentialMovingAverage, 1)
+    observe(predictor, 10.0)
+    observe(predictor, 20.0)
+    assert predictor.predict() == pytest.approx([28 / 1.8])
+
+    observe(predictor, 30.0)
+    assert predictor.predict() == pytest.approx([52.4 / 2.44])
+
+
+@settings(deadline=None)
+@given(st.lists(SPEEDS, min_size=1, max_size=30), st.floats(0.01, 1))
+def test_ema_is_the_weighted_mean(speeds, alpha):
+    """A measurement that is k iterations old has weight (1 - alpha)^k, over the weights' sum."""
+    predictor = new(lambda: ExponentialMovingAverage(alpha), 1)
+    for speed in speeds:
+        observe(predictor, speed)
+    weights = (1 - alpha) ** np.arange(len(speeds))[::-1]
+
+    assert predictor.predict()[0] == pytest.approx(np.average(speeds, weights=weights), rel=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.1, NAN])
+def test_ema_refuses_alpha_out_of_range(alpha):
+    """An alpha that is not above 0 and at most 1 is refused with its value."""
+    with pytest.raises(ValueError, match=f"alpha {alpha}"):
+        ExponentialMovingAverage(alpha)

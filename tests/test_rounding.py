@@ -1,0 +1,236 @@
+"""Whole batch sizes: exact sums, within bounds, and no split that finishes sooner."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.rounding import Bounds, InfeasibleError, split
+
+SPEEDS = st.floats(1e-9, 1e9)
+
+
+@st.composite
+def bounds(draw, largest_granularity):
+    """Draw the bounds of a worker, among which a multiple of the granularity lies."""
+    granularity = draw(st.integers(1, largest_granularity))
+    minimum = draw(st.integers(1, 30))
+    lowest = -(-minimum // granularity) * granularity
+    return Bounds(minimum, draw(st.integers(lowest, 60)), granularity)
+
+
+@st.composite
+def problems(draw, largest_granularity=8):
+    """Draw speeds, bounds, and a total that fits into the maxima."""
+    limits = draw(st.lists(bounds(largest_granularity), min_size=1, max_size=8))
+    speeds = draw(st.lists(SPEEDS, min_size=len(limits), max_size=len(limits)))
+    total = draw(st.integers(1, sum(bound.maximum for bound in limits)))
+    return speeds, total, limits
+
+
+def slowest(counts, speeds):
+    """Return the time of the worker that finishes last."""
+    return max(Fraction(count) / Fraction(speed) for count, speed in zip(counts, speeds, strict=True))
+
+
+def brute_force(speeds, total, ranges):
+    """Return the shortest longest time of all splits whose counts lie in the ranges."""
+    splits = (counts for counts in itertools.product(*ranges) if sum(counts) == total)
+    return min((slowest(counts, speeds) for counts in splits), default=None)
+
+
+def largest_remainder(speeds, total):
+    """Round shares down and give what is left to the largest remainders."""
+    shares = [Fraction(total) * Fraction(speed) / Fraction(sum(speeds)) for speed in speeds]
+    counts = [math.floor(share) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+@settings(deadline=None)
+@given(problems())
+def test_sum_and_bounds_hold(problem):
+    """Counts sum to the total and keep the maxima; the minima too, unless the total is below their sum."""
+    speeds, total, limits = problem
+    counts = split(speeds, total, limits)
+
+    assert sum(counts) == total
+    assert all(0 <= count <= bound.maximum for count, bound in zip(counts, limits, strict=True))
+    if total >= sum(bound.minimum for bound in limits):
+        assert all(count >= bound.minimum for count, bound in zip(counts, limits, strict=True))
+
+
+@settings(deadline=None)
+@given(problems(1))
+def test_no_worker_could_hand_a_sample_on(problem):
+    """With a granularity of 1, moving one sample off the slowest worker never helps, at any speeds."""
+    speeds, total, limits = problem
+    assume(total >= sum(bound.minimum for bound in limits))
+    counts = split(speeds, total, limits)
+
+    # A split is optimal exactly if nobody, with one sample more, would still beat the slowest who can give.
+    longest = slowest(counts, speeds)
+    last = [i for i in range(len(counts)) if Fraction(counts[i]) / Fraction(speeds[i]) == longest]
+    if all(counts[i] > limits[i].minimum for i in last):
+        for i in range(len(counts)):
+            if i not in last and counts[i] < limits[i].maximum:
+                assert Fraction(counts[i] + 1) / Fraction(speeds[i]) >= longest * (1 - Fraction(1, 10**8))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 3), st.integers(3, 8)), min_size=1, max_size=3),
+    st.integers(1, 24),
+)
+def test_optimal_against_brute_force(workers, total):
+    """No other split within the bounds has a shorter longest time."""
+    speeds = [speed for speed, _, _ in workers]
+    limits = [Bounds(low, high) for _, low, high in workers]
+    assume(sum(bound.minimum for bound in limits) <= total <= sum(bound.maximum for bound in limits))
+
+    best = brute_force(speeds, total, [range(b.minimum, b.maximum + 1) for b in limits])
+    assert slowest(split(speeds, total, limits), speeds) <= best * (1 + Fraction(1, 10**8))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0.1, 10), min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.integers(3, 12),
+)
+def test_optimal_in_whole_granularities(speeds, granularity, steps):
+    """Where all share a granularity, the split is the best of those in its multiples."""
+    total = granularity * steps
+    counts = split(speeds, total, [Bounds(granularity=granularity)] * len(speeds))
+
+    multiples = range(granularity, total + 1, granularity)
+    best = brute_force(speeds, total, [multiples] * len(speeds))
+    assert all(count % granularity == 0 for count in counts)
+    assert slowest(counts, speeds) <= best * (1 + Fraction(1, 10**8))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(SPEEDS, min_size=1, max_size=8),
+    st.integers(1, 16),
+    st.integers(0, 400),
+)
+def test_remainder_goes_to_one_worker(speeds, granularity, extra):
+    """What whole granularities cannot give, at most one worker takes, on top of its multiples."""
+    total = granularity * len(speeds) + extra
+    counts = split(speeds, total, [Bounds(granularity=granularity)] * len(speeds))
+
+    assert sorted(count % granularity for count in counts)[:-1] == [0] * (len(counts) - 1)
+
+
+def test_remainder_spreads_over_few_workers_where_one_has_no_room():
+    """A remainder that no worker can take alone goes to the fewest that can take it together."""
+    limits = [Bounds(1, 9, 8), Bounds(1, 9, 8), Bounds(1, 10, 8)]
+
+    assert split([4.0, 3.0, 1.0], 26, limits) == [8, 8, 10]
+    assert split([4.0, 3.0, 1.0], 27, limits) == [9, 8, 10]
+    assert split([4.0, 3.0, 1.0], 28, limits) == [9, 9, 10]
+
+
+def test_minima_are_relaxed_only_below_their_sum():
+    """A batch of as many samples as the minima's sum gives the minima; one sample less, proportions."""
+    limits = [Bounds(4), Bounds(4)]
+
+    assert split([1000.0, 1.0], 8, limits) == [4, 4]
+    assert split([1000.0, 1.0], 7, limits) == [7, 0]
+
+
+def test_minima_come_before_granularity():
+    """Where the minima fit but their next multiples do not, granularity gives way and every minimum holds."""
+    assert split([100.0, 1.0], 10, [Bounds(1, granularity=8)] * 2) == [9, 1]
+
+
+def test_more_than_the_maxima_is_infeasible():
+    """A batch that is larger than the maxima together is refused with both numbers."""
+    limits = [Bounds(1, 10), Bounds(1, 20)]
+
+    assert split([1.0, 1.0], 30, limits) == [10, 20]
+    with pytest.raises(InfeasibleError, match=r"31 samples over 2 workers.* 30 together"):
+        split([1.0, 1.0], 31, limits)
+
+
+def test_bounds_shift_the_rest():
+    """What a full worker cannot take, and a worker at its minimum must, the others balance in proportion."""
+    limits = [Bounds(1, 50), Bounds(20), Bounds(), Bounds()]
+
+    assert split([10.0, 1.0, 4.0, 2.0], 160, limits) == [50, 20, 60, 30]
+
+
+def test_even_where_speeds_are_equal():
+    """Equal speeds get equal counts, the first workers one more."""
+    assert split([1.0] * 4, 128, [Bounds()] * 4) == [32] * 4
+    assert split([3.0] * 3, 11, [Bounds()] * 3) == [4, 4, 3]
+
+
+def test_whole_shares_survive_rounding_error():
+    """Shares that are whole stay so though their floating-point quotient may lie a hair below."""
+    speeds = [0.1, 0.2, 0.3, 0.7]
+
+    assert split(speeds, 1300, [Bounds()] * 4) == [100, 200, 300, 700]
+
+
+@pytest.mark.parametrize("total", [2, 100, 2**40])
+def test_extreme_speeds(total):
+    """A ratio of 10^18 between speeds leaves the slow worker with its minimum."""
+    assert split([1e-9, 1e9], total, [Bounds()] * 2) == [1, total - 1]
+
+
+@settings(deadline=None)
+@given(st.lists(SPEEDS, min_size=2, max_size=6), st.integers(6, 2**40))
+def test_large_totals_keep_their_sum(speeds, total):
+    """Sums are exact where shares are too large for a floating-point fraction."""
+    counts = split(speeds, total, [Bounds(maximum=2**41)] * len(speeds))
+
+    assert sum(counts) == total
+    assert min(counts) >= 1
+
+
+def test_thousands_of_workers():
+    """The sum is exact for many workers, each close to its share."""
+    speeds = [1 + i % 7 for i in range(2000)]
+    counts = split(speeds, 100_003, [Bounds()] * 2000)
+
+    assert sum(counts) == 100_003
+    shares = [100_003 * speed / sum(speeds) for speed in speeds]
+    assert all(abs(count - share) <= 1 for count, share in zip(counts, shares, strict=True))
+
+
+@settings(deadline=None)
+@given(problems())
+def test_deterministic(problem):
+    """The same problem has the same answer."""
+    assert split(*problem) == split(*problem)
+
+
+def test_largest_remainder_is_worse():
+    """The erratum to Alg. 1: by largest remainder, a slow worker gets the sample a fast one does sooner."""
+    speeds, total = [1.0, 10.0], 17  # shares 1.55 and 15.45
+    assert largest_remainder(speeds, total) == [2, 15]
+    assert split(speeds, total, [Bounds()] * 2) == [1, 16]
+    assert slowest([1, 16], speeds) < slowest([2, 15], speeds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((0,), "minimum batch size 0"),
+        ((5, 4), "maximum batch size 4.* 5"),
+        ((1, 4, 0), "granularity 0"),
+        ((1, 4, 5), "granularity 5.* 4"),
+        ((5, 7, 4), "granularity 4.* 5.* 7"),
+    ],
+)
+def test_bounds_errors_name_the_value(arguments, said):
+    """Bounds that nothing can keep are refused with the number that is wrong."""
+    with pytest.raises(ValueError, match=said):
+        Bounds(*arguments)

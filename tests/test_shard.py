@@ -1,0 +1,553 @@
+"""The parameter server's arithmetic: exactly the whole batch's gradient, and exactly torch.optim's step."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps.optimizers import describe, make_optimizer, translate
+from ps.shard import DTYPES, GradientSink, Group, Layout, Shard
+from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+
+OPTIMIZERS = [
+    ("sgd", {"lr": 0.1}),
+    ("sgd", {"lr": 0.1, "momentum": 0.9}),
+    ("sgd", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    ("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": 1.0, "weight_decay": 0.01}),
+    ("adam", {"lr": 0.01}),
+    ("adam", {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": 1.0}),
+    ("adamw", {"lr": 0.01}),
+    ("adamw", {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": 1.0}),
+]
+TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+SIZES = (5, 0, 8)  # elements of the parameter groups
+
+
+def plain_sgd(elements=4, dtype="float64", lr=1.0, **options):
+    """Make a shard of zeros whose step subtracts the mean gradient."""
+    shard = Shard(Layout(dtype, "sgd", (Group(elements, {"lr": lr}),)), **options)
+    shard.initialise(torch.zeros(elements, dtype=DTYPES[dtype]), 0)
+    return shard
+
+
+def values(shard):
+    """Return a copy of the shard's parameters."""
+    return torch.frombuffer(bytearray(shard.parameters()), dtype=DTYPES[shard.layout.dtype])
+
+
+def send(sink, data, chunks=None):
+    """Write bytes into a sink as a socket would, in chunks of the given sizes and then all."""
+    data = memoryview(data)
+    chunks = iter(chunks or ())
+    while data:
+        buffer = sink.get_buffer()
+        n = min(len(buffer), len(data), next(chunks, len(data)))
+        buffer[:n] = data[:n]
+        sink.advance(n)
+        data = data[n:]
+
+
+def wire(gradient):
+    """Return a tensor's bytes."""
+    return gradient.contiguous().numpy().tobytes()
+
+
+def push(shard, start, count, total, gradient, chunks=None):
+    """Bring a whole slice."""
+    sink = GradientSink(shard, shard.begin(shard.version, start, count, total))
+    send(sink, wire(gradient), chunks)
+    sink.close()
+
+
+def tensor(*numbers):
+    """Make a float64 tensor."""
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def slices(counts):
+    """Lay counts side by side: (start, count) each."""
+    return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
+
+
+# -- the weighted mean
+
+
+def test_weighted_mean():
+    """Means of 1 over one sample and 5 over three make 4 over four."""
+    shard = plain_sgd(2)
+    push(shard, 0, 1, 4, tensor(1, 2))
+    assert not shard.complete
+    push(shard, 1, 3, 4, tensor(5, 6))
+    assert shard.complete
+    shard.step()
+
+    assert values(shard).tolist() == [-4, -5]
+    assert shard.version == 1
+    assert not shard.complete
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None)
+@given(st.data())
+def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
+    """Slices that come interleaved, in chunks of any size, make the mean over the samples' gradients."""
+    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    elements = data.draw(st.integers(1, 40))
+    seed = data.draw(st.integers(0, 2**32))
+    total = sum(counts)
+    samples = torch.randn(total, elements, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    shard = plain_sgd(elements, deterministic=deterministic)
+
+    order = random.Random(seed)
+    rest = []
+    for start, count in order.sample(slices(counts), len(counts)):
+        sink = GradientSink(shard, shard.begin(0, start, count, total))
+        rest.append((sink, memoryview(wire(samples[start : start + count].mean(dim=0)))))
+    while rest:
+        assert not shard.complete
+        sink, left = rest.pop(order.randrange(len(rest)))
+        n = order.randint(1, len(left))
+        send(sink, left[:n])
+        if n < len(left):
+            rest.append((sink, left[n:]))
+        else:
+            sink.close()
+    assert shard.complete
+    shard.step()
+
+    torch.testing.assert_close(values(shard), -samples.mean(dim=0), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_larger_than_a_piece(dtype):
+    """A gradient of several of the sink's pieces, in chunks that are no whole elements, arrives whole."""
+    elements = 200_003
+    shard = plain_sgd(elements, dtype)
+    first, second = torch.randn(2, elements, dtype=DTYPES[dtype], generator=torch.Generator().manual_seed(1))
+    push(shard, 0, 1, 4, first, [7, 100_001, 3, 262_144, 1])
+    push(shard, 1, 3, 4, second)
+    shard.step()
+
+    torch.testing.assert_close(values(shard), -(first * 0.25 + second * 0.75))
+
+
+# -- the optimiser's step
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_steps_are_torchs_bit_for_bit(name, options, deterministic, dtype):
+    """With a batch gradient that needs no rounding, every step's parameters are those of torch.optim."""
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(sum(SIZES), dtype=DTYPES[dtype], generator=generator)
+    other = {**options, "lr": options["lr"] / 3, "weight_decay": 0.2}
+    groups = tuple(Group(n, o) for n, o in zip(SIZES, (options, options, other), strict=True))
+    shard = Shard(Layout(dtype, name, groups), deterministic)
+    assert shard.initialise(start.clone(), 0)
+
+    parameters = [part.clone().requires_grad_() for part in torch.split(start, SIZES)]
+    reference = TORCH[name](
+        [{"params": [p], **translate(name, g.options)} for p, g in zip(parameters, groups, strict=True)]
+    )
+    for _ in range(5):
+        # Whole numbers and powers of two: means and weighted sums are exact in any order.
+        samples = torch.randint(-8, 9, (8, sum(SIZES)), generator=generator).to(DTYPES[dtype])
+        for begin, count in ((4, 4), (0, 2), (3, 1), (2, 1)):
+            push(shard, begin, count, 8, samples[begin : begin + count].mean(dim=0))
+        shard.step()
+        for parameter, part in zip(parameters, torch.split(samples.mean(dim=0), SIZES), strict=True):
+            parameter.grad = part.clone()
+        reference.step()
+        assert torch.equal(values(shard), torch.cat([p.detach() for p in parameters]))
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_steps_of_uneven_batches_are_torchs_to_rounding_error(name, options):
+    """With counts of any size, parameters stay within 1e-12 of torch.optim on the whole batch."""
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(6, dtype=torch.float64, generator=generator)
+    shard = Shard(Layout("float64", name, (Group(6, options),)))
+    shard.initialise(start.clone(), 0)
+    parameter = start.clone().requires_grad_()
+    reference = TORCH[name]([{"params": [parameter], **translate(name, options)}])
+    for counts in ([89, 21, 12, 6], [128], [1, 127], [43, 43, 42]):
+        samples = torch.randn(128, 6, dtype=torch.float64, generator=generator)
+        for begin, count in reversed(slices(counts)):
+            push(shard, begin, count, 128, samples[begin : begin + count].mean(dim=0))
+        shard.step()
+        parameter.grad = samples.mean(dim=0)
+        reference.step()
+
+    torch.testing.assert_close(values(shard), parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+@settings(deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 2**32), st.sampled_from(sorted(DTYPES)))
+def test_deterministic_mode_does_not_depend_on_the_order(order, seed, dtype):
+    """In deterministic mode, any order of arrival gives the same bits."""
+    counts = [3, 7, 1, 11, 5]
+    gradients = torch.randn(5, 33, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
+    results = []
+    for arrivals in (range(5), order):
+        shard = plain_sgd(33, dtype, deterministic=True)
+        for i in arrivals:
+            push(shard, *slices(counts)[i], 27, gradients[i])
+        shard.step()
+        results.append(bytes(shard.parameters()))
+
+    assert results[0] == results[1]
+
+
+def test_detached_parameters_stay_as_they_are():
+    """After a detach, the memory that a reader has is left alone, and the steps go on as ever."""
+    options = {"lr": 0.5, "momentum": 0.9}
+    shards = [Shard(Layout("float64", "sgd", (Group(1, options), Group(2, options)))) for _ in range(2)]
+    for shard in shards:
+        shard.initialise(tensor(1, 2, 3), 0)
+    detached, plain = shards
+    for _ in range(3):
+        held = detached.parameters()
+        before = bytes(held)
+        detached.detach_parameters()
+        for shard in shards:
+            push(shard, 0, 2, 2, tensor(1, -1, 2))
+            shard.step()
+        assert bytes(held) == before
+        assert bytes(detached.parameters()) == bytes(plain.parameters()) != before
+
+
+def test_parameters_show_the_step_without_a_copy():
+    """Without a detach, the memory that was given out is the parameters themselves."""
+    shard = plain_sgd(1)
+    held = shard.parameters()
+    push(shard, 0, 1, 1, tensor(2))
+    shard.step()
+
+    assert bytes(held) == bytes(shard.parameters())
+
+
+def test_first_initialisation_holds():
+    """The first parameters and their version stay; a second worker's are not taken."""
+    shard = Shard(Layout("float64", "sgd", (Group(2, {"lr": 1.0}),)))
+    assert shard.initialise(tensor(1, 2), 7)
+    assert not shard.initialise(tensor(3, 4), 0)
+
+    assert values(shard).tolist() == [1, 2]
+    assert shard.version == 7
+    shard.begin(7, 0, 1, 1)
+
+
+# -- losses
+
+
+def test_forfeit_before_arrival():
+    """A slice that was given up is not waited for, and the mean is over the others; once is as twice."""
+    shard = plain_sgd(1)
+    shard.forfeit(0, 0, 4)
+    shard.forfeit(0, 0, 4)
+    assert not shard.complete
+    push(shard, 4, 1, 8, tensor(1))
+    assert not shard.complete
+    push(shard, 5, 3, 8, tensor(5))
+    assert shard.complete
+    with pytest.raises(NotMemberError, match="slice at 0"):
+        shard.begin(0, 0, 4, 8)
+    shard.step()
+
+    assert values(shard).tolist() == [-4]
+
+
+def test_forfeit_after_arrival():
+    """A gradient that is there already counts though its worker has gone."""
+    shard = plain_sgd(1)
+    push(shard, 0, 1, 4, tensor(1))
+    shard.forfeit(0, 0, 1)
+    push(shard, 1, 3, 4, tensor(5))
+    shard.step()
+
+    assert values(shard).tolist() == [-4]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_partial_contribution_then_forfeit(deterministic):
+    """Elements that had come count with their slice's samples, the rest without."""
+    elements = 2**16  # of 8 bytes: two pieces of the sink
+    shard = plain_sgd(elements, deterministic=deterministic)
+    sink = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    gone = torch.ones(elements, dtype=torch.float64)
+    send(sink, wire(gone)[: 2**18 + 100])
+    push(shard, 1, 3, 4, 5 * gone)
+    assert not shard.complete
+    sink.abort()
+    assert not shard.complete
+    shard.forfeit(0, 0, 1)
+    assert shard.complete
+    with pytest.raises(NotMemberError, match="slice at 0"):
+        shard.begin(0, 0, 1, 4)
+    shard.step()
+
+    arrived = values(shard)
+    torch.testing.assert_close(arrived[: 2**15], -4 * gone[: 2**15], rtol=1e-15, atol=0)
+    torch.testing.assert_close(arrived[2**15 :], -5 * gone[2**15 :], rtol=1e-15, atol=0)
+
+
+def test_what_comes_after_the_step_is_dropped():
+    """The rest of a given-up slice that trickles in later changes neither the step nor the next one."""
+    elements = 2**16
+    shard = plain_sgd(elements)
+    late = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    ones = torch.ones(elements, dtype=torch.float64)
+    shard.forfeit(0, 0, 1)
+    push(shard, 1, 3, 4, ones)
+    shard.step()
+    push(shard, 0, 1, 2, ones)
+    send(late, wire(100 * ones))
+    late.close()
+    push(shard, 1, 1, 2, ones)
+    shard.step()
+
+    torch.testing.assert_close(values(shard), -2 * ones, rtol=1e-15, atol=0)
+
+
+def test_forfeit_of_another_iteration_changes_nothing():
+    """A loss that is told late, or of no samples, is not held against the current iteration."""
+    shard = plain_sgd(1)
+    push(shard, 0, 1, 1, tensor(1))
+    shard.step()
+    shard.forfeit(0, 0, 1)
+    shard.forfeit(1, 0, 0)
+
+    push(shard, 0, 1, 1, tensor(1))
+    shard.step()
+    assert values(shard).tolist() == [-2]
+
+
+def test_a_step_forgets_the_losses():
+    """Slices given up in one iteration may be pushed at the same position in the next."""
+    shard = plain_sgd(1)
+    shard.forfeit(0, 0, 1)
+    push(shard, 1, 1, 2, tensor(1))
+    shard.step()
+    push(shard, 0, 1, 2, tensor(1))
+    assert not shard.complete
+    push(shard, 1, 1, 2, tensor(3))
+    shard.step()
+
+    assert values(shard).tolist() == [-3]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None, max_examples=40)
+@given(cuts=st.lists(st.integers(0, 2 * 2**18 + 40), max_size=4), seed=st.integers(0, 99))
+def test_abort_then_resume(deterministic, cuts, seed):
+    """A push that breaks anywhere, and is sent anew from its start, counts each element once."""
+    elements = 2**16 + 5
+    shard = plain_sgd(elements, deterministic=deterministic)
+    ones = torch.arange(1, elements + 1, dtype=torch.float64)
+    push(shard, 3, 1, 4, -ones)
+    for cut in cuts:
+        sink = GradientSink(shard, shard.begin(0, 0, 3, 4))
+        send(sink, wire(ones)[: min(cut, 8 * elements - 1)], [random.Random(seed).randint(1, 2**18)])
+        sink.abort()
+        assert not shard.complete
+    push(shard, 0, 3, 4, ones)
+    assert shard.complete
+    shard.step()
+
+    torch.testing.assert_close(values(shard), -0.5 * ones, rtol=1e-15, atol=0)
+
+
+# -- what is refused
+
+
+def test_push_before_parameters_is_refused():
+    """Nobody may push before someone has initialised."""
+    shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
+    with pytest.raises(InvalidRequestError, match="before the parameters"):
+        shard.begin(0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("iteration", [0, 2])
+def test_push_for_another_iteration_is_refused(iteration):
+    """Only the current iteration's gradients are taken; the error names both."""
+    shard = plain_sgd(1)
+    push(shard, 0, 1, 1, tensor(1))
+    shard.step()
+    with pytest.raises(InvalidRequestError, match=rf"iteration {iteration}.* at 1"):
+        shard.begin(iteration, 0, 1, 1)
+
+
+@pytest.mark.parametrize(("start", "count"), [(3, 4), (5, 1), (7, 2), (4, 3), (2, 9)])
+def test_overlapping_slices_are_refused(start, count):
+    """A slice that shares a position with another is refused with both ranges."""
+    shard = plain_sgd(1)
+    shard.begin(0, 4, 4, 100)
+    with pytest.raises(InvalidRequestError, match=f"slice {start} to {start + count} overlaps 4 to 8"):
+        shard.begin(0, start, count, 100)
+    shard.begin(0, 8, 2, 100)
+    shard.begin(0, 0, 4, 100)
+
+
+def test_more_samples_than_the_batch_are_refused():
+    """Slices may not sum to more than the total."""
+    shard = plain_sgd(1)
+    shard.begin(0, 0, 6, 8)
+    with pytest.raises(InvalidRequestError, match=r"slice of 3 samples.* batch of 8"):
+        shard.begin(0, 6, 3, 8)
+    shard.begin(0, 6, 2, 8)
+
+
+def test_disagreement_about_the_total_is_refused():
+    """All pushes of an iteration name the same total."""
+    shard = plain_sgd(1)
+    shard.begin(0, 0, 1, 8)
+    with pytest.raises(InvalidRequestError, match=r"total 9.* 8"):
+        shard.begin(0, 1, 1, 9)
+
+
+def test_a_slice_comes_through_one_connection_at_a_time():
+    """While a slice is still open, a second connection is told to try later."""
+    shard = plain_sgd(1)
+    sink = GradientSink(shard, shard.begin(0, 0, 1, 1))
+    with pytest.raises(UnavailableError, match="slice at 0"):
+        shard.begin(0, 0, 1, 1)
+    sink.abort()
+    shard.begin(0, 0, 1, 1)
+
+
+def test_has_used_knows_the_last_steps_slices():
+    """Only the last step's iteration, start and count are known to be used."""
+    shard = plain_sgd(1)
+    assert not shard.has_used(0, 0, 1)
+    push(shard, 0, 1, 3, tensor(1))
+    assert not shard.has_used(0, 0, 1)
+    push(shard, 1, 2, 3, tensor(1))
+    shard.step()
+    assert shard.has_used(0, 0, 1)
+    assert shard.has_used(0, 1, 2)
+    assert not shard.has_used(0, 0, 2)
+    assert not shard.has_used(0, 2, 1)
+    assert not shard.has_used(1, 0, 1)
+
+    push(shard, 0, 3, 3, tensor(1))
+    shard.step()
+    assert not shard.has_used(0, 0, 1)
+    assert shard.has_used(1, 0, 3)
+
+
+# -- options
+
+
+def test_set_options_changes_the_learning_rate():
+    """New options hold from the next step on, for each group its own."""
+    shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}))))
+    shard.initialise(tensor(0, 0), 0)
+    shard.set_options([Group(1, {"lr": 0.5}), Group(1, {"lr": 2.0})])
+    push(shard, 0, 1, 1, tensor(1, 1))
+    shard.step()
+
+    assert values(shard).tolist() == [-0.5, -2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([Group(1, {"lr": 2.0}), Group(1, {"lr": -1.0})], "learning rate: -1"),
+        ([Group(1, {"lr": 2.0}), Group(1, {"lr": 2.0, "speed": 1.0})], "'speed'"),
+        ([Group(1, {"lr": 2.0}), Group(1, {"momentum": 0.5})], "lr is missing"),
+        ([Group(1, {"lr": 2.0}), Group(1, {"lr": float("nan")})], "lr nan"),
+        ([Group(1, {"lr": 2.0})], r"\[1\].*\[1, 1\]"),
+        ([Group(1, {"lr": 2.0}), Group(2, {"lr": 2.0})], r"\[1, 2\].*\[1, 1\]"),
+    ],
+)
+def test_bad_options_leave_the_old(groups, said):
+    """If one group's options are refused, none of them changes."""
+    shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}))))
+    shard.initialise(tensor(0, 0), 0)
+    with pytest.raises(InvalidRequestError, match=said):
+        shard.set_options(groups)
+    push(shard, 0, 1, 1, tensor(1, 1))
+    shard.step()
+
+    assert values(shard).tolist() == [-1, -1]
+
+
+def test_amsgrad_cannot_be_switched_on_later():
+    """Options that would make the next step fail are refused, and the steps go on."""
+    shard = Shard(Layout("float64", "adam", (Group(1, {"lr": 1.0}),)))
+    shard.initialise(tensor(0), 0)
+    push(shard, 0, 1, 1, tensor(1))
+    shard.step()
+    with pytest.raises(InvalidRequestError, match="amsgrad"):
+        shard.set_options([Group(1, {"lr": 1.0, "amsgrad": 1.0})])
+    push(shard, 0, 1, 1, tensor(1))
+    shard.step()
+
+    assert shard.version == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("float16", "sgd", (Group(1, {"lr": 1.0}),)), "'float16'.*float32, float64"),
+        (("float32", "lbfgs", (Group(1, {"lr": 1.0}),)), "'lbfgs'.*sgd, adam, adamw"),
+        (("float32", "sgd", ()), "at least one element"),
+        (("float32", "sgd", (Group(0, {"lr": 1.0}),)), "at least one element"),
+        (("float32", "sgd", (Group(2, {"lr": 1.0}), Group(-1, {"lr": 1.0}))), "at least one element"),
+        (("float32", "sgd", (Group(1, {}),)), "lr is missing"),
+        (("float32", "sgd", (Group(1, {"lr": 1.0, "beta1": 0.9}),)), "sgd has no option 'beta1'.*momentum"),
+        (("float32", "adam", (Group(1, {"lr": 1.0, "momentum": 0.9}),)), "'momentum'"),
+        (("float32", "adam", (Group(1, {"lr": 1.0, "eps": float("inf")}),)), "eps inf"),
+        (("float32", "adam", (Group(1, {"lr": 1.0, "beta1": 0.9}),)), "beta1 and beta2"),
+        (("float32", "adamw", (Group(1, {"lr": 1.0, "beta1": 1.5, "beta2": 0.9}),)), "beta.*1.5"),
+        (("float32", "sgd", (Group(1, {"lr": 1.0, "momentum": -1.0}),)), "momentum value: -1"),
+        (("float32", "sgd", (Group(1, {"lr": 1.0, "nesterov": 1.0}),)), "Nesterov"),
+    ],
+)
+def test_layout_errors_name_the_option(arguments, said):
+    """A layout that no optimiser can serve is refused with what is wrong."""
+    with pytest.raises(InvalidRequestError, match=said):
+        Layout(*arguments)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_describe_round_trips(name, options):
+    """Every option of an optimiser survives the way over the wire."""
+    groups = [options, {**options, "lr": 0.7, "weight_decay": 0.3}]
+    tensors = [torch.zeros(1), torch.zeros(2)]
+    original = make_optimizer(name, tensors, groups)
+
+    described, described_groups = describe(original)
+    assert described == name
+    for sent, given_options in zip(described_groups, groups, strict=True):
+        assert sent.items() >= given_options.items()
+        assert all(type(value) is float for value in sent.values())
+    copy = make_optimizer(described, tensors, described_groups)
+    for mine, theirs in zip(copy.param_groups, original.param_groups, strict=True):
+        assert {k: v for k, v in mine.items() if k != "params"} == {
+            k: v for k, v in theirs.items() if k != "params"
+        }
+
+
+@pytest.mark.parametrize("make", TORCH.values())
+def test_describe_refuses_maximize(make):
+    """The parameter server only minimises, and says what to do instead."""
+    with pytest.raises(ValueError, match=r"maximize=True.*negate the loss"):
+        describe(make([torch.zeros(1)], lr=0.1, maximize=True))
+
+
+def test_describe_refuses_what_the_parameter_server_lacks():
+    """Other optimisers, subclasses that may step otherwise, and Adam as AdamW are refused by name."""
+
+    class MySGD(torch.optim.SGD):
+        """Might do anything in its step."""
+
+    with pytest.raises(ValueError, match=r"RMSprop.*SGD, Adam and AdamW"):
+        describe(torch.optim.RMSprop([torch.zeros(1)]))
+    with pytest.raises(ValueError, match="MySGD"):
+        describe(MySGD([torch.zeros(1)], lr=0.1))
+    with pytest.raises(ValueError, match=r"torch\.optim\.AdamW"):
+        describe(torch.optim.Adam([torch.zeros(1)], decoupled_weight_decay=True))

@@ -1,0 +1,248 @@
+"""The PyTorch adapter against real services, its workers as threads of this process."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from batchsize_manager.plan import JobSpec, permutation
+from batchsize_manager.rounding import Bounds
+from evenpace.cluster import LocalCluster
+from rpc.errors import ConnectionLostError, InvalidRequestError
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+from worker.torch_optimizer import distribute
+
+
+class Squares:
+    """A map-style data set that is no torch class; its items are dictionaries."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"index": index, "square": float(index * index)}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Starts services for so many workers; gives a function that makes sessions with them."""
+    clusters, sessions = [], []
+
+    def start(workers):
+        cluster = LocalCluster(tmp_path, workers=workers, policy="even").__enter__()
+        clusters.append(cluster)
+
+        def session(name, bounds=None):
+            config = SessionConfig(
+                cluster.manager,
+                cluster.shard_addresses,
+                worker=name,
+                bounds=bounds or Bounds(),
+                barrier_timeout=60,
+            )
+            sessions.append(Session(config))
+            return sessions[-1]
+
+        return session
+
+    yield start
+    for session in sessions:
+        session.close()
+    for cluster in clusters:
+        cluster.stop()
+
+
+def in_threads(*functions):
+    """Run functions at once; raise what any of them raised."""
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def train(session, seen, size, batch_size, epochs=2, **options):
+    """Go through the epochs, noting for each the indices seen."""
+    loader = DataLoader(Squares(size), batch_size, session=session, **options)
+    model = nn.Linear(1, 1)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1e-9), loader)
+    for epoch in range(epochs):
+        for batch in loader:
+            assert torch.equal(batch["square"], (batch["index"] ** 2).double())
+            seen.setdefault(epoch, []).extend(batch["index"].tolist())
+            optimizer.zero_grad()
+            model(batch["square"].float().unsqueeze(1)).mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_each_epoch_goes_through_each_sample_once(job, num_workers, drop_last):
+    """Workers share out each epoch exactly, with a last batch too small for all, and loading processes."""
+    session = job(3)
+    seen = [{}, {}, {}]
+    in_threads(
+        *(
+            lambda i=i: train(
+                session(f"w{i}", Bounds(maximum=(9, 4, 2)[i])),
+                seen[i],
+                size=31,
+                batch_size=10,
+                shuffle=True,
+                seed=3,
+                drop_last=drop_last,
+                num_workers=num_workers,
+            )
+            for i in range(3)
+        )
+    )
+    for epoch in range(2):
+        together = sorted(index for part in seen for index in part[epoch])
+        order = permutation(JobSpec(31, 10, seed=3), epoch)
+        assert together == sorted(order[: 30 if drop_last else 31].tolist())
+
+
+def test_the_order_without_shuffle_is_the_data_sets(job):
+    """With shuffle off, one worker sees the samples in their own order."""
+    seen = {}
+    train(job(1)("w"), seen, size=10, batch_size=4, epochs=1)
+    assert seen[0] == list(range(10))
+
+
+def test_workers_start_from_the_first_ones_parameters(job):
+    """Models that begin differently are made the same before the first step."""
+    session = job(2)
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    assert not torch.equal(models[0].weight, models[1].weight)
+
+    def start(i):
+        loader = DataLoader(Squares(10), 4, session=session(f"w{i}"))
+        distribute(torch.optim.Adam(models[i].parameters()), loader)
+
+    in_threads(lambda: start(0), lambda: start(1))
+    assert torch.equal(models[0].weight, models[1].weight)
+    assert torch.equal(models[0].bias, models[1].bias)
+
+
+def test_models_that_differ_are_refused(job):
+    """A worker with another model gets an error that shows both shapes."""
+    session = job(2)
+    started = threading.Event()
+
+    def start(i, model):
+        loader = DataLoader(Squares(10), 4, session=session(f"w{i}"))
+        session_i = loader.session
+        session_i.join()
+        if i:
+            assert started.wait(60)
+        distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        started.set()
+
+    with pytest.raises(InvalidRequestError, match=r"8 elements.*6 elements"):
+        in_threads(lambda: start(0, nn.Linear(3, 2)), lambda: start(1, nn.Linear(2, 2)))
+
+
+def test_jobs_that_differ_are_refused(job):
+    """A worker that wants another batch size gets an error that names both."""
+    session = job(1)
+    first, second = session("w0"), session("w1")
+    first.declare(JobSpec(10, 4))
+    first.join()
+    second.declare(JobSpec(10, 5))
+    with pytest.raises(InvalidRequestError, match=r"total_batch_size=4.*total_batch_size=5"):
+        second.join()
+
+
+def test_a_forgotten_step_is_an_error(job):
+    """A loop that does not call step gets told so, instead of the same batch for ever."""
+    loader = DataLoader(Squares(10), 4, session=job(1)("w"))
+    distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+    with pytest.raises(InvalidRequestError, match=r"optimizer.step\(\)"):
+        list(loader)
+
+
+def test_an_unfinished_epoch_is_an_error(job):
+    """A loop that breaks off an epoch and begins the next gets told what is open."""
+    loader = DataLoader(Squares(10), 4, session=job(1)("w"))
+    distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+    next(iter(loader))
+    with pytest.raises(InvalidRequestError, match="iteration 0 of epoch 0 is not finished"):
+        next(iter(loader))
+
+
+def test_bad_options_are_named():
+    """Options that make no sense are refused with their value, before anything is connected."""
+    config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
+    with pytest.raises(InvalidRequestError, match="batch_size 11"):
+        DataLoader(Squares(10), 11, session=Session(config))
+    with pytest.raises(InvalidRequestError, match="map-style"):
+        DataLoader(iter([]), 1, session=Session(config))
+    with pytest.raises(InvalidRequestError, match="num_workers -1"):
+        DataLoader(Squares(10), 1, session=Session(config), num_workers=-1)
+    session = Session(config)
+    loader = DataLoader(Squares(10), 1, session=session)
+    with pytest.raises(InvalidRequestError, match="loader already"):
+        DataLoader(Squares(10), 1, session=session)
+    with pytest.raises(ValueError, match="RMSprop"):
+        distribute(torch.optim.RMSprop(nn.Linear(1, 1).parameters()), loader)
+
+
+def test_an_unreachable_manager_is_named():
+    """Where nobody listens, the error says who was looked for, and where."""
+    config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),), connect_timeout=0.2)
+    session = Session(config)
+    session.declare(JobSpec(10, 2))
+    with pytest.raises(ConnectionLostError, match=r"BatchSizeManager at .*127\.0\.0\.1"):
+        session.join()
+
+
+def test_a_schedule_reaches_the_parameter_server(job):
+    """What a learning-rate schedule changes counts from the next step on."""
+    loader = DataLoader(Squares(4), 1, session=job(1)("w"))
+    model = nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), loader)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    seen = []
+    for _ in loader:
+        optimizer.zero_grad()
+        (-model.weight.sum()).backward()
+        optimizer.step()
+        scheduler.step()
+        seen.append(model.weight.item())
+    assert np.allclose(np.diff([0.0, *seen]), [1, 0.1, 0.01, 0.001], rtol=1e-12)
+
+
+def test_a_closure_gives_its_loss(job):
+    """step(closure) runs the closure and returns its loss, as torch's optimisers do."""
+    loader = DataLoader(Squares(4), 2, session=job(1)("w"))
+    model = nn.Linear(1, 1)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    next(iter(loader))
+
+    def closure():
+        loss = model(torch.ones(2, 1)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    before = model.weight.item()
+    assert optimizer.step(closure).item() >= 0
+    assert model.weight.item() != before

@@ -1,0 +1,145 @@
+"""Training over real processes: services, and workers that run a script."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from batchsize_manager.plan import JobSpec, permutation
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from tests.scripts import train_float64 as script
+
+SCRIPT = Path(script.__file__)
+EPOCHS = 7  # of 8 iterations each, the last of them on a smaller batch
+
+
+def train_alone(optimizer_name, shares=(1.0,), weighted=True):
+    """One process on the whole batches; or on parts of them, averaged by size or naively."""
+    inputs, labels = script.make_data()
+    model = script.make_model()
+    optimizer = script.make_optimizer(optimizer_name, model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
+    for epoch in range(EPOCHS):
+        order = torch.from_numpy(permutation(spec, epoch))
+        for batch in order.split(script.BATCH):
+            optimizer.zero_grad()
+            cuts = [round(share * len(batch)) for share in np.cumsum(shares)]
+            for begin, end in zip([0, *cuts], cuts, strict=False):
+                part = batch[begin:end]
+                weight = len(part) / len(batch) if weighted else 1 / len(shares)
+                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
+                (weight * loss).backward()
+            optimizer.step()
+        scheduler.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+
+
+def run(cluster, wait_until):
+    """Wait for the workers to end well."""
+    wait_until(lambda: not cluster.check(), "the end of training", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "shards"), [("sgd", 1), ("adam", 2)])
+def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until, optimizer, shards):
+    """Uneven, changing batches over three workers give the parameters of one process, to rounding."""
+    with LocalCluster(tmp_path, workers=3, shards=shards, tolerance=0.0) as cluster:
+        for i, limit in enumerate(("64", "20", "7")):
+            arguments = ["--optimizer", optimizer, "--out", str(tmp_path / f"{i}.npy")]
+            arguments += ["--num-workers", str(i)]  # 0, 1 and 2 loading processes
+            cluster.start_worker(f"w{i}", SCRIPT, arguments, options={"--max-batch-size": limit})
+        run(cluster, wait_until)
+    alone = train_alone(optimizer)
+    sizes = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
+    assert [sum(parts) for parts in zip(*sizes, strict=True)] == ([64] * 7 + [52]) * EPOCHS
+    assert max(sizes[2]) <= 7 < min(sizes[0])
+    for i in range(3):
+        assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_naive_averaging_is_biased(optimizer):
+    """What the weights are for: averaged without them, the same uneven parts end elsewhere."""
+    shares = (0.7, 0.2, 0.1)
+    alone = train_alone(optimizer)
+    assert np.abs(train_alone(optimizer, shares) - alone).max() < 1e-9
+    assert np.abs(train_alone(optimizer, shares, weighted=False) - alone).max() > 1e-3
+
+
+def leave_in_the_middle(tmp_path, wait_until, number, report_timeout):
+    """Three workers train; one gets a signal after a few iterations. What the observer saw."""
+    with LocalCluster(tmp_path, workers=3, report_timeout=report_timeout) as cluster:
+        workers = [
+            cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "200", "--out", str(tmp_path / f"{i}.npy")])
+            for i in range(3)
+        ]
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
+        os.kill(workers[1].popen.pid, number)
+        for process in (workers[0], workers[2]):
+            wait_until(lambda p=process: p.popen.poll() is not None, "the end of training", 120)
+            assert process.popen.returncode == 0
+        observer.poll()
+    first, last = np.load(tmp_path / "0.npy"), np.load(tmp_path / "2.npy")
+    assert np.array_equal(first, last)
+    return observer
+
+
+@pytest.mark.slow
+def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
+    """A killed worker is noticed; the next plans do without it and the others finish."""
+    observer = leave_in_the_middle(tmp_path, wait_until, signal.SIGKILL, report_timeout=60)
+    assert len(observer.iterations) == 200 * 8
+    assert {part.worker for part in observer.iterations[-1].workers} == {"w0", "w2"}
+    whole = observer.iterations[-2]
+    assert sum(part.batch_size for part in whole.workers) == whole.total == 64
+    assert any(event.startswith("w1 died") for event in observer.events)
+
+
+@pytest.mark.slow
+def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
+    """A frozen worker is taken out once the others have waited for the report timeout."""
+    observer = leave_in_the_middle(tmp_path, wait_until, signal.SIGSTOP, report_timeout=1)
+    assert len(observer.iterations) == 200 * 8
+    assert any(event.startswith("w1 did not report") for event in observer.events)
+
+
+@pytest.mark.slow
+def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
+    """A late worker starts with the current parameters, takes its part, and ends with the others."""
+    with LocalCluster(tmp_path, workers=1) as cluster:
+        cluster.start_worker("w0", SCRIPT, ["--epochs", "800", "--out", str(tmp_path / "0.npy")])
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
+        cluster.start_worker("w1", SCRIPT, ["--epochs", "800", "--out", str(tmp_path / "1.npy")])
+        run(cluster, wait_until)
+        observer.poll()
+    both = [r for r in observer.iterations if len(r.workers) == 2]
+    assert both
+    assert all(sum(part.batch_size for part in r.workers) == r.total for r in both)
+    assert np.array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "1.npy"))
+
+
+@pytest.mark.slow
+def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
+    """Even when the starter is killed, services and workers end."""
+    code = (
+        "import sys, time; from pathlib import Path; from evenpace.cluster import LocalCluster\n"
+        f"cluster = LocalCluster(Path({str(tmp_path)!r}), workers=2).__enter__()\n"
+        f"cluster.start_worker('w0', Path({str(SCRIPT)!r}))\n"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    with psutil.Popen([os.sys.executable, "-c", code], stdout=-1) as starter:
+        assert starter.stdout.readline() == b"up\n"
+        children = starter.children(recursive=True)
+        assert len(children) >= 3
+        starter.kill()
+    wait_until(lambda: not any(child.is_running() for child in children), "the children's end")
