@@ -16,6 +16,7 @@ from rpc.errors import InvalidRequestError, NotMemberError
 
 _HISTORY_RECORDS = 200_000  # workers times iterations; the oldest go first
 _EVENTS = 200
+_SHORTEST = 1e-9  # seconds; a batch processing time below that is a broken clock's
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class IterationRecord:
 class _Membership:
     incarnation: str
     bounds: Bounds
+    joined_at: float
     first: int  # the first iteration that it may be planned into
     reported: int  # the last iteration that it has reported
     disconnected_at: float | None = None
@@ -157,7 +159,7 @@ class Job:
             )
         self._discard_undelivered()
         first = self._next_iteration
-        self._members[worker] = _Membership(incarnation, bounds, first, first - 1)
+        self._members[worker] = _Membership(incarnation, bounds, now, first, first - 1)
         self._say(f"{worker} joined, for iteration {first} on")
         self._members_changed()
         self._advance(now)
@@ -179,10 +181,10 @@ class Job:
                 f"report of iteration {report.iteration}, but {member.reported + 1} is next for {worker!r}"
             )
         assignment = progress.plan.assignments[worker]
-        if assignment.count and report.batch_processing_time <= 0:
+        if assignment.count and report.batch_processing_time < _SHORTEST:
             raise InvalidRequestError(
                 f"batch_processing_time {report.batch_processing_time} for {assignment.count} samples: "
-                f"must be above 0 s"
+                f"must be at least {_SHORTEST} s"
             )
         member.reported = report.iteration
         progress.reports[worker] = (report, now)
@@ -211,8 +213,11 @@ class Job:
             if gone is not None and now - gone >= self._config.reconnect_grace:
                 self._remove(worker, "died: its connection broke", now)
         for progress in list(self._progress.values()):
-            arrivals = [at for worker, (_, at) in progress.reports.items() if worker in self._members]
-            if not arrivals or now - min(arrivals) < self._config.report_timeout:
+            waiting_since = [at for worker, (_, at) in progress.reports.items() if worker in self._members]
+            waiting_since += [
+                m.joined_at for m in self._members.values() if m.first > progress.plan.iteration
+            ]
+            if not waiting_since or now - min(waiting_since) < self._config.report_timeout:
                 continue
             for worker in progress.plan.assignments:
                 if worker not in progress.reports and worker not in progress.lost:

@@ -261,7 +261,7 @@ class ManagerService:
                     assignment.total,
                 ),
                 waited=time.monotonic() - waiting.since,
-                lost=[_wire.Lost(s.iteration, s.start, s.count) for s in lost],
+                lost=[_wire.Lost(s.iteration, s.start, s.count, s.total) for s in lost],
                 run=hosted.run,
             )
         )

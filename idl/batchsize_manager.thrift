@@ -49,7 +49,7 @@ struct JoinRequest {
 struct ReportRequest {
   1: common.Identity identity
   2: i64 iteration                  // the iteration that this worker has just finished
-  3: double batch_processing_time   // seconds, waiting for others left out; above 0 unless the count was 0
+  3: double batch_processing_time   // seconds, waiting for others left out; at least 1e-9 unless the count was 0
   4: double waiting_time            // seconds spent waiting in the parameter server since the last report
   5: double cpu_usage               // of the CPUs that the worker may use, by anybody; 0 to 1
   6: double memory_usage            // of the memory that the worker may use; 0 to 1
@@ -60,6 +60,7 @@ struct Lost {
   1: i64 iteration
   2: i64 start
   3: i64 count
+  4: i64 total                      // of the whole batch
 }
 
 struct AssignmentReply {

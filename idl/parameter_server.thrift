@@ -78,9 +78,10 @@ struct PullReply {
 
 struct ForfeitRequest {
   1: common.Identity identity
-  2: i64 iteration                  // iteration, start and count of a lost slice, as the manager said
+  2: i64 iteration                  // a lost slice, as the manager said
   3: i64 start
   4: i64 count
+  5: i64 total
 }
 
 struct ForfeitReply {

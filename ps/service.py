@@ -203,8 +203,9 @@ class ParameterServerService:
         hosted = self._hosted(call)
         iteration = check.integer("iteration", request.iteration, 0)
         start = check.integer("start", request.start, 0)
-        count = check.integer("count", request.count, 0)
-        hosted.shard.forfeit(iteration, start, count)
+        total = check.integer("total", request.total, 1)
+        count = check.integer("count", request.count, 0, total)
+        hosted.shard.forfeit(iteration, start, count, total)
         self._step(hosted)
         call.reply(_wire.ForfeitReply(identity=request.identity, iteration=iteration))
 

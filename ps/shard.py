@@ -222,14 +222,18 @@ class Shard:
             weight = contribution.count / self._total
             self._sum[begin : contribution.done].add_(piece, alpha=weight)
 
-    def forfeit(self, iteration: int, start: int, count: int) -> None:
-        """A slice's worker has gone: do not wait for what has not come; the same may be said again."""
+    def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
+        """A slice's worker has gone: do not wait for what has not come; the same may be said again.
+
+        If nothing of a batch of `total` samples can come any more, its step changes no parameter.
+        """
         if iteration != self.version or not count:
             return
         if start in self._contributions:
             self._contributions[start].lost = True
         else:
             self._lost[start] = count
+            self._total = total
 
     @property
     def complete(self) -> bool:
@@ -247,7 +251,8 @@ class Shard:
                 held = contribution.held[: contribution.done]
                 self._sum[: contribution.done].add_(held, alpha=contribution.count / self._total)
         self._normalise(self._total)
-        self._optimizer.step()
+        if self._contributions:
+            self._optimizer.step()
         self._sum.zero_()
         self._stepped, self._contributions = self._contributions, {}
         self._lost.clear()

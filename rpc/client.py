@@ -3,6 +3,7 @@
 After any error the connection is closed: what is left in it could be the answer to an earlier call.
 """
 
+import logging
 import random
 import select
 import socket
@@ -20,6 +21,8 @@ from rpc.errors import (
     ProtocolError,
     UnavailableError,
 )
+
+log = logging.getLogger(__name__)
 
 _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
@@ -93,9 +96,10 @@ class Client:
             try:
                 self.send(method, request, bulk=bulk, deadline=deadline)
                 return self.receive(into=into, deadline=deadline)
-            except (ConnectionLostError, UnavailableError):
+            except (ConnectionLostError, UnavailableError) as error:
                 if time.monotonic() + backoff >= deadline:
                     raise
+                log.warning("%s: %s; trying again", method, error)
             time.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 

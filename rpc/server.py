@@ -228,20 +228,23 @@ class Peer(asyncio.BufferedProtocol):
             return
         now = time.monotonic()
         self._active_at = now
-        if self._sink_left:
-            self._frame_since = now
-            self._feed(count)
-        elif self._tail_left:
-            self._tail_left -= count
-            self._finish_bulk()
-        else:
-            self._filled += count
-            if self._frame_since is None:
+        try:
+            if self._sink_left:
                 self._frame_since = now
-            try:
+                self._feed(count)
+            elif self._tail_left:
+                self._tail_left -= count
+                self._finish_bulk()
+            else:
+                self._filled += count
+                if self._frame_since is None:
+                    self._frame_since = now
                 self._take_frames(now)
-            except ProtocolError as error:
-                self._refuse(str(error))
+        except ProtocolError as error:
+            self._refuse(str(error))
+        except Exception:  # a bug that one peer meets must not leave it, or others, waiting
+            log.exception("what %s sent could not be taken", self.name)
+            self._refuse("internal error; the service's log has the details")
 
     # -- reading
 

@@ -37,7 +37,7 @@ def test_the_help_names_all_commands():
 
 @pytest.mark.parametrize("name", ["worker.py", "ps.py", "rpc/__init__.py"])
 def test_a_module_that_hides_ours_is_named(tmp_path, name):
-    """`import evenpace` beside a module with the name of one of our packages says which file, and what to do."""
+    """`import evenpace` beside a module by the name of one of our packages says which file hides it."""
     hiding = tmp_path / name
     hiding.parent.mkdir(exist_ok=True)
     hiding.write_text("")
@@ -52,9 +52,10 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
     """`evenpace worker` says so, too, before it runs the script."""
     (tmp_path / "worker.py").write_text("")
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
-    done = python(
-        *("-m", "evenpace", "worker", "--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1", "train.py"),
-        cwd=tmp_path,
+    worker = [str(Path(sys.executable).with_name("evenpace")), "worker"]
+    addresses = ["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1"]
+    done = subprocess.run(
+        [*worker, *addresses, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")

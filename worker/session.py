@@ -324,6 +324,7 @@ class Session:
                         iteration=lost.iteration,
                         start=lost.start,
                         count=lost.count,
+                        total=lost.total,
                     )
                 ]
                 * len(self._shards),
