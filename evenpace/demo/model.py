@@ -21,9 +21,9 @@ def make_model(data: ImageSet) -> nn.Module:
         nn.Conv2d(width, width, 3, padding=1),
         nn.Tanh(),
         nn.AvgPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.Conv2d(width, width, 3, padding=1),
         nn.Tanh(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
-        nn.Linear(2 * width * 16, data.classes),
+        nn.Linear(width * 16, data.classes),
     )
