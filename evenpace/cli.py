@@ -74,7 +74,9 @@ def cli(debug: bool) -> None:
     Start with `evenpace demo`. A cluster of your own is one `manager`, one or more `ps`, and a `worker`
     on each machine.
     """
-    # After a fork in the terminal SIGTERM must do as Ctrl-C does: stop what was started, then end.
+    # SIGTERM must do as Ctrl-C does: stop what was started, then end.
+    # Both are set: a process that a shell started in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO,
@@ -137,7 +139,9 @@ def manager(
 @_example("evenpace ps --listen 0.0.0.0:4400")
 @click.option("--listen", default="127.0.0.1:4400", show_default=True, metavar="HOST:PORT")
 @click.option(
-    "--deterministic", is_flag=True, help="Sum gradients in a fixed order: runs repeat to the last bit."
+    "--deterministic",
+    is_flag=True,
+    help="Sum gradients in a fixed order: runs with the same splits are the same to the last bit.",
 )
 @click.option(
     "--memory-mib", type=click.IntRange(1), default=4096, show_default=True, help="Of parameters, at most."
@@ -161,7 +165,7 @@ def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: 
     serve(service, Address.parse(listen), ServerLimits(), _announce)
 
 
-@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@cli.command(context_settings={"allow_interspersed_args": False})
 @_example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
 @click.option("--manager", required=True, metavar="HOST:PORT", help="The BatchSizeManager.")
 @click.option(
@@ -180,6 +184,7 @@ def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: 
 @click.option(
     "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
 )
+@click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
 @click.option("--limit-name", default=None, hidden=True)
 @_hidden_parent
 @click.argument("script", type=click.Path(path_type=Path))
@@ -193,6 +198,7 @@ def worker(
     max_batch_size: int | None,
     granularity: int,
     cpu_share: float | None,
+    cpu: int | None,
     limit_kind: Any,
     limit_name: str | None,
     parent: int | None,
@@ -206,7 +212,7 @@ def worker(
     """
     _start_part(parent)
     from evenpace.context import connect
-    from evenpace.launch import check_script, limit_when_ready, run_script
+    from evenpace.launch import check_script, limit_when_ready, pin, run_script
 
     with _user_mistakes():
         check_script(script)
@@ -219,6 +225,8 @@ def worker(
             max_batch_size=max_batch_size,
             granularity=granularity,
         )
+        if cpu is not None:
+            pin(cpu)
         if cpu_share is not None:
             limit_when_ready(session, cpu_share, limit_name or session.config.worker, limit_kind)
     run_script(script, arguments)

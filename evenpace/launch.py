@@ -35,6 +35,19 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def pin(cpu: int) -> None:
+    """Keep this process on one CPU.
+
+    Raises:
+        InvalidRequestError: There is no such CPU for it.
+    """
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as error:
+        allowed = ", ".join(str(number) for number in sorted(os.sched_getaffinity(0)))
+        raise InvalidRequestError(f"cpu {cpu}: this process may use {allowed}") from error
+
+
 def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind) -> None:
     """Confine this process to `share` of a core from its first iteration on.
 

@@ -3,6 +3,7 @@
 The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 """
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
@@ -188,9 +189,10 @@ class ParameterServerService:
         hosted = self._hosted(call)
         if isinstance(call.sink, GradientSink):
             call.sink.close()
-        self._step(hosted)
         iteration = call.request.assignment.iteration
         call.reply(_wire.PushReply(identity=call.request.identity, iteration=iteration))
+        # Once the answer is out: the step must not count as the last worker's processing time.
+        asyncio.get_running_loop().call_soon(self._step, hosted)
 
     def _pull(self, call: Call) -> None:
         hosted = self._hosted(call)

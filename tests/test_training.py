@@ -129,6 +129,21 @@ def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
 
 
 @pytest.mark.slow
+def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
+    """A worker that joined behind a member which then dies trains on with what is there."""
+    with LocalCluster(tmp_path, workers=1, report_timeout=60) as cluster:
+        first = cluster.start_worker("w0", SCRIPT, ["--epochs", "800"])
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
+        os.kill(first.popen.pid, signal.SIGSTOP)
+        late = cluster.start_worker("w1", SCRIPT, ["--epochs", "2", "--out", str(tmp_path / "1.npy")])
+        wait_until(lambda: observer.poll() and "w1" in observer.members, "the late worker's joining")
+        os.kill(first.popen.pid, signal.SIGKILL)
+        wait_until(lambda: late.popen.poll() is not None, "the end of training", 120)
+        assert late.popen.returncode == 0
+
+
+@pytest.mark.slow
 def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
     """Even when the starter is killed, services and workers end."""
     code = (

@@ -516,7 +516,7 @@ def test_pipelined_calls_are_all_answered(shard, pusher):
     for start, sequence_id in ((0, 2), (4, 3)):
         calls.append(framed("push", pusher.push_request(start, 4), pusher.gradient(), sequence_id))
     pusher.stepped()
-    calls += [pull_frame(pusher, 2, 4), pull_frame(pusher, -1, 5)]
+    calls += [pull_frame(pusher, 2, 4), pull_frame(pusher, 2, 5)]
     with Raw(shard) as raw:
         raw.send(b"".join(calls))
         answers = [answer(raw) for _ in calls]
@@ -546,7 +546,8 @@ def test_frames_split_anywhere(shard, elements):
     places = (1, 3, 4, 5, 60, size // 2, size - 2, size - 1, 4095, 4096, 4097, 4100, 4101, 2**18 + 77)
     with Raw(shard) as raw:
         for place in (place for place in places if place < size):
-            data = framed("push", worker.push_request(), worker.gradient()) + pull_frame(worker, -1)
+            data = framed("push", worker.push_request(), worker.gradient())
+            data += pull_frame(worker, worker.version + 1)
             raw.send(data[:place])
             # Asked over another connection, so that the first part has been read before the second comes.
             worker.check()

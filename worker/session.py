@@ -123,6 +123,7 @@ class Session:
         self._spec: JobSpec | None = None
         self._layout: Layout | None = None
         self._bounds: list[tuple[int, int]] = []  # each shard's elements, from and to
+        self._lost: list[Any] = []  # what the manager said was lost before this worker came
         self._waited = 0.0  # seconds in the parameter server since the last report
         self._identity = idl.common.Identity(config.job, config.worker, self.incarnation)
         self._ps_identity = self._identity
@@ -192,6 +193,7 @@ class Session:
         run = f"{self.config.job}/{reply.run}"
         self._ps_identity = idl.common.Identity(run, self.config.worker, self.incarnation)
         self.assignment = _assignment(reply.assignment)
+        self._lost = list(reply.lost)
         return self.assignment
 
     def open_parameters(self, layout: Layout, initial: NDArray[Any]) -> None:
@@ -232,6 +234,7 @@ class Session:
         ):
             for i in range(1, shards):
                 self._shards[i].call("initialise", request, bulk=self._part(initial, i))
+        self._forfeit(self._lost)
         self._pull(assignment.iteration)
         self.before_training()
         self.stopwatch.take()
@@ -315,21 +318,20 @@ class Session:
             raise ProtocolError(
                 f"the manager answered for iteration {reply.reported_iteration}, not {done.iteration}"
             )
-        for lost in reply.lost:
-            self._on_all_shards(
-                "forfeit",
-                [
-                    _ps.ForfeitRequest(
-                        identity=self._ps_identity,
-                        iteration=lost.iteration,
-                        start=lost.start,
-                        count=lost.count,
-                        total=lost.total,
-                    )
-                ]
-                * len(self._shards),
-            )
+        self._forfeit(reply.lost)
         self.assignment = _assignment(reply.assignment)
+
+    def _forfeit(self, slices: Sequence[Any]) -> None:
+        """Tell the shards not to wait for slices whose workers have gone."""
+        for lost in slices:
+            request = _ps.ForfeitRequest(
+                identity=self._ps_identity,
+                iteration=lost.iteration,
+                start=lost.start,
+                count=lost.count,
+                total=lost.total,
+            )
+            self._on_all_shards("forfeit", [request] * len(self._shards))
 
     def _pull(self, version: int) -> None:
         replies = self._on_all_shards(

@@ -4,7 +4,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
-_EVALUATIONS = 15  # of each run, about
+_SNAPSHOTS = 30  # of the parameters in each run, about; for the curves of loss and accuracy
 _RECENT = 10  # iterations that the live table is over
 _SCRIPT = Path(__file__).with_name("train.py")
 
@@ -114,7 +114,7 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     """
     console = Console()
     torch.set_num_threads(1)
-    os.nice(5)  # watching must not slow down what is watched
+    os.nice(10)  # watching must not slow down what is watched
     data = data_sets.load(config.data)
     if config.total_batch_size > len(data.train_images):
         raise InvalidRequestError(
@@ -166,7 +166,8 @@ class _Run:
         self._console = console
         self._model = make_model(data)
         self._parameters = nn.utils.parameters_to_vector(self._model.parameters()).detach().numpy()
-        self._progress: list[dict[str, float]] = []
+        # seconds since the run's start, steps taken, and a copy of the parameters then
+        self._snapshots: list[tuple[float, int, NDArray[Any]]] = []
         per_epoch = -(-len(data.train_images) // config.total_batch_size)
         self._iterations = per_epoch * config.epochs
 
@@ -187,13 +188,21 @@ class _Run:
         ]
         with cluster:
             observer = Observer(cluster.manager, cluster.shard_addresses)
-            for name, share in config.workers.items():
-                cluster.start_worker(name, _SCRIPT, arguments, cpu_share=share, limit_kind=self._kind)
+            cpus = place(config.shares, sorted(os.sched_getaffinity(0)))
+            for (name, share), cpu in zip(config.workers.items(), cpus, strict=True):
+                cluster.start_worker(
+                    name,
+                    _SCRIPT,
+                    arguments,
+                    cpu_share=share,
+                    limit_kind=self._kind,
+                    options={"--cpu": str(cpu)},
+                )
             began = self._watch(cluster, observer)
             wall = time.monotonic() - began
             observer.poll()
             observer.pull(self._parameters, version=self._iterations)
-            self._evaluate(wall, self._iterations)
+            self._keep(wall, self._iterations)
             observer.close()
         return self._result(observer, wall), self._parameters
 
@@ -203,7 +212,7 @@ class _Run:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         )
         task = bar.add_task(f"{self._name}: starting", total=self._iterations)
-        began, evaluated = 0.0, 0
+        began, kept = 0.0, 0
         with Live(bar, console=self._console, refresh_per_second=4) as live:
             while cluster.check():
                 time.sleep(_POLL_SECONDS)
@@ -215,9 +224,9 @@ class _Run:
                 done = len(observer.iterations)
                 bar.update(task, completed=done, description=f"{self._name} ({self._policy})")
                 live.update(Group(bar, self._table(observer)))
-                if evaluated + self._iterations / _EVALUATIONS <= done < self._iterations:
-                    evaluated = observer.pull(self._parameters)
-                    self._evaluate(now - began, evaluated)
+                if kept + self._iterations / _SNAPSHOTS <= done < self._iterations:
+                    kept = observer.pull(self._parameters)
+                    self._keep(now - began, kept)
         return began or time.monotonic()
 
     def _table(self, observer: Observer) -> Table:
@@ -243,38 +252,55 @@ class _Run:
             )
         return table
 
+    def _keep(self, seconds: float, iteration: int) -> None:
+        """Keep the parameters pulled last; to evaluate them now would take CPU time from the workers."""
+        self._snapshots.append((seconds, iteration, self._parameters.copy()))
+
     @torch.no_grad()
-    def _evaluate(self, seconds: float, iteration: int) -> None:
-        """Loss and accuracy on the test set with the parameters pulled last."""
-        nn.utils.vector_to_parameters(torch.from_numpy(self._parameters), self._model.parameters())
+    def _evaluate(self, seconds: float, iteration: int, parameters: NDArray[Any]) -> dict[str, float]:
+        """Loss and accuracy on the test set."""
+        nn.utils.vector_to_parameters(torch.from_numpy(parameters), self._model.parameters())
         outputs = self._model(torch.from_numpy(self._data.test_images))
         labels = torch.from_numpy(self._data.test_labels)
-        self._progress.append(
-            {
-                "time_s": seconds,
-                "iteration": iteration,
-                "loss": nn.functional.cross_entropy(outputs, labels).item(),
-                "accuracy": (outputs.argmax(1) == labels).float().mean().item(),
-            }
-        )
+        return {
+            "time_s": seconds,
+            "iteration": iteration,
+            "loss": nn.functional.cross_entropy(outputs, labels).item(),
+            "accuracy": (outputs.argmax(1) == labels).float().mean().item(),
+        }
 
     def _result(self, observer: Observer, wall: float) -> dict[str, Any]:
         records = [_plain(record) for record in observer.iterations]
         workers = len(self._config.shares)
         whole = [r for r in records if r["total"] == self._config.total_batch_size]
+        progress = [self._evaluate(*snapshot) for snapshot in self._snapshots]
         waiting = sum(part["waiting_time"] for r in records for part in r["workers"].values())
         return {
             "policy": self._policy,
             "iteration_s_median": statistics.median(r["duration"] for r in records),
             "waiting_share": waiting / (workers * sum(r["duration"] for r in records)),
-            "accuracy": self._progress[-1]["accuracy"],
+            "accuracy": progress[-1]["accuracy"],
             "wall_s": wall,
             "batch_sizes": {
                 name: part["batch_size"] for name, part in (whole or records)[-1]["workers"].items()
             },
             "iterations": records,
-            "progress": self._progress,
+            "progress": progress,
         }
+
+
+def place(shares: Sequence[float], cpus: Sequence[int]) -> list[int]:
+    """A CPU for each worker, the largest share first, each on the CPU with the least to do.
+
+    Left to the scheduler, two large shares meet on one CPU now and then, and for some iterations get less
+    than they may use: noise that has nothing to do with how batches are split.
+    """
+    load = dict.fromkeys(cpus, 0.0)
+    placed = [0] * len(shares)
+    for worker in sorted(range(len(shares)), key=lambda i: -shares[i]):
+        placed[worker] = min(load, key=lambda cpu: load[cpu])
+        load[placed[worker]] += shares[worker]
+    return placed
 
 
 def _plain(record: Any) -> dict[str, Any]:
