@@ -1,8 +1,12 @@
 """What several tests need."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
+
+from rpc.address import Address
+from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 
 
 @pytest.fixture
@@ -17,3 +21,35 @@ def wait_until():
         return result
 
     return wait
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[Address]:
+    """A manager for all tests that can share one."""
+    with serving(manager_service(reconnect_grace=30.0)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def shard() -> Iterator[Address]:
+    """A shard for all tests that can share one."""
+    with serving(shard_service()) as address:
+        yield address
+
+
+@pytest.fixture
+def member(manager) -> Iterator[MemberWorker]:
+    """Has reported an iteration; the tests see whether it can go on."""
+    worker = MemberWorker(manager)
+    worker.iterate()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def pusher(shard) -> Iterator[ShardWorker]:
+    """Has pushed an iteration; the tests see whether it can go on."""
+    worker = ShardWorker(shard)
+    worker.iterate()
+    yield worker
+    worker.close()

@@ -22,7 +22,13 @@ from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.rounding import Bounds
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import ConnectionLostError, EvenpaceError, InvalidRequestError, ProtocolError
+from rpc.errors import (
+    ConnectionLostError,
+    EvenpaceError,
+    InvalidRequestError,
+    ProtocolError,
+    UnavailableError,
+)
 from worker.monitors import ResourceMonitor
 from worker.timing import Stopwatch
 
@@ -351,7 +357,7 @@ class Session:
         bulks: Sequence[memoryview] | None = None,
         intos: Sequence[memoryview] | None = None,
     ) -> list[Any]:
-        """Call all shards at once; those whose connection breaks once more each."""
+        """Call all shards at once; then those again, each as `Client.call` does, that did not take it."""
         deadline = time.monotonic() + self.config.barrier_timeout
         sent = []
         for i, shard in enumerate(self._shards):
@@ -367,8 +373,8 @@ class Session:
             if sent[i]:
                 try:
                     reply = shard.receive(into=into, deadline=deadline)
-                except ConnectionLostError:
-                    log.warning("%s: the connection to %s broke; trying again", method, shard.address)
+                except (ConnectionLostError, UnavailableError) as error:
+                    log.warning("%s: %s; trying again", method, error)
             if reply is None:
                 reply = shard.call(method, requests[i], bulk=bulks[i] if bulks else None, into=into)
             self._check_echo(reply.identity, self._ps_identity)

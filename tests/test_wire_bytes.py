@@ -1,0 +1,320 @@
+"""Bytes that are no message, and messages in unusual pieces."""
+
+import contextlib
+import socket
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thriftpy2.thrift import TMessageType
+
+import idl
+from rpc import codec
+from rpc.errors import ProtocolError
+from rpc.server import ServerLimits
+from tests.services import (
+    MemberWorker,
+    Raw,
+    ShardWorker,
+    join_request,
+    manager_service,
+    open_request,
+    serving,
+    shard_service,
+)
+from tests.wire import (
+    I64,
+    LARGE,
+    LIST,
+    MAP,
+    STOP,
+    STRING,
+    STRUCT,
+    answer,
+    field,
+    framed,
+    message,
+    pull_frame,
+    service_of,
+    text,
+)
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+Identity, Assignment = idl.common.Identity, idl.common.Assignment
+
+
+# -- bytes that are no message: an answer that says why, and the end of the connection
+
+NESTED = field(1, STRUCT, b"") * 1000 + STOP * 1001
+NOT_MESSAGES: dict[str, tuple[bytes, str]] = {
+    "HTTP": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "not a strict binary-protocol Thrift message"),
+    "TLS": (bytes.fromhex("1603010200010001fc0303") + bytes(64), "not a strict binary-protocol"),
+    "unframed": (message("report", STOP)[4:], "a frame of -"),
+    "zeros": (bytes(64), "a frame of 0 bytes"),
+    "negative length": (struct.pack(">i", -5) + b"hello", "a frame of -5 bytes"),
+    "oversized": (struct.pack(">i", 2**31 - 1) + message("report", bytes(8192))[4:], "a frame of 2147483647"),
+    "a little oversized": (message("report", bytes(2**20 + 1)), "1 to 1048576 are allowed"),
+    "old protocol": (codec.frame(text("report") + b"\x01" + bytes(4) + STOP), "not a strict binary-protocol"),
+    "reply": (message("report", STOP, TMessageType.REPLY), "only calls are expected"),
+    "exception": (message("report", STOP, TMessageType.EXCEPTION), "only calls are expected"),
+    "name not UTF-8": (message(b"\xff\xfe", STOP), "not UTF-8"),
+    "long name": (message("x" * 257, STOP), "method name of 257 bytes"),
+    "name of 2 GiB": (codec.frame(struct.pack(">HHi", 0x8001, 1, 2**31 - 1)), "method name of 2147483647"),
+    "empty message": (codec.frame(b"\x80"), "cut off"),
+    "no stop": (message("report", b""), "cut off"),
+    "too much": (message("report", STOP + b"more"), "ends after"),
+    "string of 2 GiB": (
+        message("report", field(1, STRING, text("", 2**31 - 1)) + STOP),
+        "a string of 2147483647",
+    ),
+    "negative string": (message("report", field(1, STRING, text("x", -1)) + STOP), "a string of -1"),
+    "long list": (
+        message("report", field(1, LIST, struct.pack(">bi", I64, 2**31 - 1)) + STOP),
+        "2147483647 elem",
+    ),
+    "negative list": (
+        message("report", field(1, LIST, struct.pack(">bi", I64, -1)) + STOP),
+        "of -1 elements",
+    ),
+    "long list of strings": (
+        message("report", field(1, LIST, struct.pack(">bi", STRING, 3) + text("", 2**30)) + STOP),
+        "a string of 1073741824",
+    ),
+    "long map": (
+        message("report", field(1, MAP, struct.pack(">bbi", STRING, I64, 2**31 - 1)) + STOP),
+        "2147483647",
+    ),
+    "nested structs": (message("report", NESTED), "nested deeper"),
+    "nested lists": (
+        message("report", field(1, LIST, struct.pack(">bi", LIST, 1) * 1000) + STOP),
+        "nested deeper",
+    ),
+    "unknown type": (message("report", field(1, 99, bytes(8)) + STOP), "unknown Thrift type 99"),
+    "void": (message("report", field(1, 1, b"") + STOP), "unknown Thrift type 1"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_MESSAGES)
+def test_what_is_no_message_is_refused(manager, member, name):
+    """Bytes that are no message of ours are answered with the reason, and the connection ends."""
+    data, pattern = NOT_MESSAGES[name]
+    with Raw(manager) as raw:
+        raw.send(data)
+        with pytest.raises(ProtocolError, match=pattern):
+            answer(raw)
+        assert raw.is_closed()
+    member.iterate()
+
+
+@pytest.mark.parametrize("name", NOT_MESSAGES)
+def test_what_is_no_push_is_refused(shard, pusher, name):
+    """The same holds for a method with a gradient."""
+    data, pattern = NOT_MESSAGES[name]
+    with Raw(shard) as raw:
+        raw.send(data.replace(text("report"), text("push")) if "frame of" in pattern else data)
+        with pytest.raises(ProtocolError):
+            answer(raw)
+        assert raw.is_closed()
+    pusher.iterate()
+
+
+def test_answers_before_a_bad_frame_still_come(manager, member):
+    """Of calls in one segment, those before the bad one are answered."""
+    good = framed("history", _manager.HistoryRequest(member.identity.job, 0, 1), sequence_id=7)
+    with Raw(manager) as raw:
+        raw.send(good + codec.frame(b"nonsense"))
+        assert answer(raw)[0].sequence_id == 7
+        with pytest.raises(ProtocolError, match="not a strict"):
+            answer(raw)
+        assert raw.is_closed()
+    member.iterate()
+
+
+@pytest.mark.parametrize("cut", [1, 4, 20, -1])
+def test_connection_closed_within_a_frame(manager, member, cut):
+    """A call that does not arrive whole has no effect."""
+    data = framed("leave", _manager.LeaveRequest(member.identity))
+    with Raw(manager) as raw:
+        raw.send(data[:cut])
+    member.iterate()
+
+
+# -- framing that is unusual and right
+
+
+def test_pipelined_calls_are_all_answered(shard, pusher):
+    """Calls in one segment are answered one by one, large and small ones mixed."""
+    calls = [pull_frame(pusher, -1, 1)]
+    for start, sequence_id in ((0, 2), (4, 3)):
+        calls.append(framed("push", pusher.push_request(start, 4), pusher.gradient(), sequence_id))
+    pusher.stepped()
+    calls += [pull_frame(pusher, 2, 4), pull_frame(pusher, 2, 5)]
+    with Raw(shard) as raw:
+        raw.send(b"".join(calls))
+        answers = [answer(raw) for _ in calls]
+    assert [header.sequence_id for header, _ in answers] == [1, 2, 3, 4, 5]
+    assert answers[-1][1].parameters == answers[-2][1].parameters == pusher.expected.tobytes()
+    pusher.iterate()
+
+
+def test_frames_byte_by_byte(shard):
+    """A call may arrive in any pieces, down to single bytes."""
+    worker = ShardWorker(shard, elements=3)
+    with Raw(shard) as raw:
+        for byte in framed("push", worker.push_request(), worker.gradient()) + pull_frame(worker, 1, 2):
+            raw.send(bytes([byte]))
+        worker.stepped()
+        assert answer(raw)[1].iteration == 0
+        assert answer(raw)[1].parameters == worker.expected.tobytes()
+    worker.iterate()
+    worker.close()
+
+
+@pytest.mark.parametrize("elements", [3, 1000, LARGE])
+def test_frames_split_anywhere(shard, elements):
+    """Wherever a push is split in two, and whatever follows it at once, the sum is exact."""
+    worker = ShardWorker(shard, elements)
+    size = len(framed("push", worker.push_request(), worker.gradient()))
+    places = (1, 3, 4, 5, 60, size // 2, size - 2, size - 1, 4095, 4096, 4097, 4100, 4101, 2**18 + 77)
+    with Raw(shard) as raw:
+        for place in (place for place in places if place < size):
+            data = framed("push", worker.push_request(), worker.gradient())
+            data += pull_frame(worker, worker.version + 1)
+            raw.send(data[:place])
+            # Asked over another connection, so that the first part has been read before the second comes.
+            worker.check()
+            raw.send(data[place:])
+            assert answer(raw)[1].iteration == worker.version
+            worker.stepped()
+            assert answer(raw)[1].parameters == worker.expected.tobytes()
+    worker.close()
+
+
+@pytest.mark.parametrize("envelope", [4096 - d for d in range(-8, 9)])
+@pytest.mark.parametrize("elements", [1, LARGE])
+def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
+    """A gradient is found wherever its field begins, also where what comes before it is long."""
+    worker = ShardWorker(shard, elements)
+    push = worker.push_request()
+    plain = len(framed("push", push, b"")) - 4  # bytes, up to where the field would begin
+    filler = field(77, STRING, text("x" * (envelope - plain - 7)))  # a field that the service does not know
+    head = framed("push", push, b"")[4:]
+    body = head[:-5].replace(field(1, STRUCT, b""), filler + field(1, STRUCT, b""), 1)
+    gradient = worker.gradient().tobytes()
+    with Raw(shard) as raw:
+        raw.send(codec.frame(body + text(gradient) + STOP))
+        assert answer(raw)[1].iteration == 0
+    worker.stepped()
+    worker.iterate()
+    worker.close()
+
+
+@pytest.mark.parametrize("groups", [1, 30, 50, 1000])
+@pytest.mark.parametrize("per_group", [1, 40])
+def test_push_with_options_of_many_groups(shard, groups, per_group):
+    """A push may change the options of as many parameter groups as the job has."""
+    worker = ShardWorker(shard, 1)
+    worker.elements = groups * per_group
+    worker.identity = Identity(f"groups-{groups}-{per_group}", "w", "i")
+    options = {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+    layout = [_ps.ParameterGroup(per_group, options) for _ in range(groups)]
+    worker.client.call("open", open_request(worker.identity, 0, groups=layout))
+    worker.expected = np.zeros(worker.elements, dtype=np.float32)
+    request = _ps.InitialiseRequest(worker.identity, 0)
+    worker.client.call("initialise", request, bulk=worker.expected.data.cast("B"))
+    push = worker.push_request()
+    push.groups = [_ps.ParameterGroup(per_group, {**options, "lr": 0.5}) for _ in range(groups)]
+    gradient = 2 * worker.gradient()
+    worker.client.call("push", push, bulk=gradient.data.cast("B"), timeout=10)
+    worker.stepped()
+    worker.check()
+    worker.close()
+
+
+# -- anything at all
+
+
+def valid_frames() -> list[bytes]:
+    """Some frames that are right, to be spoilt."""
+    nobody = Identity("fuzz", "w", "i")
+    group = _ps.ParameterGroup(10, {"lr": 1.0, "momentum": 0.9})
+    push = _ps.PushRequest(nobody, Assignment(0, 0, 0, 8, 8), [group, group])
+    return [
+        framed("join", join_request(nobody, total_batch_size=0)),
+        framed("report", _manager.ReportRequest(nobody, 0, 0.5, 0.0, 0.5, 0.5)),
+        framed("history", _manager.HistoryRequest("fuzz", 0, 1)),
+        framed("open", open_request(nobody, 0)),
+        framed("push", push, bytes(40)),
+        framed("push", push, bytes(8000)),
+        framed("pull", _ps.PullRequest(nobody, -1)),
+    ]
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """A right frame with some bytes changed, put in or left out, or its length words made extreme."""
+    data = bytearray(draw(st.sampled_from(valid_frames())))
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, max(0, min(len(data), 400) - 1)))
+        match draw(st.sampled_from(["change", "word", "insert", "cut", "repeat"])):
+            case "change":
+                data[place : place + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "word":
+                word = draw(st.sampled_from([-(2**31), -1, 0, 1, 255, 4096, 2**20, 2**31 - 1]))
+                data[place : place + 4] = struct.pack(">i", word)
+            case "insert":
+                data[place:place] = draw(st.binary(max_size=8))
+            case "cut":
+                del data[place : place + draw(st.integers(1, 50))]
+            case "repeat":
+                data[place:place] = data[place : place + 20]
+    if draw(st.booleans()):
+        data[:4] = struct.pack(">i", len(data) - 4)
+    return bytes(data)
+
+
+ANYTHING = st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(codec.frame), spoilt())
+
+
+@settings(max_examples=600, deadline=None)
+@given(ANYTHING, st.integers(0, 2**31 - 1))
+def test_any_bytes_scan_and_decode_or_are_refused(data, extra):
+    """Whatever bytes come, reading them ends in a message or in a ProtocolError."""
+    for length in (len(data) - 4, len(data) - 4 + extra):
+        try:
+            header, bulk = codec.scan(data[4:], length)
+            body = data[4:] if bulk is None else codec.without_bulk(data[4:], bulk)
+            with contextlib.suppress(StopIteration):
+                service_of(header.method)
+                codec.decode(body, getattr(service_of(header.method), f"{header.method}_args"))
+        except ProtocolError:
+            continue
+
+
+@pytest.mark.parametrize("kind", ["manager", "shard"])
+def test_any_bytes_leave_a_server_serving(request, kind):
+    """Whatever bytes come, the server answers or ends that connection, and goes on with the others."""
+    limits = ServerLimits(handshake_timeout=60.0, request_timeout=60.0)
+    service, worker_type = {
+        "manager": (manager_service(), MemberWorker),
+        "shard": (shard_service(), ShardWorker),
+    }[kind]
+    with serving(service, limits) as address:
+        worker = worker_type(address)
+
+        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(ANYTHING, min_size=1, max_size=3))
+        def throw(pieces: list[bytes]) -> None:
+            with Raw(address) as raw:
+                raw.send(b"".join(pieces))
+                with contextlib.suppress(OSError):
+                    raw.socket.shutdown(socket.SHUT_WR)
+                while raw.read_frame() is not None:
+                    pass
+            worker.iterate()
+
+        throw()
+        worker.close()

@@ -1,0 +1,171 @@
+"""The client against services that are away, slow or wrong."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from thriftpy2.thrift import TMessageType
+
+import idl
+from rpc import codec
+from rpc.address import Address
+from rpc.client import Client
+from rpc.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
+from rpc.server import ServerLimits
+from tests.services import ANYWHERE, Raw, ShardWorker, serving, shard_service
+from tests.wire import LARGE, STOP, message
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+
+
+@contextlib.contextmanager
+def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
+    """A server that runs one script for each connection, in their order, and then refuses more."""
+    with socket.create_server(ANYWHERE) as listener:
+        connections: list[Raw] = []
+
+        def run() -> None:
+            for script in scripts:
+                connection = Raw.__new__(Raw)
+                connection.socket, _ = listener.accept()
+                connection.socket.settimeout(20)
+                connections.append(connection)
+                script(connection)
+            listener.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield Address(*listener.getsockname()[:2])
+        finally:
+            thread.join(timeout=30)
+            for connection in connections:
+                connection.socket.close()
+
+
+def answering(members: list[str], method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
+    """A script that answers one call of history, under another name or sequence id where given."""
+
+    def script(raw: Raw) -> None:
+        data = raw.read_frame()
+        assert data is not None
+        header, _ = codec.read_header(data)
+        result = _manager.BatchSizeManager.history_result(success=_manager.History(members=members))
+        reply = codec.Header(method, TMessageType.REPLY, header.sequence_id + skew)
+        raw.send(codec.frame(codec.encode(reply, result)))
+
+    return script
+
+
+def history_client(address: Address, **timeouts: float) -> Client:
+    """Our own client of a manager."""
+    return Client(_manager.BatchSizeManager, address, "manager", **timeouts)
+
+
+HISTORY = _manager.HistoryRequest("j", 0, 1)
+
+
+def test_late_answer_is_never_taken_for_another():
+    """After a deadline the next call goes over a new connection, so the late answer is nobody's."""
+    late = threading.Event()
+    first: list[Raw] = []
+
+    def silent(raw: Raw) -> None:
+        first.append(raw)
+        raw.read_frame()
+
+    def second(raw: Raw) -> None:
+        answer_late = _manager.BatchSizeManager.history_result(success=_manager.History(members=["late"]))
+        for sequence_id in (1, 2):
+            header = codec.Header("history", TMessageType.REPLY, sequence_id)
+            first[0].send(codec.frame(codec.encode(header, answer_late)))
+        late.set()
+        answering(["right"])(raw)
+
+    with scripted(silent, second) as address:
+        client = history_client(address)
+        with pytest.raises(DeadlineExceededError, match=f"at {address} did not answer history"):
+            client.call("history", HISTORY, timeout=0.3)
+        assert client.call("history", HISTORY, timeout=20).members == ["right"]
+        assert late.is_set()
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "pattern"),
+    [
+        (answering([], skew=1), "answered history 2, not history 1"),
+        (answering([], method="leave"), "answered leave 1, not history 1"),
+        (lambda raw: (raw.read_frame(), raw.send(b"HTTP/1.1 400 Bad Request\r\n")), "is it evenpace's"),
+        (lambda raw: (raw.read_frame(), raw.send(bytes(8))), "a frame of 0 bytes"),
+        (lambda raw: (raw.read_frame(), raw.send(message("history", STOP, 2))), "gave no result"),
+        (lambda raw: (raw.read_frame(), raw.send(message("history", STOP, 1))), "answered history 1"),
+    ],
+)
+def test_answer_that_is_none_is_refused(script, pattern):
+    """An answer to another call, or none at all, is an error, and the connection is not used again."""
+    with scripted(script, answering(["right"])) as address:
+        client = history_client(address)
+        with pytest.raises(ProtocolError, match=pattern):
+            client.call("history", HISTORY, timeout=20)
+        assert client.call("history", HISTORY, timeout=20).members == ["right"]
+        client.close()
+
+
+def test_client_goes_on_after_the_connection_broke():
+    """A call whose connection breaks before its answer is sent again over a new one."""
+    broken = [lambda raw: raw.socket.close(), lambda raw: (raw.read_frame(), raw.socket.close())]
+    with scripted(*broken, answering(["right"])) as address:
+        client = history_client(address)
+        assert client.call("history", HISTORY, timeout=20).members == ["right"]
+        client.close()
+
+
+def test_client_goes_on_after_the_server_restarted():
+    """A client finds a server that was restarted on its port."""
+    with serving(shard_service()) as address:
+        worker = ShardWorker(address)
+        worker.iterate()
+    with serving(shard_service(), address=address):
+        with pytest.raises(NotMemberError, match="has not opened"):
+            worker.check()
+        again = ShardWorker(address)
+        again.iterate()
+        again.close()
+    worker.close()
+
+
+def test_nobody_listens():
+    """Where nobody listens, the error names the service and the address."""
+    with socket.create_server(ANYWHERE) as listener:
+        address = Address(*listener.getsockname()[:2])
+    client = history_client(address, connect_timeout=0.2)
+    with pytest.raises(ConnectionLostError, match=f"cannot reach the manager at {address}"):
+        client.call("history", HISTORY)
+
+
+@pytest.mark.parametrize(("held", "asked"), [(10, 9), (10, 11), (LARGE, LARGE + 1), (LARGE, 10), (10, LARGE)])
+def test_pull_of_another_length(shard, held, asked):
+    """Parameters that do not have the length that the caller expects are refused, not cut or padded."""
+    worker = ShardWorker(shard, held)
+    buffer = np.zeros(asked, dtype=np.float32)
+    request = _ps.PullRequest(worker.identity, -1)
+    with pytest.raises(ProtocolError, match=f"sent {4 * held} bytes of pull, not {4 * asked}"):
+        worker.client.call("pull", request, into=buffer.data.cast("B"))
+    assert not buffer.any()
+    worker.iterate()
+    worker.close()
+
+
+def test_client_hears_why_it_is_refused():
+    """A client whose large call is refused while it is being sent gets the server's reason."""
+    with serving(shard_service(), ServerLimits(bulk_bytes=2**16)) as address:
+        worker = ShardWorker(address, elements=10)
+        with pytest.raises((ConnectionLostError, ProtocolError), match="are allowed"):
+            worker.client.call("push", worker.push_request(), bulk=memoryview(bytes(2**25)), timeout=5)
+        worker.iterate()
+        worker.close()

@@ -1,0 +1,357 @@
+"""Peers that break off, read slowly, stay silent or come in crowds; and services that stop."""
+
+import contextlib
+import itertools
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import idl
+from rpc import codec
+from rpc.address import Address
+from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
+from rpc.server import ServerLimits
+from tests.services import (
+    MemberWorker,
+    Raw,
+    ShardWorker,
+    ends_with,
+    join_request,
+    manager_process,
+    manager_service,
+    serving,
+    shard_service,
+    signalled_process,
+)
+from tests.wire import LARGE, answer, framed, pull_frame
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+Identity = idl.common.Identity
+
+
+# -- gradients that come twice, in part, or not at all
+
+
+def test_push_again_after_the_step_is_acknowledged(shard, pusher):
+    """A push whose answer got lost may be sent again after the step: it is acknowledged, and not added."""
+    data = framed("push", pusher.push_request(), pusher.gradient())
+    pusher.iterate()
+    with Raw(shard) as raw:
+        raw.send(data)
+        assert answer(raw)[1].iteration == 1
+    pusher.check()
+    pusher.iterate()
+
+
+def test_push_again_before_the_step_is_added_once(shard, pusher):
+    """A slice that is pushed twice counts once."""
+    pusher.push(start=0, count=4)
+    pusher.push(start=0, count=4)
+    pusher.push(start=4, count=4)
+    pusher.stepped()
+    pusher.check()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("cut", [3, 50, 4096, 100_000, 2**18, 2**18 + 1000, -2, -1])
+def test_push_that_broke_off_is_completed_by_another_connection(shard, pusher, cut, is_last):
+    """After a connection closed in the middle of a gradient, the same slice completes it exactly."""
+    worker = ShardWorker(shard, LARGE)
+    if is_last:
+        worker.push(start=4, count=4)
+    with Raw(shard) as raw:
+        raw.send(framed("push", worker.push_request(0, 4), worker.gradient())[:cut])
+        pusher.iterate()  # others go on meanwhile
+    if not is_last:
+        worker.push(start=4, count=4)
+    worker.push(start=0, count=4)
+    worker.stepped()
+    worker.check()
+    worker.iterate()
+    worker.close()
+
+
+def test_refused_large_push_leaves_the_connection_usable(shard, pusher):
+    """A large gradient that is refused is read away, and what follows in the same segment is answered."""
+    data = framed("push", pusher.push_request(), bytes(2**20), 1)
+    with Raw(shard) as raw:
+        raw.send(data + data + pull_frame(pusher, -1, 3))
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match="1048576 bytes"):
+                answer(raw)
+        header, reply = answer(raw)
+        assert (header.sequence_id, reply.parameters) == (3, pusher.expected.tobytes())
+    pusher.iterate()
+
+
+def test_gradient_beyond_the_limit():
+    """A gradient that is longer than the server's limit is refused before it comes."""
+    with serving(shard_service(), ServerLimits(bulk_bytes=2**16)) as address:
+        worker = ShardWorker(address, elements=1000)
+        with Raw(address) as raw:
+            raw.send(framed("push", worker.push_request(), bytes(2**16 + 4))[:5000])
+            with pytest.raises(ProtocolError, match="a field of 65540 bytes; at most 65536"):
+                answer(raw)
+            assert raw.is_closed()
+        worker.iterate()
+        worker.close()
+
+
+# -- peers that read slowly
+
+MANY = 6 * 2**20  # elements; 24 MiB do not fit into any socket's buffers
+
+
+@pytest.fixture(scope="module")
+def heavy(shard) -> Iterator[ShardWorker]:
+    """The worker of a job whose parameters are many."""
+    worker = ShardWorker(shard, MANY)
+    yield worker
+    worker.close()
+
+
+def test_slow_reader_gets_one_version(shard, heavy):
+    """A pull that is still on its way when steps are taken brings the version that it began with."""
+    version, expected = heavy.version, heavy.expected.tobytes()
+    with Raw(shard, receive_buffer=2**16) as raw:
+        raw.send(pull_frame(heavy, -1))
+        length = raw.read(4)  # the answer has begun
+        heavy.iterate()
+        half = codec.LENGTH.unpack(length)[0] // 2
+        data = raw.read(half)
+        heavy.iterate()
+        data += raw.read(codec.LENGTH.unpack(length)[0] - half)
+    reply = codec.decode(data, _ps.ParameterServer.pull_result).success
+    assert reply.version == version
+    assert reply.parameters == expected
+
+
+def test_peer_that_dies_while_its_pull_is_on_the_way(shard, heavy, pusher):
+    """A peer that vanishes in the middle of its answer leaves the others' parameters alone."""
+    with Raw(shard, receive_buffer=2**16) as raw:
+        raw.send(pull_frame(heavy, -1))
+        raw.read(2**17)
+        raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    heavy.iterate()
+    pusher.iterate()
+
+
+def test_peer_that_does_not_read_its_answer(caplog, wait_until):
+    """A peer that takes nothing of its answer for the request deadline is cut off."""
+    with serving(shard_service(), ServerLimits(request_timeout=0.3)) as address:
+        worker = ShardWorker(address, MANY)
+        with Raw(address, receive_buffer=2**16) as raw:
+            raw.send(pull_frame(worker, -1))
+            wait_until(lambda: "did not take its answer within 0.3 s" in caplog.text, "the cut")
+            assert len(raw.read(4 * MANY)) < 4 * MANY
+        worker.iterate()
+        worker.close()
+
+
+def test_peer_that_reads_slowly_is_not_cut_off():
+    """A reader may take longer than the request deadline for an answer, while it keeps taking some."""
+    with serving(shard_service(), ServerLimits(request_timeout=0.6)) as address:
+        worker = ShardWorker(address, MANY)
+        with Raw(address, receive_buffer=2**16) as raw:
+            raw.send(pull_frame(worker, -1))
+            (length,) = codec.LENGTH.unpack(raw.read(4))
+            pieces = 30
+            for _ in range(pieces):  # 3 s in all
+                assert len(raw.read(length // pieces)) == length // pieces
+                time.sleep(0.1)
+            assert len(raw.read(length % pieces)) == length % pieces
+        worker.close()
+
+
+# -- deadlines and limits
+
+
+def refused_after_deadline(address: Address, *pieces: bytes) -> str:
+    """The reason for which a server ends a connection, which sends the pieces over and over until then."""
+    with Raw(address) as raw:
+        for piece in itertools.cycle(pieces or (b"",)):
+            if piece:
+                raw.send(piece)
+            if select.select([raw.socket], [], [], 0.02 if pieces else 20)[0]:
+                break
+        with pytest.raises(ProtocolError) as refusal:
+            answer(raw)
+        assert raw.is_closed()
+    return str(refusal.value)
+
+
+@pytest.fixture
+def impatient(request) -> Iterator[tuple[Address, MemberWorker]]:
+    """A manager with the deadlines that the test gives, and a member that must come to no harm."""
+    with serving(manager_service(reconnect_grace=30.0), ServerLimits(**request.param)) as address:
+        worker = MemberWorker(address)
+        worker.iterate()
+        yield address, worker
+        worker.iterate()
+        worker.close()
+
+
+@pytest.mark.parametrize("impatient", [{"handshake_timeout": 0.3}], indirect=True)
+def test_silent_peer(impatient):
+    """A peer that says nothing after connecting is told so, and the connection ends."""
+    address, worker = impatient
+    assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
+    worker.iterate()
+
+
+@pytest.mark.parametrize("impatient", [{"request_timeout": 0.3}], indirect=True)
+def test_slow_loris(impatient):
+    """A peer that sends its call byte by byte for longer than the request deadline is cut off."""
+    address, worker = impatient
+    with Raw(address) as raw:
+        data = framed("leave", _manager.LeaveRequest(worker.identity)) + bytes(10**6)
+        reason = ""
+        raw.send(struct.pack(">i", 10**6) + data[4:8])
+        for byte in data[8:]:
+            raw.send(bytes([byte]))
+            if select.select([raw.socket], [], [], 0.02)[0]:
+                with pytest.raises(ProtocolError) as refusal:
+                    answer(raw)
+                reason = str(refusal.value)
+                break
+        assert reason == "the message was not complete within 0.3 s"
+        assert raw.is_closed()
+
+
+@pytest.mark.parametrize("impatient", [{"idle_timeout": 0.3}], indirect=True)
+def test_idle_peer(impatient):
+    """A peer that has called, and then is silent for the idle deadline, is told so."""
+    address, worker = impatient
+    with Raw(address) as raw:
+        raw.send(framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1)))
+        assert answer(raw)[1].members == ["good"]
+        with pytest.raises(ProtocolError, match=r"no call came for 0\.3 s"):
+            answer(raw)
+        assert raw.is_closed()
+
+
+def test_waiting_for_a_barrier_is_not_idle():
+    """A peer whose call is being answered may be silent for as long as that takes."""
+    limits = ServerLimits(idle_timeout=0.3, handshake_timeout=0.3, request_timeout=0.3)
+    with serving(manager_service(workers=2), limits) as address, Raw(address) as one:
+        one.send(framed("join", join_request(Identity("j", "a", "a"))))
+        assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
+        with Raw(address) as two:
+            two.send(framed("join", join_request(Identity("j", "b", "b"))))
+            assert sum(answer(raw)[1].assignment.count for raw in (one, two)) == MemberWorker.BATCH
+
+
+def test_gradient_that_stops_coming():
+    """A gradient that makes no progress for the request deadline is given up; a retry completes it."""
+    with serving(shard_service(), ServerLimits(request_timeout=0.3)) as address:
+        worker = ShardWorker(address, LARGE)
+        with Raw(address) as raw:
+            raw.send(framed("push", worker.push_request(), worker.gradient())[:100_000])
+            with pytest.raises(ProtocolError, match="not complete within"):
+                answer(raw)
+        worker.iterate()
+        worker.close()
+
+
+@pytest.mark.parametrize("impatient", [{"connections": 3}], indirect=True)
+def test_too_many_connections(impatient, wait_until):
+    """A connection too many is told so; one that closes makes room."""
+    address, worker = impatient
+    call = framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1))
+    with Raw(address) as one:
+        with Raw(address) as two:
+            for raw in (one, two):
+                raw.send(call)
+                answer(raw)
+            with Raw(address) as three:
+                with pytest.raises(ProtocolError, match="3 connections are open already"):
+                    answer(three)
+                assert three.is_closed()
+
+        def admitted() -> bool:
+            with Raw(address) as again, contextlib.suppress(ProtocolError):
+                again.send(call)
+                return answer(again)[1].members == ["good"]
+            return False
+
+        wait_until(admitted, "room for a connection")
+
+
+def test_too_many_calls_in_flight():
+    """A call too many on one connection ends it; calls that are answered do not count."""
+    with serving(shard_service(), ServerLimits(calls_in_flight=4)) as address:
+        worker = ShardWorker(address)
+        with Raw(address) as raw:
+            raw.send(b"".join(pull_frame(worker, -1, i) for i in range(10)))
+            assert [answer(raw)[0].sequence_id for _ in range(10)] == list(range(10))
+            raw.send(b"".join(pull_frame(worker, 1, i) for i in range(5)))
+            with pytest.raises(ProtocolError, match="4 calls are unanswered"):
+                answer(raw)
+            assert raw.is_closed()
+        worker.iterate()
+        worker.close()
+
+
+def test_client_reconnects_after_idle(caplog, wait_until):
+    """A worker that was disconnected for idling goes on over a new connection, as the same member."""
+    with serving(manager_service(reconnect_grace=30.0), ServerLimits(idle_timeout=0.3)) as address:
+        worker = MemberWorker(address)
+        wait_until(lambda: "no call came for 0.3 s" in caplog.text, "the end of the connection")
+        worker.iterate()
+        worker.close()
+
+
+# -- processes
+
+
+def test_second_manager_on_the_port():
+    """A second manager on a port is refused with the address, and the first goes on."""
+    with manager_process() as address:
+        worker = MemberWorker(address)
+        second = subprocess.run(
+            [sys.executable, "-m", "evenpace", "manager", "--listen", str(address)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode != 0
+        assert f"{address} is in use" in second.stderr
+        assert "Traceback" not in second.stderr
+        worker.iterate()
+        worker.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_clean_shutdown_of_the_manager(number):
+    """A manager that is told to stop refuses who waits, then ends with status 0."""
+    with signalled_process("manager", "--workers", "2") as (popen, address), Raw(address) as raw:
+        identity = Identity("j", "a", "a")
+        # The second call shows that the first is waiting: calls on a connection are taken in order.
+        raw.send(framed("join", join_request(identity)))
+        raw.send(framed("history", _manager.HistoryRequest("j", 0, 1), sequence_id=2))
+        assert answer(raw)[1].members == ["a"]
+        assert ends_with(popen, number) == 0
+        with pytest.raises(UnavailableError, match="shutting down"):
+            answer(raw)
+        assert raw.is_closed()
+
+
+def test_clean_shutdown_of_a_shard():
+    """A shard that is told to stop refuses who waits, then ends with status 0."""
+    with signalled_process("ps") as (popen, address), Raw(address) as raw:
+        worker = ShardWorker(address)
+        raw.send(pull_frame(worker, 1) + pull_frame(worker, -1, 2))
+        assert answer(raw)[0].sequence_id == 2
+        assert ends_with(popen, signal.SIGTERM) == 0
+        with pytest.raises(UnavailableError, match="shutting down"):
+            answer(raw)
+        worker.close()
