@@ -17,7 +17,8 @@ from batchsize_manager.policies import make_policy
 from batchsize_manager.rounding import Bounds
 from rpc import check
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
-from rpc.server import Call, Peer, Sink
+from rpc.peer import Peer
+from rpc.service import Call, Sink
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class _Hosted:
 
 
 class ManagerService:
-    """Serves `idl/batchsize_manager.thrift`; see `rpc.server.Service`."""
+    """Serves `idl/batchsize_manager.thrift`; see `rpc.service.Service`."""
 
     definition = _wire.BatchSizeManager
     bulk_methods: frozenset[str] = frozenset()
@@ -90,7 +91,7 @@ class ManagerService:
             "history": self._history,
         }
 
-    # -- rpc.server.Service
+    # -- rpc.service.Service
 
     def handle(self, call: Call) -> None:
         """Take a call."""

@@ -128,7 +128,7 @@ def manager(
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
     from rpc.address import Address
-    from rpc.server import ServerLimits
+    from rpc.peer import ServerLimits
 
     job = JobConfig(workers=workers, report_timeout=report_timeout)
     service = ManagerService(ManagerConfig(policy, predictor, tolerance, job))
@@ -158,7 +158,7 @@ def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: 
     from evenpace.serve import serve
     from ps.service import ParameterServerConfig, ParameterServerService
     from rpc.address import Address
-    from rpc.server import ServerLimits
+    from rpc.peer import ServerLimits
 
     torch.set_num_threads(threads)
     service = ParameterServerService(ParameterServerConfig(deterministic, memory_mib * 2**20))

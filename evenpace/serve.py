@@ -12,7 +12,9 @@ import uvloop
 
 from rpc.address import Address
 from rpc.errors import UnavailableError
-from rpc.server import Server, ServerLimits, Service
+from rpc.peer import ServerLimits
+from rpc.server import Server
+from rpc.service import Service
 
 log = logging.getLogger(__name__)
 

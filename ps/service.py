@@ -15,7 +15,8 @@ import idl
 from ps.shard import DTYPES, GradientSink, Group, Layout, Shard
 from rpc import check
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
-from rpc.server import Call, Discard, Peer, Sink
+from rpc.peer import Peer
+from rpc.service import Call, Discard, Sink
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class _ParametersSink:
 
 
 class ParameterServerService:
-    """Serves `idl/parameter_server.thrift`; see `rpc.server.Service`."""
+    """Serves `idl/parameter_server.thrift`; see `rpc.service.Service`."""
 
     definition = _wire.ParameterServer
     bulk_methods = frozenset({"initialise", "push"})
@@ -89,7 +90,7 @@ class ParameterServerService:
             "forfeit": self._forfeit,
         }
 
-    # -- rpc.server.Service
+    # -- rpc.service.Service
 
     def handle(self, call: Call) -> None:
         """Take a call; that of a bulk method comes when its field has arrived."""

@@ -282,7 +282,7 @@ class Shard:
 
 
 class GradientSink:
-    """Takes a gradient from the wire piece by piece into a shard; see `rpc.server.Sink`."""
+    """Takes a gradient from the wire piece by piece into a shard; see `rpc.service.Sink`."""
 
     def __init__(self, shard: Shard, contribution: Contribution) -> None:
         self._shard = shard

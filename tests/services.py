@@ -24,7 +24,9 @@ from ps.service import ParameterServerConfig, ParameterServerService
 from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
-from rpc.server import Server, ServerLimits, Service
+from rpc.peer import ServerLimits
+from rpc.server import Server
+from rpc.service import Service
 
 ANYWHERE = Address("127.0.0.1", 0)
 

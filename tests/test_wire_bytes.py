@@ -13,7 +13,7 @@ from thriftpy2.thrift import TMessageType
 import idl
 from rpc import codec
 from rpc.errors import ProtocolError
-from rpc.server import ServerLimits
+from rpc.peer import ServerLimits
 from tests.services import (
     MemberWorker,
     Raw,

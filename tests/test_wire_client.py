@@ -14,7 +14,7 @@ from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
-from rpc.server import ServerLimits
+from rpc.peer import ServerLimits
 from tests.services import ANYWHERE, Raw, ShardWorker, serving, shard_service
 from tests.wire import LARGE, STOP, message
 

@@ -17,7 +17,7 @@ import idl
 from rpc import codec
 from rpc.address import Address
 from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
-from rpc.server import ServerLimits
+from rpc.peer import ServerLimits
 from tests.services import (
     MemberWorker,
     Raw,

@@ -1,0 +1,349 @@
+"""One connection of a server: frames in, calls out to the service, answers back; limits and deadlines.
+
+Bulk fields go straight from the socket into the buffers of a `Sink`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from thriftpy2.thrift import TApplicationException, TMessageType
+
+from rpc import codec
+from rpc.address import Address
+from rpc.errors import EvenpaceError, ProtocolError, UnavailableError
+from rpc.service import Call, Discard, Sink
+
+if TYPE_CHECKING:
+    from rpc.server import Server
+
+log = logging.getLogger(__name__)
+
+_SCRATCH = 4096  # bytes; an ordinary message fits, and so does the envelope of a large one
+_LINGER_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a peer may do to a server.
+
+    Attributes:
+        frame_bytes: Longest message, its bulk field left out.
+        bulk_bytes: Longest bulk field.
+        connections: How many peers at once.
+        calls_in_flight: How many unanswered calls on one connection.
+        handshake_timeout: Seconds from a connection's start to its first whole message.
+        request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
+            progress), and for a peer to take any of its answer.
+        idle_timeout: Seconds without any message, while no call is being answered.
+    """
+
+    frame_bytes: int = 2**20
+    bulk_bytes: int = codec.MAX_FRAME - 2**20
+    connections: int = 10_000
+    calls_in_flight: int = 64
+    handshake_timeout: float = 10.0
+    request_timeout: float = 20.0
+    idle_timeout: float = 3600.0
+
+
+class Peer(asyncio.BufferedProtocol):
+    """One connection. Frames in, calls out to the service; answers back."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._service = server.service
+        self._limits = server.limits
+        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._filled = 0  # bytes of the scratch that are in use
+        self._sink: Sink | None = None
+        self._sink_left = 0  # bytes of the bulk field still to come
+        self._tail_left = 0  # bytes of the frame after the bulk field still to come
+        self._call: Call | _Refusal | None = None  # what to do once the frame is complete
+        self._refused = False
+        self._in_flight = 0
+        self._connected_at = self._active_at = time.monotonic()
+        self._frame_since: float | None = None
+        self._blocked_since: float | None = None
+        self._unsent = 0  # bytes of answers, when deadlines were last looked at
+        self._handshaken = False
+        self.name = "?"
+
+    # -- the event loop calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A peer has connected."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self.transport.set_write_buffer_limits(high=0)
+        address = transport.get_extra_info("peername")
+        self.name = str(Address(*address[:2])) if address else "?"
+        if not self._server.admit(self):
+            self._refuse(f"{self._limits.connections} connections are open already; no more are allowed")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The peer has gone, or we have closed."""
+        if self._sink is not None:
+            self._sink.abort()
+            self._sink = None
+        self._server.forget(self)
+        self._service.disconnected(self)
+
+    def pause_writing(self) -> None:
+        """The peer is not taking what we send."""
+        self._blocked_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        """It has taken all."""
+        self._blocked_since = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes from the socket go."""
+        if self._refused:
+            return self._scratch
+        if self._sink_left:
+            assert self._sink is not None
+            return self._sink.get_buffer()
+        if self._tail_left:
+            return self._scratch[: self._tail_left]
+        return self._scratch[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        """`count` bytes have arrived."""
+        if self._refused:
+            return
+        now = time.monotonic()
+        self._active_at = now
+        try:
+            if self._sink_left:
+                self._frame_since = now
+                self._feed(count)
+            elif self._tail_left:
+                self._tail_left -= count
+                self._finish_bulk()
+            else:
+                self._filled += count
+                if self._frame_since is None:
+                    self._frame_since = now
+                self._take_frames(now)
+        except ProtocolError as error:
+            self._refuse(str(error))
+        except Exception:  # a bug that one peer meets must not leave it, or others, waiting
+            log.exception("what %s sent could not be taken", self.name)
+            self._refuse("internal error; the service's log has the details")
+
+    # -- reading
+
+    def _take_frames(self, now: float) -> None:
+        scratch, position, filled = self._scratch, 0, self._filled
+        while filled - position >= 4 and not self._refused:
+            (length,) = codec.LENGTH.unpack_from(scratch, position)
+            end = position + 4 + length
+            if length <= 0 or length > self._limits.frame_bytes + self._limits.bulk_bytes:
+                raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
+            if end > filled:
+                if filled - position >= 8:  # say at once that another protocol is spoken
+                    codec.check_start(bytes(scratch[position + 4 : position + 8]))
+                break
+            self._frame_since = None
+            self._take_message(bytes(scratch[position + 4 : end]))
+            position = end
+        if self._refused:
+            return
+        self._filled = filled - position
+        if position:
+            scratch[: self._filled] = bytes(scratch[position:filled])
+            if self._filled:
+                self._frame_since = now
+        if self._filled == len(self._scratch):
+            self._grow_or_stream()
+
+    def _grow_or_stream(self) -> None:
+        """A frame is longer than the scratch: find its bulk field, or make room for all of it."""
+        (length,) = codec.LENGTH.unpack_from(self._scratch)
+        prefix = bytes(self._scratch[4 : self._filled])
+        header, _ = codec.read_header(prefix)
+        room = length + 4
+        if header.method in self._service.bulk_methods:
+            bulk = None
+            with contextlib.suppress(codec.CutOffError):
+                header, bulk = codec.scan(prefix, length)
+            if bulk is not None and bulk.depth == 1:  # an argument itself
+                self._start_bulk(header, bulk, prefix, length)
+                return
+            # What comes before the bulk field is long: read on until the field begins.
+            room = min(room, 2 * self._filled, max(self._filled, self._limits.frame_bytes) + 4)
+        if room > self._limits.frame_bytes + 4:
+            raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
+        larger = memoryview(bytearray(room))
+        larger[: self._filled] = self._scratch
+        self._scratch = larger
+
+    def _take_message(self, data: bytes) -> None:
+        header, _ = codec.scan(data, len(data))
+        arguments = self._decode(header, data)
+        if arguments is None:
+            return
+        self._active_at = time.monotonic()
+        call = self._new_call(header, arguments)
+        if header.method not in self._service.bulk_methods:
+            self._dispatch(call)
+            return
+        payload = memoryview(codec.bulk_field(arguments) or b"")
+        prepared = self._open_sink(call, payload.nbytes)
+        while payload.nbytes:
+            assert self._sink is not None
+            buffer = self._sink.get_buffer()
+            count = min(len(buffer), payload.nbytes)
+            buffer[:count] = payload[:count]
+            self._sink.advance(count)
+            payload = payload[count:]
+        self._sink = None
+        self._dispatch(prepared)
+
+    def _start_bulk(self, header: codec.Header, bulk: codec.Bulk, prefix: bytes, frame_length: int) -> None:
+        if bulk.position > self._limits.frame_bytes or bulk.length > self._limits.bulk_bytes:
+            raise ProtocolError(
+                f"{header.method}: a field of {bulk.length} bytes; "
+                f"at most {self._limits.bulk_bytes} are allowed"
+            )
+        arguments = self._decode(header, codec.without_bulk(prefix, bulk))
+        if arguments is None:
+            return
+        self._call = self._open_sink(self._new_call(header, arguments), bulk.length)
+        self._sink_left = bulk.length
+        self._tail_left = frame_length - bulk.position - 4 - bulk.length
+        arrived = memoryview(prefix)[bulk.position + 4 :]
+        self._filled = 0
+        while arrived.nbytes:
+            assert self._sink is not None
+            buffer = self._sink.get_buffer()
+            count = min(len(buffer), arrived.nbytes)
+            buffer[:count] = arrived[:count]
+            arrived = arrived[count:]
+            self._feed(count)
+
+    def _feed(self, count: int) -> None:
+        assert self._sink is not None
+        self._sink.advance(count)
+        self._sink_left -= count
+        if not self._sink_left:
+            self._finish_bulk()
+
+    def _finish_bulk(self) -> None:
+        if self._tail_left:
+            return  # until then the sink may still have to be aborted
+        self._sink = None
+        self._frame_since = None
+        call, self._call = self._call, None
+        assert call is not None
+        self._dispatch(call)
+
+    def _open_sink(self, call: Call, length: int) -> "Call | _Refusal":
+        """Open the call's sink; a refusal waits until the field has been read and dropped."""
+        try:
+            call.sink = self._sink = self._service.open_sink(call, length)
+        except EvenpaceError as error:
+            self._sink = Discard(length)
+            return _Refusal(call, error)
+        return call
+
+    def _decode(self, header: codec.Header, data: bytes) -> Any | None:
+        """The call's arguments; None where the call has been answered with an error already."""
+        definition = self._service.definition
+        if header.type not in (TMessageType.CALL, TMessageType.ONEWAY):
+            raise ProtocolError(f"message type {header.type}: only calls are expected here")
+        if header.method not in definition.thrift_services:  # type: ignore[attr-defined]
+            known = ", ".join(definition.thrift_services)  # type: ignore[attr-defined]
+            self._in_flight += 1
+            self.answer(
+                [
+                    codec.application_exception(
+                        header,
+                        TApplicationException.UNKNOWN_METHOD,
+                        f"no method {header.method!r}; {definition.__name__} has {known}",
+                    )
+                ]
+            )
+            return None
+        return codec.decode(data, getattr(definition, f"{header.method}_args"))
+
+    def _new_call(self, header: codec.Header, arguments: Any) -> Call:
+        if self._in_flight >= self._limits.calls_in_flight:
+            raise ProtocolError(
+                f"{self._in_flight} calls are unanswered on this connection; no more are allowed"
+            )
+        self._handshaken = True
+        self._in_flight += 1
+        result_type = getattr(self._service.definition, f"{header.method}_result")
+        return Call(header, arguments.request, result_type, self)
+
+    def _dispatch(self, call: "Call | _Refusal") -> None:
+        if isinstance(call, _Refusal):
+            call.call.fail(call.error)
+            return
+        try:
+            if self._server.stopping:
+                raise UnavailableError("the service is shutting down")
+            self._service.handle(call)
+        except EvenpaceError as error:
+            call.fail(error)
+        except Exception:  # a bug that one caller meets must not end the service for all
+            log.exception("%s from %s failed", call.method, self.name)
+            call.crash("internal error; the service's log has the details")
+
+    # -- writing
+
+    def answer(self, parts: list[bytes | memoryview]) -> None:
+        """Send one answer. A peer that has gone needs none."""
+        self._in_flight -= 1
+        self._active_at = time.monotonic()
+        if not self.transport.is_closing():
+            if len(parts) == 1:
+                self.transport.write(parts[0])
+            else:
+                self.transport.writelines(parts)
+
+    def is_sending(self) -> bool:
+        """Whether bytes of an answer are still on their way out of this process."""
+        return not self.transport.is_closing() and self.transport.get_write_buffer_size() > 0
+
+    def _refuse(self, text: str) -> None:
+        """Say why, then close; what still arrives is dropped, so that the reason gets through."""
+        log.warning("refused %s: %s", self.name, text)
+        self._refused, self._filled, self._frame_since = True, 0, None
+        if self._sink is not None:
+            self._sink.abort()
+            self._sink, self._sink_left = None, 0
+        header = codec.Header("", TMessageType.EXCEPTION, 0)
+        self.transport.write(codec.application_exception(header, TApplicationException.PROTOCOL_ERROR, text))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if its peer has let a deadline pass."""
+        limits = self._limits
+        if self._refused or self.transport.is_closing():
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if self._blocked_since is not None and unsent < self._unsent:
+            self._blocked_since = now  # slow, but alive
+        self._unsent = unsent
+        if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
+            log.warning("%s did not take its answer within %g s", self.name, limits.request_timeout)
+            self.transport.abort()
+        elif self._frame_since is not None and now - self._frame_since > limits.request_timeout:
+            self._refuse(f"the message was not complete within {limits.request_timeout:g} s")
+        elif not self._handshaken and now - self._connected_at > limits.handshake_timeout:
+            self._refuse(f"no call came within {limits.handshake_timeout:g} s of connecting")
+        elif not self._in_flight and now - self._active_at > limits.idle_timeout:
+            self._refuse(f"no call came for {limits.idle_timeout:g} s")
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    call: Call
+    error: EvenpaceError

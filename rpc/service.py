@@ -1,0 +1,116 @@
+"""What a service is to its server, and a call to the service that answers it."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thriftpy2.thrift import TApplicationException, TMessageType
+
+from rpc import codec
+from rpc.errors import EvenpaceError
+
+if TYPE_CHECKING:
+    from rpc.peer import Peer
+
+
+class Sink(Protocol):
+    """Takes the bytes of one bulk field as they arrive."""
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty, and never longer than what is still to come."""
+
+    def advance(self, count: int) -> None:
+        """`count` bytes have been written to the start of the buffer."""
+
+    def abort(self) -> None:
+        """The rest will not come."""
+
+
+class Discard:
+    """A sink for a bulk field that nobody wants: the call has been refused."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self._buffer = memoryview(bytearray(min(length, 2**16)))
+
+    def get_buffer(self) -> memoryview:
+        """A buffer that is overwritten again and again."""
+        return self._buffer[: self._left]
+
+    def advance(self, count: int) -> None:
+        """Count, only."""
+        self._left -= count
+
+    def abort(self) -> None:
+        """Nothing is held."""
+
+
+class Call:
+    """One call, to be answered exactly once, now or later.
+
+    Attributes:
+        request: The first argument, a Thrift struct, or None where the peer left it out.
+        sink: What `Service.open_sink` gave for the call's bulk field, if it has one.
+        peer: The connection that it came on; the same object for all calls of one connection.
+    """
+
+    __slots__ = ("_header", "_result_type", "peer", "request", "sink")
+
+    def __init__(self, header: codec.Header, request: Any, result_type: type, peer: "Peer") -> None:
+        self._header = header
+        self._result_type = result_type
+        self.request = request
+        self.peer = peer
+        self.sink: Sink | None = None
+
+    @property
+    def method(self) -> str:
+        """The name of the method called."""
+        return self._header.method
+
+    def reply(self, value: Any, bulk: memoryview | None = None) -> None:
+        """Answer with a struct; `bulk` takes the place of its last field, an empty binary."""
+        message = self._encode(self._result_type(success=value))
+        if bulk is None:
+            self.peer.answer([codec.frame(message)])
+        else:
+            head, tail = codec.frame_around_bulk(message, 2, bulk.nbytes)
+            self.peer.answer([head, bulk, tail])
+
+    def fail(self, error: EvenpaceError) -> None:
+        """Answer with a declared exception."""
+        result = codec.failure(self._result_type, error)
+        if result is None:
+            self.crash(str(error))
+        else:
+            self.peer.answer([codec.frame(self._encode(result))])
+
+    def crash(self, text: str) -> None:
+        """Answer that the service itself has failed."""
+        self.peer.answer(
+            [codec.application_exception(self._header, TApplicationException.INTERNAL_ERROR, text)]
+        )
+
+    def _encode(self, result: Any) -> bytes:
+        reply = codec.Header(self._header.method, TMessageType.REPLY, self._header.sequence_id)
+        return codec.encode(reply, result)
+
+
+class Service(Protocol):
+    """What a server serves."""
+
+    definition: type  # the Thrift service
+    bulk_methods: frozenset[str]  # those whose second argument is a bulk field
+
+    def handle(self, call: Call) -> None:
+        """Take a call. Raise an `EvenpaceError` to refuse it; answer it otherwise, now or later."""
+
+    def open_sink(self, call: Call, length: int) -> Sink:
+        """Where the `length` bytes of the call's bulk field go; may refuse likewise."""
+
+    def disconnected(self, peer: "Peer") -> None:
+        """A connection is gone; its unanswered calls need no answer."""
+
+    def tick(self, now: float) -> None:
+        """A moment has passed: look at deadlines. `now` is in seconds, from `time.monotonic`."""
+
+    def stop(self) -> None:
+        """Answer or refuse whatever is unanswered."""
