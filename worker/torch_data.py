@@ -78,7 +78,9 @@ class DataLoader:
         self.batch_size = batch_size
         self._collate = collate_fn
         self._fetch: _Fetcher = (
-            _Prefetching(self, num_workers, prefetch_factor, worker_init_fn) if num_workers else _Direct(self)
+            _Prefetching(session, dataset, self._spec, num_workers, prefetch_factor, worker_init_fn)
+            if num_workers
+            else _Direct(dataset)
         )
         self._epochs_begun = 0
 
@@ -129,8 +131,8 @@ class _Fetcher(Protocol):
 class _Direct:
     """Loads samples when they are needed."""
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._dataset = loader.dataset
+    def __init__(self, dataset: MapStyleDataset) -> None:
+        self._dataset = dataset
 
     def begin(self, epoch: int, order: NDArray[np.int64]) -> None:
         """Nothing to prepare."""
@@ -149,22 +151,24 @@ class _Prefetching:
 
     def __init__(
         self,
-        loader: DataLoader,
+        session: Session,
+        dataset: MapStyleDataset,
+        spec: JobSpec,
         num_workers: int,
         prefetch_factor: int,
         worker_init_fn: Callable[[int], None] | None,
     ) -> None:
-        self._session = loader.session
-        self._dataset = loader.dataset
-        self._spec = loader._spec
+        self._session = session
+        self._dataset = dataset
+        self._spec = spec
         self._guesses: deque[range] = deque()  # of the batches that were asked for, oldest first
         self._epoch = 0
         self._order = np.empty(0, dtype=np.int64)
         self._loaded: Iterator[bytes] = iter(())
         # Samples come pickled: as tensors, each would take a file descriptor of its own.
         self._loader: torch_data.DataLoader[bytes] = torch_data.DataLoader(
-            _Pickled(loader.dataset),
-            batch_sampler=self._indices(),
+            _Pickled(dataset),
+            batch_sampler=_Guesses(self._guess_epoch),
             collate_fn=_only,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -186,9 +190,6 @@ class _Prefetching:
         if missing:
             at_hand.update(zip(missing, load(self._dataset, order[missing]), strict=True))
         return [at_hand[position] for position in wanted]
-
-    def _indices(self) -> "_Guesses":
-        return _Guesses(self._guess_epoch)
 
     def _guess_epoch(self) -> Iterator[list[list[int]]]:
         """For each iteration that the epoch has left, the indices of the samples guessed for it."""

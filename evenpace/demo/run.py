@@ -28,12 +28,14 @@ from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
-_SNAPSHOTS = 30  # of the parameters in each run, about; for the curves of loss and accuracy
+_SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss and accuracy
 _RECENT = 10  # iterations that the live table is over
+_EVALUATED_AT_ONCE = 256  # test images; all of them at once would take gigabytes
 _SCRIPT = Path(__file__).with_name("train.py")
 
-# Epochs and total batch size by data set.
-_DEFAULTS = {"digits": (42, 720), "mnist": (1, 512), "cifar10": (5, 512)}
+_ITERATIONS = 84  # about so many, unless epochs are given
+_TOTAL_BATCH_SIZES = {"digits": 720}  # by data set; others have the next
+_TOTAL_BATCH_SIZE = 512
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class DemoConfig:
     Attributes:
         shares: Cores that each worker may use.
         data: As `evenpace.data.load` takes it.
-        epochs: Passes over the data.
+        epochs: Passes over the data; None for about 84 iterations.
         total_batch_size: Samples of a batch, over all workers.
         policy: Of the balanced run.
         predictor: Of the balanced run.
@@ -56,7 +58,7 @@ class DemoConfig:
 
     shares: tuple[float, ...]
     data: str
-    epochs: int
+    epochs: int | None
     total_batch_size: int
     policy: str
     predictor: str
@@ -84,8 +86,8 @@ class DemoConfig:
             raise InvalidRequestError(
                 f"shares {shares!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
             )
-        default_epochs, default_batch = _DEFAULTS.get(data.partition(":")[0], (1, 512))
-        return cls(numbers, data, epochs or default_epochs, total_batch_size or default_batch, **rest)
+        batch_size = total_batch_size or _TOTAL_BATCH_SIZES.get(data.partition(":")[0], _TOTAL_BATCH_SIZE)
+        return cls(numbers, data, epochs, batch_size, **rest)
 
     @property
     def ideal_speedup(self) -> float:
@@ -113,21 +115,22 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         ValueError: The data cannot be read, or do not fit the options.
     """
     console = Console()
-    torch.set_num_threads(1)
     os.nice(10)  # watching must not slow down what is watched
     data = data_sets.load(config.data)
     if config.total_batch_size > len(data.train_images):
         raise InvalidRequestError(
             f"batch size {config.total_batch_size}: {data.name} has {len(data.train_images)} training images"
         )
+    per_epoch = -(-len(data.train_images) // config.total_batch_size)
+    epochs = config.epochs or max(1, _ITERATIONS // per_epoch)
     kind, kind_name = _choose_limit(config.limit_kind)
     console.print(
         f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
-        f"{kind_name}; {data.name}, batches of {config.total_batch_size}, {config.epochs} epochs"
+        f"{kind_name}; {data.name}, batches of {config.total_batch_size}, {epochs} epochs"
     )
     runs, parameters = {}, {}
     for name, policy in (("even", "even"), ("balanced", config.policy)):
-        run = _Run(config, data, name, policy, kind, console)
+        run = _Run(config, data, epochs, name, policy, kind, console)
         runs[name], parameters[name] = run.measure()
     difference = float(np.abs(parameters["even"] - parameters["balanced"]).max())
     speedup = runs["even"]["iteration_s_median"] / runs["balanced"]["iteration_s_median"]
@@ -156,10 +159,18 @@ class _Run:
     """One of the two trainings."""
 
     def __init__(
-        self, config: DemoConfig, data: ImageSet, name: str, policy: str, kind: LimitKind, console: Console
+        self,
+        config: DemoConfig,
+        data: ImageSet,
+        epochs: int,
+        name: str,
+        policy: str,
+        kind: LimitKind,
+        console: Console,
     ) -> None:
         self._config = config
         self._data = data
+        self._epochs = epochs
         self._name = name
         self._policy = policy
         self._kind = kind
@@ -169,7 +180,7 @@ class _Run:
         # seconds since the run's start, steps taken, and a copy of the parameters then
         self._snapshots: list[tuple[float, int, NDArray[Any]]] = []
         per_epoch = -(-len(data.train_images) // config.total_batch_size)
-        self._iterations = per_epoch * config.epochs
+        self._iterations = per_epoch * epochs
 
     def measure(self) -> tuple[dict[str, Any], NDArray[Any]]:
         """Train; what was measured, and the final parameters, (elements,)."""
@@ -183,7 +194,7 @@ class _Run:
             shards=config.shards,
         )
         arguments = [
-            *("--data", config.data, "--epochs", str(config.epochs)),
+            *("--data", config.data, "--epochs", str(self._epochs)),
             *("--batch-size", str(config.total_batch_size), "--seed", str(config.seed)),
         ]
         with cluster:
@@ -260,7 +271,8 @@ class _Run:
     def _evaluate(self, seconds: float, iteration: int, parameters: NDArray[Any]) -> dict[str, float]:
         """Loss and accuracy on the test set."""
         nn.utils.vector_to_parameters(torch.from_numpy(parameters), self._model.parameters())
-        outputs = self._model(torch.from_numpy(self._data.test_images))
+        images = torch.from_numpy(self._data.test_images)
+        outputs = torch.cat([self._model(part) for part in torch.split(images, _EVALUATED_AT_ONCE)])
         labels = torch.from_numpy(self._data.test_labels)
         return {
             "time_s": seconds,
