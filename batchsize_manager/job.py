@@ -232,6 +232,11 @@ class Job:
         return list(self._members)
 
     @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    @property
     def planned(self) -> int:
         """How many iterations are planned."""
         return self._next_iteration

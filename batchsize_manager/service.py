@@ -146,7 +146,7 @@ class ManagerService:
             raise InvalidRequestError(
                 f"job {job_name!r} runs with {hosted.job.spec}, but {worker!r} wants {spec}"
             )
-        if len(hosted.job.members) >= self._config.members:
+        if hosted.job.size >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
         hosted.job.join(worker, incarnation, bounds, time.monotonic())
         self._jobs[job_name] = hosted
@@ -208,14 +208,16 @@ class ManagerService:
         incarnation: str,
         reported_iteration: int,
     ) -> None:
-        self._speakers.setdefault(call.peer, set()).add((job_name, worker, incarnation))
-        hosted.peers[worker] = call.peer
+        if hosted.peers.get(worker) is not call.peer or reported_iteration < 0:
+            hosted.peers[worker] = call.peer
+            self._speakers.setdefault(call.peer, set()).add((job_name, worker, incarnation))
         earlier = hosted.waiting.pop(worker, None)
         if earlier is not None:
             earlier.call.fail(UnavailableError("asked again since; that call will be answered"))
         waiting = _Waiting(call, time.monotonic(), reported_iteration)
         hosted.waiting[worker] = waiting
-        if hosted.answered_for == hosted.job.planned:
+        asks_for_planned = reported_iteration < 0 or reported_iteration + 1 < hosted.job.planned
+        if asks_for_planned and hosted.answered_for == hosted.job.planned:
             # Nothing new was planned, but this worker's next part may have been there before.
             self._answer(hosted, worker, waiting)
         self._settle(job_name, hosted)
@@ -230,7 +232,7 @@ class ManagerService:
         if job.failure:
             log.error("job %s cannot go on: %s", job_name, job.failure)
             self._end(job_name, hosted, InvalidRequestError(f"the job cannot go on: {job.failure}"))
-        elif not job.members:
+        elif not job.size:
             log.info("job %s has ended: all members have gone", job_name)
             self._end(job_name, hosted, NotMemberError("the job has ended"))
         elif hosted.answered_for != job.planned:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from rpc.service import Service
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_GC_THRESHOLD = 50_000  # new objects before the collector looks at them; Python's own is 700
 
 
 def serve(
@@ -41,6 +43,10 @@ def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
+        # What is there by now stays; what calls make has no cycles, so it goes without the collector, whose
+        # search through all else would hold up whole barrier rounds.
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
         server = Server(service, limits)
         announce(await server.start(address))
         await stop.wait()

@@ -77,7 +77,6 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A peer has connected."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
-        self.transport.set_write_buffer_limits(high=0)
         address = transport.get_extra_info("peername")
         self.name = str(Address(*address[:2])) if address else "?"
         if not self._server.admit(self):
@@ -90,14 +89,6 @@ class Peer(asyncio.BufferedProtocol):
             self._sink = None
         self._server.forget(self)
         self._service.disconnected(self)
-
-    def pause_writing(self) -> None:
-        """The peer is not taking what we send."""
-        self._blocked_since = time.monotonic()
-
-    def resume_writing(self) -> None:
-        """It has taken all."""
-        self._blocked_since = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes from the socket go."""
@@ -329,8 +320,10 @@ class Peer(asyncio.BufferedProtocol):
         if self._refused or self.transport.is_closing():
             return
         unsent = self.transport.get_write_buffer_size()
-        if self._blocked_since is not None and unsent < self._unsent:
-            self._blocked_since = now  # slow, but alive
+        if not unsent:
+            self._blocked_since = None
+        elif self._blocked_since is None or unsent < self._unsent:
+            self._blocked_since = now  # it may be slow, but is alive
         self._unsent = unsent
         if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
             log.warning("%s did not take its answer within %g s", self.name, limits.request_timeout)
