@@ -13,7 +13,7 @@ from typing import Any
 import idl
 from batchsize_manager.job import Job, JobConfig, Report
 from batchsize_manager.plan import JobSpec
-from batchsize_manager.policies import make_policy
+from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.rounding import Bounds
 from rpc import check
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
@@ -34,23 +34,20 @@ class ManagerConfig:
 
     Attributes:
         policy: A name in `batchsize_manager.policies.POLICIES`.
-        predictor: A name in `predictors.PREDICTORS`, for policies that predict.
-        tolerance: Keep batch sizes while they are predicted to be this close to the best; see
-            `batchsize_manager.policies.proportional`.
+        options: For the policy.
         job: How it runs its jobs.
         jobs: How many jobs at once.
         members: How many workers in one job.
     """
 
     policy: str = "proportional"
-    predictor: str = "ema"
-    tolerance: float = 0.02
+    options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=0.02))
     job: JobConfig = field(default_factory=JobConfig)
     jobs: int = 100
     members: int = 5000
 
     def __post_init__(self) -> None:
-        make_policy(self.policy, self.predictor, self.tolerance)  # raises ValueError
+        make_policy(self.policy, self.options)  # raises ValueError
 
 
 @dataclass(slots=True)
@@ -139,8 +136,7 @@ class ManagerService:
         if hosted is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            config = self._config
-            policy = make_policy(config.policy, config.predictor, config.tolerance)
+            policy = make_policy(self._config.policy, self._config.options)
             hosted = _Hosted(Job(spec, self._config.job, policy), uuid.uuid4().hex)
         elif hosted.job.spec != spec:
             raise InvalidRequestError(

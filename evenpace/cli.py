@@ -125,13 +125,14 @@ def manager(
     """Run the BatchSizeManager, which tells every worker its batch size."""
     _start_part(parent)
     from batchsize_manager.job import JobConfig
+    from batchsize_manager.policies import PolicyOptions
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
     from rpc.address import Address
     from rpc.peer import ServerLimits
 
     job = JobConfig(workers=workers, report_timeout=report_timeout)
-    service = ManagerService(ManagerConfig(policy, predictor, tolerance, job))
+    service = ManagerService(ManagerConfig(policy, PolicyOptions(predictor, tolerance), job))
     serve(service, Address.parse(listen), ServerLimits(), _announce)
 
 

@@ -1,45 +1,45 @@
 """Predict each worker's sample-processing speed in the next iteration.
 
-A predictor takes and gives arrays, for all workers of a job at once, and does no input or output of its
-own. To add one, write a module with a class that satisfies `Predictor` and name it in `PREDICTORS`.
+To add a predictor, write a module with a subclass of `Predictor` and name it in `PREDICTORS`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 
-Array = NDArray[np.float64]
-
-
-class Predictor(Protocol):
-    """What every predictor does. Rows stand for workers; speeds are in samples per second."""
-
-    def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Take in one iteration's measurements.
-
-        Args:
-            speeds: (workers,); NaN where a worker had no samples.
-            cpu_usage: (workers,), from 0 to 1.
-            memory_usage: (workers,), from 0 to 1.
-        """
-
-    def predict(self) -> Array:
-        """The speeds expected in the next iteration, (workers,); NaN for a worker never observed."""
-
-    def reindex(self, rows: Sequence[int | None]) -> None:
-        """The workers have changed.
-
-        Args:
-            rows: For each worker from now on, the row it had, or None for a new one.
-        """
-
-
-PREDICTORS: dict[str, Callable[[], Predictor]] = {
-    "memoryless": Memoryless,
-    "ema": ExponentialMovingAverage,
+PREDICTORS: dict[str, Callable[[PredictorOptions, Models], Predictor]] = {
+    "memoryless": lambda options, models: Memoryless(),
+    "ema": lambda options, models: ExponentialMovingAverage(),
 }
+
+
+def make_predictor(
+    name: str, options: PredictorOptions | None = None, models: Models | None = None
+) -> Predictor:
+    """A new predictor.
+
+    Args:
+        name: A name in `PREDICTORS`.
+        options: For those that learn.
+        models: What earlier runs have learnt, for those that learn to start from.
+
+    Raises:
+        ValueError: There is no such predictor, or the models are not of the right shape.
+    """
+    if name not in PREDICTORS:
+        raise ValueError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
+    return PREDICTORS[name](options or PredictorOptions(), models or {})
+
+
+__all__ = [
+    "PREDICTORS",
+    "Array",
+    "Fit",
+    "Models",
+    "Predictor",
+    "PredictorOptions",
+    "Weights",
+    "make_predictor",
+]

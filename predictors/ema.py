@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from predictors.base import Array, Predictor
 
 
-class ExponentialMovingAverage:
+class ExponentialMovingAverage(Predictor):
     """Predicts the weighted mean of the past, in which a measurement's weight decays by 1 - `alpha`.
 
     The weights are normalised by their sum, so the first measurements, which are often slow, do not
@@ -26,24 +27,18 @@ class ExponentialMovingAverage:
         self._sums = np.empty(0)  # (workers,) of weight times speed
         self._weights = np.empty(0)  # (workers,)
 
-    def observe(
-        self,
-        speeds: NDArray[np.float64],
-        cpu_usage: NDArray[np.float64],
-        memory_usage: NDArray[np.float64],
-    ) -> None:
-        """Average each measured speed in; see `predictors.Predictor`."""
+    def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
+        """Average each measured speed in; see `Predictor`."""
         measured = ~np.isnan(speeds)
         keep = 1 - self._alpha
         self._sums[measured] = keep * self._sums[measured] + self._alpha * speeds[measured]
         self._weights[measured] = keep * self._weights[measured] + self._alpha
 
-    def predict(self) -> NDArray[np.float64]:
+    def predict(self) -> Array:
         """The averages, (workers,)."""
         with np.errstate(invalid="ignore"):
             return self._sums / self._weights  # 0 / 0 is NaN: never measured
 
-    def reindex(self, rows: Sequence[int | None]) -> None:
-        """See `predictors.Predictor`."""
+    def _reindex(self, rows: Sequence[int | None]) -> None:
         self._sums = np.array([0.0 if row is None else self._sums[row] for row in rows])
         self._weights = np.array([0.0 if row is None else self._weights[row] for row in rows])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.policies import POLICIES, Member, Observation, make_policy
+from batchsize_manager.policies import POLICIES, Member, Observation, PolicyOptions, make_policy
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
@@ -49,7 +49,7 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"'evne'.*even, proportional, leader_straggler"):
         make_policy("evne")
     with pytest.raises(ValueError, match=r"'emma'.*memoryless, ema"):
-        make_policy("proportional", "emma")
+        PolicyOptions("emma")
 
 
 # -- Even
@@ -119,7 +119,7 @@ def test_proportional_newcomer_gets_the_mean():
 @pytest.mark.parametrize("predictor", ["memoryless", "ema"])
 def test_proportional_does_not_learn_from_no_samples(predictor):
     """An iteration in which a worker had no sample, or is missing, tells nothing about its speed."""
-    policy = policy_of(make_policy("proportional", predictor), "a", "b")
+    policy = policy_of(make_policy("proportional", PolicyOptions(predictor)), "a", "b")
     observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
     observe(policy, {"a": 10, "b": 0}, {"a": 1.0, "b": 0.0})
     observe(policy, {"a": 10}, {"a": 1.0})
@@ -162,7 +162,7 @@ def test_proportional_tolerance_keeps_a_split_that_is_good_enough():
 def test_tolerance_out_of_range_is_refused(tolerance):
     """A tolerance that is not at least 0 and below 1 is refused with its value."""
     with pytest.raises(ValueError, match=f"tolerance {tolerance}"):
-        make_policy("proportional", tolerance=tolerance)
+        PolicyOptions(tolerance=tolerance)
 
 
 # -- LeaderStraggler (Alg. 2)
@@ -448,7 +448,7 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
     """On noisy increasing curves, with short batches between, each split sums and keeps its bounds."""
     curves, limits, total = cluster
     noise = random.Random(seed)
-    policy = make_policy(name, predictor)
+    policy = make_policy(name, PolicyOptions(predictor))
     policy.set_members([Member(str(i), bound) for i, bound in enumerate(limits)])
     for iteration in range(40):
         short = short_every and iteration % (short_every + 1) == short_every

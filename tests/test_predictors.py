@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictors import PREDICTORS
+from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 
@@ -19,17 +19,21 @@ def observe(predictor, *speeds):
     predictor.observe(values, np.zeros(len(values)), np.zeros(len(values)))
 
 
-def new(kind, workers):
-    """Make a predictor for so many workers."""
-    predictor = kind()
-    predictor.reindex([None] * workers)
+def named(predictor, workers):
+    """Give a predictor so many workers."""
+    predictor.set_workers([f"w{i}" for i in range(workers)])
     return predictor
+
+
+def new(kind, workers):
+    """Make a predictor, by its name or its class, for so many workers."""
+    return named(make_predictor(kind) if isinstance(kind, str) else kind(), workers)
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_nothing_observed_is_nan(name):
     """A worker that was never measured is predicted as NaN, without a warning."""
-    predictor = new(PREDICTORS[name], 3)
+    predictor = new(name, 3)
 
     assert np.isnan(predictor.predict()).all()
     observe(predictor, NAN, 2.0, NAN)
@@ -39,7 +43,7 @@ def test_nothing_observed_is_nan(name):
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_first_value_is_predicted_exactly(name):
     """After one measurement the prediction is that measurement."""
-    predictor = new(PREDICTORS[name], 2)
+    predictor = new(name, 2)
     observe(predictor, 3.0, 0.7)
 
     assert predictor.predict() == pytest.approx([3.0, 0.7], rel=1e-15)
@@ -48,7 +52,7 @@ def test_first_value_is_predicted_exactly(name):
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_nan_rows_keep_their_prediction(name):
     """An iteration without samples changes nothing for that worker."""
-    predictor = new(PREDICTORS[name], 2)
+    predictor = new(name, 2)
     observe(predictor, 3.0, 5.0)
     before = predictor.predict()
     observe(predictor, NAN, 6.0)
@@ -58,16 +62,16 @@ def test_nan_rows_keep_their_prediction(name):
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
-def test_reindex_keeps_rows(name):
+def test_workers_that_stay_keep_what_is_known(name):
     """Workers keep what was learned of them where they move; newcomers start unknown."""
-    predictor = new(PREDICTORS[name], 3)
+    predictor = new(name, 3)
     observe(predictor, 1.0, 2.0, 3.0)
     observe(predictor, 4.0, 2.5, 3.5)
     before = predictor.predict()
-    predictor.reindex([2, None, 0])
+    predictor.set_workers(["w2", "new", "w0"])
 
     assert np.array_equal(predictor.predict(), [before[2], NAN, before[0]], equal_nan=True)
-    undisturbed = new(PREDICTORS[name], 1)
+    undisturbed = new(name, 1)
     for speed in (3.0, 3.5, 9.0):
         observe(undisturbed, speed)
     observe(predictor, 9.0, 9.0, 9.0)
@@ -77,7 +81,7 @@ def test_reindex_keeps_rows(name):
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_the_answer_is_the_callers_own(name):
     """Writing into a prediction does not change the predictor."""
-    predictor = new(PREDICTORS[name], 1)
+    predictor = new(name, 1)
     observe(predictor, 2.0)
     predictor.predict()[:] = 0
 
@@ -89,7 +93,7 @@ def test_the_answer_is_the_callers_own(name):
 @given(st.lists(SPEEDS, min_size=1, max_size=30))
 def test_predictions_stay_within_what_was_seen(name, speeds):
     """No prediction lies outside the range of the measurements."""
-    predictor = new(PREDICTORS[name], 1)
+    predictor = new(name, 1)
     for speed in speeds:
         observe(predictor, speed)
 
@@ -114,6 +118,21 @@ def test_ema_hand_worked():
 
     observe(predictor, 30.0)
     assert predictor.predict() == pytest.approx([52.4 / 2.44])
+
+
+def test_an_unknown_name_is_refused():
+    """The error names the predictor and those that there are."""
+    with pytest.raises(ValueError, match="no predictor 'emma'; there are memoryless, ema"):
+        make_predictor("emma")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("first_fit", 19), ("refit_every", 0), ("fit_window", 19), ("seed", -1)]
+)
+def test_options_out_of_range_are_refused(option, value):
+    """The error names the option and its value."""
+    with pytest.raises(ValueError, match=f"{option} {value}: must be at least"):
+        PredictorOptions(**{option: value})
 
 
 @settings(deadline=None)

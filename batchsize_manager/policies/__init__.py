@@ -1,18 +1,18 @@
 """Balancing policies: how to split a batch over the workers.
 
 A policy is told who the members are and what each finished iteration showed, and answers with counts.
-It has no clock and no wire. To add one, write a module with a class that satisfies `Policy` and name it
-in `POLICIES`.
+It has no clock and no wire. To add one, write a module with a subclass of `Policy` and name it in
+`POLICIES`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
-from predictors import PREDICTORS
+from predictors import Models, Predictor, PredictorOptions, make_predictor
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class PolicyOptions:
     Attributes:
         predictor: A name in `predictors.PREDICTORS`.
         tolerance: How much slower than the best a split may be before it is changed; see `Proportional`.
+        learning: For predictors that learn.
+        models: What earlier runs have learnt.
 
     Raises:
         ValueError: A value is not allowed.
@@ -29,30 +31,35 @@ class PolicyOptions:
 
     predictor: str = "ema"
     tolerance: float = 0.0
+    learning: PredictorOptions = field(default_factory=PredictorOptions)
+    models: Models = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.predictor not in PREDICTORS:
-            raise ValueError(f"no predictor {self.predictor!r}; there are {', '.join(PREDICTORS)}")
+        self.make_predictor()  # raises ValueError
         if not 0 <= self.tolerance < 1:
             raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
+
+    def make_predictor(self) -> Predictor:
+        """A new predictor as these options say."""
+        return make_predictor(self.predictor, self.learning, self.models)
 
 
 POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "even": lambda options: Even(),
-    "proportional": lambda options: Proportional(PREDICTORS[options.predictor](), options.tolerance),
+    "proportional": lambda options: Proportional(options.make_predictor(), options.tolerance),
     "leader_straggler": lambda options: LeaderStraggler(),
 }
 
 
-def make_policy(name: str, predictor: str = "ema", tolerance: float = 0.0) -> Policy:
+def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     """A new policy of the given name; the options are for those that have a use for them.
 
     Raises:
-        ValueError: There is no such policy or predictor, or the tolerance is out of its range.
+        ValueError: There is no such policy.
     """
     if name not in POLICIES:
         raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    return POLICIES[name](PolicyOptions(predictor, tolerance))
+    return POLICIES[name](options or PolicyOptions())
 
 
 __all__ = ["POLICIES", "Member", "Observation", "Policy", "PolicyOptions", "Split", "make_policy"]

@@ -1,10 +1,11 @@
 """What policies see and give."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from batchsize_manager.rounding import Bounds
+from predictors import Fit, Models, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ class Split:
     warnings: tuple[str, ...] = ()
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """What every policy does."""
 
+    @abstractmethod
     def set_members(self, members: Sequence[Member]) -> None:
         """The job's members from the next split on, in the order of their slices.
 
@@ -57,12 +59,26 @@ class Policy(Protocol):
             InfeasibleError: They cannot take the batch that the policy is holding.
         """
 
+    @abstractmethod
     def observe(self, observations: Mapping[str, Observation]) -> None:
         """An iteration is complete; by name, what the members that finished it reported."""
 
+    @abstractmethod
     def split(self, total: int) -> Split:
         """Split the next batch of `total` samples.
 
         Raises:
             InfeasibleError: The members cannot take so many.
         """
+
+    def due_fit(self) -> Fit | None:
+        """Learning that is to be done now, elsewhere; see `predictors.Predictor`."""
+        return None
+
+    def take_fit(self, weights: Weights | None) -> None:
+        """What the fit handed out last has learnt, or None where it failed."""
+        raise AssertionError(f"{type(self).__name__} hands out no fits")
+
+    def models(self) -> Models:
+        """What has been learnt so far, worth keeping for later runs."""
+        return {}

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from batchsize_manager.policies.base import Member, Observation, Split
+from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.rounding import split
 
 
-class Even:
+class Even(Policy):
     """The baseline that balancing is measured against."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Member, Observation, Split
+from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.rounding import split
 
 FAST_STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
@@ -14,7 +14,7 @@ FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13
 MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples; line 5
 
 
-class LeaderStraggler:
+class LeaderStraggler(Policy):
     """Approaches the equilibrium of batch processing times in two phases.
 
     The fast-approach phase takes large steps after a short observation window; once a leader is seen

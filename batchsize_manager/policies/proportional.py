@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Member, Observation, Split
+from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.rounding import split
-from predictors import Predictor
+from predictors import Fit, Models, Predictor, Weights
 
 _SLOWEST = 1e-9  # samples per second; keeps a prediction of 0 from dividing by it
 
 
-class Proportional:
+class Proportional(Policy):
     """Gives each worker x_i = X * v_i / sum(v), with v_i as `predictor` expects it.
 
     A worker that has not been measured yet is taken to be as fast as the others are on average.
@@ -32,8 +32,7 @@ class Proportional:
 
     def set_members(self, members: Sequence[Member]) -> None:
         """See `Policy`."""
-        rows = {member.name: row for row, member in enumerate(self._members)}
-        self._predictor.reindex([rows.get(member.name) for member in members])
+        self._predictor.set_workers([member.name for member in members])
         self._members = members
         self._last.clear()
 
@@ -60,3 +59,15 @@ class Proportional:
             last = best
         self._last[total] = last
         return Split(list(last))
+
+    def due_fit(self) -> Fit | None:
+        """The predictor's."""
+        return self._predictor.due_fit()
+
+    def take_fit(self, weights: Weights | None) -> None:
+        """See `Policy`."""
+        self._predictor.take_fit(weights)
+
+    def models(self) -> Models:
+        """The predictor's."""
+        return self._predictor.models()

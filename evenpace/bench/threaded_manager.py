@@ -34,7 +34,7 @@ class Handler:
                 job_spec = JobSpec(
                     spec.dataset_size, spec.total_batch_size, spec.seed, spec.shuffle, spec.drop_last
                 )
-                self._job = Job(job_spec, self._config, make_policy("proportional", "ema"))
+                self._job = Job(job_spec, self._config, make_policy("proportional"))
             identity = request.identity
             self._job.join(identity.worker, identity.incarnation, Bounds(), time.monotonic())
             return self._wait(request.identity, -1)
