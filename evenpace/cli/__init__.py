@@ -1,0 +1,70 @@
+"""The command line. It reads options, and leaves the work to the modules that it names."""
+
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+import evenpace
+from evenpace.cli.bench import bench
+from evenpace.cli.demo import demo
+from evenpace.cli.services import manager, ps, worker
+from rpc.errors import EvenpaceError
+
+
+class _Group(click.Group):
+    """Turns our own errors into one clear line and status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except EvenpaceError as error:
+            if ctx.params.get("debug"):
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(evenpace.__version__, package_name="evenpace")
+@click.option("--debug", is_flag=True, help="Log everything, and show where errors come from.")
+def cli(debug: bool) -> None:
+    """Keep every worker of a distributed training job at an even pace.
+
+    Start with `evenpace demo`. A cluster of your own is one `manager`, one or more `ps`, and a `worker`
+    on each machine.
+    """
+    # SIGTERM must do as Ctrl-C does: stop what was started, then end.
+    # Both are set: a process that a shell started in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+for _command in (demo, manager, ps, worker, bench):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line; the entry point."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        code = 130
+    sys.stdout.flush()
+    sys.exit(code or os.EX_OK)

@@ -1,0 +1,58 @@
+"""What several commands share: options, help, and how mistakes are told."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rpc.errors import EvenpaceError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def user_mistakes() -> Iterator[None]:
+    """Report what the user got wrong in one line, too; not for where a user's own code runs."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        raise EvenpaceError(str(error)) from error
+
+
+def example(text: str) -> Callable[[F], F]:
+    """Put an example at the end of a command's help."""
+
+    def add(function: F) -> F:
+        function.__doc__ = f"{function.__doc__}\n\n\b\nExample:\n  {text}\n"
+        return function
+
+    return add
+
+
+def hidden_parent(function: F) -> F:
+    """The option that ties a process to the one that started it."""
+    return click.option("--parent", type=int, hidden=True, help="End when this process ends.")(function)
+
+
+def tolerance(function: F) -> F:
+    """The option for how closely batch sizes follow predictions."""
+    return click.option(
+        "--tolerance",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.02,
+        show_default=True,
+        help="Keep batch sizes while they are predicted to be this close to the best.",
+    )(function)
+
+
+def json_path(function: F) -> F:
+    """The option for where a benchmark's figures go."""
+    return click.option(
+        "--json",
+        "json_path",
+        type=click.Path(path_type=Path),
+        default=None,
+        help="Write the figures here.",
+    )(function)

@@ -1,0 +1,160 @@
+"""The parts of a cluster: manager, parameter server, worker."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batchsize_manager.policies import POLICIES
+from evenpace.cli.options import example, hidden_parent, tolerance, user_mistakes
+from predictors import PREDICTORS
+
+
+@click.command()
+@example("evenpace manager --listen 0.0.0.0:4300 --workers 4 --policy proportional --predictor ema")
+@click.option("--listen", default="127.0.0.1:4300", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="A job starts with so many."
+)
+@click.option("--policy", type=click.Choice(list(POLICIES)), default="proportional", show_default=True)
+@click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
+@tolerance
+@click.option(
+    "--report-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds that others wait for a worker before it is taken out.",
+)
+@hidden_parent
+def manager(
+    listen: str,
+    workers: int,
+    policy: str,
+    predictor: str,
+    tolerance: float,
+    report_timeout: float,
+    parent: int | None,
+) -> None:
+    """Run the BatchSizeManager, which tells every worker its batch size."""
+    _start_part(parent)
+    from batchsize_manager.job import JobConfig
+    from batchsize_manager.policies import PolicyOptions
+    from batchsize_manager.service import ManagerConfig, ManagerService
+    from evenpace.serve import serve
+    from rpc.address import Address
+    from rpc.peer import ServerLimits
+
+    job = JobConfig(workers=workers, report_timeout=report_timeout)
+    service = ManagerService(ManagerConfig(policy, PolicyOptions(predictor, tolerance), job))
+    serve(service, Address.parse(listen), ServerLimits(), _announce)
+
+
+@click.command()
+@example("evenpace ps --listen 0.0.0.0:4400")
+@click.option("--listen", default="127.0.0.1:4400", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Sum gradients in a fixed order: runs with the same splits are the same to the last bit.",
+)
+@click.option(
+    "--memory-mib", type=click.IntRange(1), default=4096, show_default=True, help="Of parameters, at most."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="For the optimiser's steps."
+)
+@hidden_parent
+def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: int | None) -> None:
+    """Run one shard of the parameter server, which sums gradients and steps the optimiser."""
+    _start_part(parent)
+    import torch
+
+    from evenpace.serve import serve
+    from ps.service import ParameterServerConfig, ParameterServerService
+    from rpc.address import Address
+    from rpc.peer import ServerLimits
+
+    torch.set_num_threads(threads)
+    service = ParameterServerService(ParameterServerConfig(deterministic, memory_mib * 2**20))
+    serve(service, Address.parse(listen), ServerLimits(), _announce)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
+@click.option("--manager", required=True, metavar="HOST:PORT", help="The BatchSizeManager.")
+@click.option(
+    "--ps", "shards", required=True, multiple=True, metavar="HOST:PORT", help="A shard; may be repeated."
+)
+@click.option("--job", default="default", show_default=True, help="The job's name.")
+@click.option("--name", default=None, help="This worker's name, unique in the job.  [default: HOST-PID]")
+@click.option("--min-batch-size", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--max-batch-size", type=click.IntRange(1), default=None)
+@click.option(
+    "--granularity", type=click.IntRange(1), default=1, show_default=True, help="Batch sizes are multiples."
+)
+@click.option(
+    "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
+)
+@click.option(
+    "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
+)
+@click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
+@click.option("--limit-name", default=None, hidden=True)
+@hidden_parent
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker(
+    manager: str,
+    shards: tuple[str, ...],
+    job: str,
+    name: str | None,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    granularity: int,
+    cpu_share: float | None,
+    cpu: int | None,
+    limit_kind: Any,
+    limit_name: str | None,
+    parent: int | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a training script as one worker of a job.
+
+    SCRIPT is run as `python SCRIPT ARGUMENTS` would run it, with a session in which evenpace's loader and
+    optimiser find the manager and the parameter server.
+    """
+    _start_part(parent)
+    from evenpace.context import connect
+    from evenpace.launch import check_script, limit_when_ready, pin, run_script
+
+    with user_mistakes():
+        check_script(script)
+        session = connect(
+            manager,
+            shards,
+            job=job,
+            worker=name,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            granularity=granularity,
+        )
+        if cpu is not None:
+            pin(cpu)
+        if cpu_share is not None:
+            limit_when_ready(session, cpu_share, limit_name or session.config.worker, limit_kind)
+    run_script(script, arguments)
+
+
+def _start_part(parent: int | None) -> None:
+    if parent is not None:
+        from evenpace.serve import end_with_parent
+
+        end_with_parent(parent)
+
+
+def _announce(address: Any) -> None:
+    from evenpace.cluster import LISTENING
+
+    click.echo(f"{LISTENING}{address}")
