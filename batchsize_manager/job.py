@@ -5,6 +5,7 @@ follows from them is read from `assignment_after`, `lost_since`, `history` and `
 no threads, and no clock of its own, so that it can be tested and replayed event by event.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from batchsize_manager.plan import Assignment, JobSpec, Plan, make_plan
 from batchsize_manager.policies import Member, Observation, Policy
 from batchsize_manager.rounding import Bounds, InfeasibleError
+from predictors import Fit, Models, Weights
 from rpc.errors import InvalidRequestError, NotMemberError
 
 _HISTORY_RECORDS = 200_000  # workers times iterations; the oldest go first
@@ -62,13 +64,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One worker's part in a finished iteration; times in seconds."""
+    """One worker's part in a finished iteration; times in seconds, speeds in samples per second."""
 
     batch_size: int
     batch_processing_time: float
     waiting_time: float
     cpu_usage: float
     memory_usage: float
+    predicted_speed: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class _Progress:
 
     plan: Plan
     released_at: float
+    predicted_speeds: Mapping[str, float]
     delivered: bool = False
     reports: dict[str, tuple[Report, float]] = field(default_factory=dict)  # with arrival times
     lost: set[str] = field(default_factory=set)  # workers that have gone without a report
@@ -281,6 +285,20 @@ class Job:
         skip = max(0, first_iteration - self._history[0].iteration)
         return [self._history[i] for i in range(skip, min(len(self._history), skip + limit))]
 
+    # -- what the policy learns, elsewhere
+
+    def due_fit(self) -> Fit | None:
+        """Learning that is to be done now; see `predictors.Predictor`."""
+        return self._policy.due_fit()
+
+    def take_fit(self, weights: Weights | None) -> None:
+        """What the fit handed out last has learnt, or None where it failed."""
+        self._policy.take_fit(weights)
+
+    def models(self) -> Models:
+        """What has been learnt so far."""
+        return self._policy.models()
+
     # -- within
 
     def _remove(self, worker: str, why: str, now: float) -> None:
@@ -342,7 +360,8 @@ class Job:
                 self._say(warning)
         self._last_warning = split.warnings
         counts = dict(zip(self._members, split.counts, strict=True))
-        self._progress[iteration] = _Progress(make_plan(iteration, epoch, start, counts), now)
+        predicted = dict(zip(self._members, split.predicted_speeds, strict=False))
+        self._progress[iteration] = _Progress(make_plan(iteration, epoch, start, counts), now, predicted)
         self._next_iteration += 1
 
     def _complete(self, progress: _Progress, now: float) -> None:
@@ -352,12 +371,14 @@ class Job:
         records, observations = {}, {}
         for worker, (report, arrival) in progress.reports.items():
             count = plan.assignments[worker].count
+            predicted = progress.predicted_speeds.get(worker, math.nan)
             records[worker] = WorkerRecord(
                 count,
                 report.batch_processing_time,
                 report.waiting_time + now - arrival,
                 report.cpu_usage,
                 report.memory_usage,
+                None if math.isnan(predicted) else predicted,
             )
             observations[worker] = Observation(
                 count, report.batch_processing_time, report.cpu_usage, report.memory_usage

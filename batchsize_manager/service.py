@@ -3,18 +3,23 @@
 Everything that decides is in `job` and the policies; everything about bytes and deadlines is in `rpc`.
 """
 
+import asyncio
 import logging
 import math
 import time
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import idl
 from batchsize_manager.job import Job, JobConfig, Report
+from batchsize_manager.models import models_file, save_models
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.rounding import Bounds
+from batchsize_manager.trainer import Trainer
+from predictors import Models, Weights
 from rpc import check
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from rpc.peer import Peer
@@ -36,6 +41,7 @@ class ManagerConfig:
         policy: A name in `batchsize_manager.policies.POLICIES`.
         options: For the policy.
         job: How it runs its jobs.
+        models: Folder in which each job's fitted models are kept; None for nowhere.
         jobs: How many jobs at once.
         members: How many workers in one job.
     """
@@ -43,6 +49,7 @@ class ManagerConfig:
     policy: str = "proportional"
     options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=0.02))
     job: JobConfig = field(default_factory=JobConfig)
+    models: Path | None = None
     jobs: int = 100
     members: int = 5000
 
@@ -77,7 +84,9 @@ class ManagerService:
 
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
+        self._trainer = Trainer()
         self._jobs: dict[str, _Hosted] = {}
+        self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
         self._ended: dict[str, _Hosted] = {}  # the last few, for those who ask how it went
         # connection to the (job, worker, incarnation) that speak through it
         self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
@@ -123,6 +132,7 @@ class ManagerService:
             for waiting in hosted.waiting.values():
                 waiting.call.fail(UnavailableError("the manager is shutting down"))
             hosted.waiting.clear()
+        self._trainer.close()
 
     # -- methods
 
@@ -235,6 +245,8 @@ class ManagerService:
             hosted.answered_for = job.planned
             for worker, waiting in list(hosted.waiting.items()):
                 self._answer(hosted, worker, waiting)
+            # Once the answers are out: whatever there is to learn can wait, the workers cannot.
+            asyncio.get_running_loop().call_soon(self._train, job_name, hosted)
 
     def _answer(self, hosted: _Hosted, worker: str, waiting: _Waiting) -> None:
         identity = waiting.call.request.identity
@@ -265,6 +277,23 @@ class ManagerService:
             )
         )
 
+    # -- learning
+
+    def _train(self, job_name: str, hosted: _Hosted) -> None:
+        """Have the job's policy learn what it wants to learn, in the trainer's process."""
+        fit = hosted.job.due_fit()
+        if fit is not None:
+            self._trainer.submit(fit, lambda weights: self._take_fit(job_name, hosted, weights))
+
+    def _take_fit(self, job_name: str, hosted: _Hosted, weights: Weights | None) -> None:
+        hosted.job.take_fit(weights)
+        if weights is None or self._config.models is None:
+            return
+        path = models_file(self._config.models, job_name)
+        saving = asyncio.get_running_loop().run_in_executor(None, _save, path, hosted.job.models())
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
+
     def _end(self, job_name: str, hosted: _Hosted, error: EvenpaceError) -> None:
         self._ended.pop(job_name, None)
         self._ended[job_name] = self._jobs.pop(job_name)
@@ -286,6 +315,13 @@ def _read(struct: Any, into: type) -> Any:
         raise InvalidRequestError(str(error)) from error
 
 
+def _save(path: Path, models: Models) -> None:
+    try:
+        save_models(path, models)
+    except OSError as error:
+        log.warning("the fitted models cannot be kept: %s", error)
+
+
 def _record(record: Any) -> Any:
     workers = [
         _wire.WorkerRecord(
@@ -295,6 +331,7 @@ def _record(record: Any) -> Any:
             waiting_time=part.waiting_time,
             cpu_usage=part.cpu_usage,
             memory_usage=part.memory_usage,
+            predicted_speed=part.predicted_speed,
         )
         for name, part in record.workers.items()
     ]

@@ -94,6 +94,7 @@ struct WorkerRecord {
   4: double waiting_time            // at the manager's and the parameter server's barriers together
   5: double cpu_usage
   6: double memory_usage
+  7: optional double predicted_speed  // samples per second, before the iteration; absent if there was none
 }
 
 struct IterationRecord {

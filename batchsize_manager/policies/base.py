@@ -42,10 +42,17 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A policy's answer: counts in the order of the members, and what the user should know."""
+    """A policy's answer, in the order of the members.
+
+    Attributes:
+        counts: Samples.
+        warnings: What the user should know.
+        predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
+    """
 
     counts: list[int]
     warnings: tuple[str, ...] = ()
+    predicted_speeds: Sequence[float] = ()
 
 
 class Policy(ABC):

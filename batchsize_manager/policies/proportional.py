@@ -49,6 +49,7 @@ class Proportional(Policy):
     def split(self, total: int) -> Split:
         """See `Policy`."""
         speeds = self._predictor.predict()
+        predicted = speeds.tolist()
         unknown = np.isnan(speeds)
         speeds[unknown] = 1.0 if unknown.all() else speeds[~unknown].mean()
         bounds = [member.bounds for member in self._members]
@@ -58,7 +59,7 @@ class Proportional(Policy):
         if (last / speeds).max() > (1 + self._tolerance) * (best / speeds).max():
             last = best
         self._last[total] = last
-        return Split(list(last))
+        return Split(list(last), predicted_speeds=predicted)
 
     def due_fit(self) -> Fit | None:
         """The predictor's."""

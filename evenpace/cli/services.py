@@ -7,7 +7,7 @@ import click
 
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.options import example, hidden_parent, tolerance, user_mistakes
-from predictors import PREDICTORS
+from predictors import PREDICTORS, PredictorOptions
 
 
 @click.command()
@@ -26,6 +26,28 @@ from predictors import PREDICTORS
     show_default=True,
     help="Seconds that others wait for a worker before it is taken out.",
 )
+@click.option(
+    "--first-fit",
+    type=click.IntRange(20),
+    default=500,
+    show_default=True,
+    help="Iterations before a predictor that learns is fitted for the first time.",
+)
+@click.option(
+    "--refit-every", type=click.IntRange(1), default=100, show_default=True, help="Iterations between fits."
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Keep what predictors have learnt in this folder, a file for each job.",
+)
+@click.option(
+    "--reuse",
+    type=click.Path(path_type=Path, exists=True),
+    default=None,
+    help="Start predictors from models that were kept: a file, or a folder of them.",
+)
 @hidden_parent
 def manager(
     listen: str,
@@ -34,11 +56,16 @@ def manager(
     predictor: str,
     tolerance: float,
     report_timeout: float,
+    first_fit: int,
+    refit_every: int,
+    models: Path | None,
+    reuse: Path | None,
     parent: int | None,
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
     _start_part(parent)
     from batchsize_manager.job import JobConfig
+    from batchsize_manager.models import load_models
     from batchsize_manager.policies import PolicyOptions
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
@@ -46,7 +73,10 @@ def manager(
     from rpc.peer import ServerLimits
 
     job = JobConfig(workers=workers, report_timeout=report_timeout)
-    service = ManagerService(ManagerConfig(policy, PolicyOptions(predictor, tolerance), job))
+    with user_mistakes():
+        learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
+        options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
+        service = ManagerService(ManagerConfig(policy, options, job, models))
     serve(service, Address.parse(listen), ServerLimits(), _announce)
 
 

@@ -1,0 +1,85 @@
+"""Saved models: what predictors have learnt, in files."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.models import load_models, models_file, save_models
+
+NAMES = st.text(min_size=1, max_size=8)
+
+
+def plain(models):
+    """Models as nested lists, to be compared."""
+    return {
+        predictor: {w: {n: a.tolist() for n, a in weights.items()} for w, weights in workers.items()}
+        for predictor, workers in models.items()
+    }
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.dictionaries(
+        NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9)), min_size=1))
+    )
+)
+def test_round_trip(tmp_path_factory, models):
+    """Whatever the names are, what is read is what was written, but for those that have no weights."""
+    path = tmp_path_factory.mktemp("models") / "job.npz"
+    arrays = {
+        predictor: {w: {n: np.array(v) for n, v in weights.items()} for w, weights in workers.items()}
+        for predictor, workers in models.items()
+    }
+    save_models(path, arrays)
+
+    assert plain(load_models(path)) == {name: workers for name, workers in plain(arrays).items() if workers}
+    assert os.listdir(path.parent) == ["job.npz"]
+
+
+def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
+    """The same worker in two files: the one that was written last holds."""
+    old, new = tmp_path / "z.npz", tmp_path / "a.npz"
+    save_models(old, {"narx": {"w0": {"x": np.array([1.0])}, "w1": {"x": np.array([2.0])}}})
+    save_models(new, {"narx": {"w0": {"x": np.array([3.0])}}})
+    os.utime(old, (1, 1))
+
+    assert plain(load_models(tmp_path)) == {"narx": {"w0": {"x": [3.0]}, "w1": {"x": [2.0]}}}
+
+
+def test_a_jobs_name_may_hold_anything(tmp_path):
+    """Its file lies in the folder, whatever the name."""
+    path = models_file(tmp_path, "../a/b c")
+    save_models(path, {"arx": {"w": {"x": np.array([1.0])}}})
+
+    assert path.parent == tmp_path
+    assert load_models(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    """The error names the folder."""
+    with pytest.raises(ValueError, match=f"models '{tmp_path}': no .npz file"):
+        load_models(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"PK\x03\x04 not really"])
+def test_a_file_that_holds_no_models_is_refused(tmp_path, content):
+    """The error names the file."""
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"bad\.npz"):
+        load_models(path)
+
+
+def test_arrays_that_are_not_models_are_refused(tmp_path):
+    """A file of other arrays, of objects, or with numbers that are not finite is no file of models."""
+    np.savez(tmp_path / "other.npz", numbers=np.arange(3))
+    np.savez(tmp_path / "objects.npz", **{"narx/w/x": np.array([{}], dtype=object)}, allow_pickle=True)
+    save_models(tmp_path / "nan.npz", {"narx": {"w": {"x": np.array([np.nan])}}})
+
+    for name in ("other.npz", "objects.npz", "nan.npz"):
+        with pytest.raises(ValueError, match=name):
+            load_models(tmp_path / name)

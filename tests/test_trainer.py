@@ -1,0 +1,108 @@
+"""The trainer: fits run in a process of their own, and whatever becomes of them, the manager goes on."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchsize_manager.trainer import Trainer
+from tests.fits import Die, Double, Endless, Refuse
+
+
+def run_fits(*fits):
+    """What each fit gave, with one trainer, handed in all at once."""
+
+    async def submit():
+        trainer = Trainer()
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in fits]
+        for fit, answer in zip(fits, answers, strict=True):
+            trainer.submit(fit, answer.set_result)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*answers), 60)
+        finally:
+            trainer.close()
+
+    return asyncio.run(submit())
+
+
+def test_fits_run_one_after_the_other_in_one_other_process():
+    """All fits run in the same process, which is not this one and is gone after `close`."""
+    answers = run_fits(Double(1.5), Double(4))
+    processes = {int(weights["process"][0]) for weights in answers}
+
+    assert [weights["doubled"][0] for weights in answers] == [3.0, 8.0]
+    assert len(processes) == 1
+    assert os.getpid() not in processes
+    assert not psutil.pid_exists(processes.pop())
+
+
+def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):
+    """The next fit runs as if nothing had been."""
+    failed, done = run_fits(Refuse(), Double(2))
+
+    assert failed is None
+    assert done["doubled"][0] == 4.0
+    assert "nothing to be learnt here" in caplog.text
+
+
+def test_a_process_that_dies_is_replaced(caplog):
+    """The fit that died with it gives None; the next runs in a new process."""
+    before, died, after = run_fits(Double(1), Die(), Double(3))
+
+    assert died is None
+    assert after["doubled"][0] == 6.0
+    assert after["process"] != before["process"]
+    assert "the training process has died" in caplog.text
+
+
+def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
+    """A fit that would run for ever ends with its process, and its caller hears nothing more."""
+    started = tmp_path / "started"
+    heard = []
+
+    async def run():
+        trainer = Trainer()
+        trainer.submit(Endless(str(started)), heard.append)
+        try:
+            await asyncio.to_thread(wait_until, lambda: started.exists() and started.read_text(), "the fit")
+        finally:
+            trainer.close()
+
+    asyncio.run(run())
+
+    assert heard == []
+    assert not psutil.pid_exists(int(started.read_text()))
+
+
+def test_the_process_yields_to_others():
+    """Training has a lower priority than whoever else wants the CPUs."""
+
+    async def run():
+        trainer = Trainer()
+        answer = asyncio.get_running_loop().create_future()
+        trainer.submit(Double(1), answer.set_result)
+        try:
+            process = int((await asyncio.wait_for(answer, 60))["process"][0])
+            return psutil.Process(process).nice()
+        finally:
+            trainer.close()
+
+    assert asyncio.run(run()) > psutil.Process().nice()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_nothing_is_started_before_it_is_needed():
+    """A trainer that never gets a fit starts no process."""
+
+    async def run():
+        before = len(psutil.Process().children())
+        trainer = Trainer()
+        try:
+            return len(psutil.Process().children()) - before
+        finally:
+            trainer.close()
+
+    assert asyncio.run(run()) == 0
