@@ -51,8 +51,8 @@ struct ReportRequest {
   2: i64 iteration                  // the iteration that this worker has just finished
   3: double batch_processing_time   // seconds, waiting for others left out; at least 1e-9 unless the count was 0
   4: double waiting_time            // seconds spent waiting in the parameter server since the last report
-  5: double cpu_usage               // of the CPUs that the worker may use, by anybody; 0 to 1
-  6: double memory_usage            // of the memory that the worker may use; 0 to 1
+  5: double cpu_usage               // of the CPUs that the worker may use, the share that others take now; 0 to 1
+  6: double memory_usage            // of the memory that the worker may use, by anybody; 0 to 1
 }
 
 /** A slice of an iteration's batch whose worker has gone; if it had not pushed yet, it never will. */

@@ -1,6 +1,8 @@
 """Usage and capacity as a worker sees them, on made-up /proc and /sys trees and for real."""
 
 import os
+import subprocess
+import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -24,6 +26,7 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.now = 100.0
+        self.own = 50.0
         self.affinity = [0, 1]
         self.busy = [0.0] * 4
         self.idle = [0.0] * 4
@@ -37,9 +40,10 @@ class Machine:
             for busy, idle in zip(self.busy, self.idle, strict=True)
         ]
 
-    def run(self, seconds, busy):
-        """Let time pass while each CPU is busy for its share of it."""
+    def run(self, seconds, busy, own=0.0):
+        """Let time pass while each CPU is busy for its share of it, in part by `own` cores of our process."""
         self.now += seconds
+        self.own += own * seconds
         for cpu, share in enumerate(busy):
             self.busy[cpu] += share * seconds
             self.idle[cpu] += (1 - share) * seconds
@@ -104,16 +108,17 @@ def machine(tmp_path, monkeypatch):
     """Put a made-up machine in the place of psutil's and of the clock."""
     machine = Machine(tmp_path)
     monkeypatch.setattr(monitors, "monotonic", lambda: machine.now)
+    monkeypatch.setattr(monitors, "process_time", lambda: machine.own)
     monkeypatch.setattr(psutil, "cpu_times", machine.cpu_times)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine.memory)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: machine.affinity)
     return machine
 
 
-def test_cpu_is_the_busy_share_of_the_affinity_masks_cpus(machine):
-    """Without cgroups, only the CPUs of the own affinity mask count."""
+def test_cpu_is_the_share_that_others_take_of_the_affinity_masks_cpus(machine):
+    """Without cgroups, only the CPUs of the own affinity mask count, less what this process uses."""
     monitor = ResourceMonitor(machine.root)
-    machine.run(2.0, busy=[0.5, 0.25, 1.0, 1.0])
+    machine.run(2.0, busy=[0.8, 1.0, 1.0, 1.0], own=1.05)
     usage = monitor.sample()
     assert usage.cpu == pytest.approx(0.375)
     assert usage.memory == pytest.approx(0.1)
@@ -145,24 +150,55 @@ def test_a_moved_affinity_mask_counts_from_the_next_sample(machine):
 
 
 def test_v2_quota_below_the_affinity_is_the_capacity(machine):
-    """Under a quota of half a core, a quarter of a core used is half of the capacity."""
+    """Within a quota of half a core, others that use a quarter of a core take half of the capacity."""
     group = "/sys/fs/cgroup/jobs/mine"
     machine.mount_v2("/jobs/mine")
     machine.v2_counts(group, "5000 10000", usage_usec=1_000_000)
     monitor = ResourceMonitor(machine.root)
-    machine.run(2.0, busy=[0.2, 0.2, 0, 0])
-    machine.v2_counts(group, "5000 10000", usage_usec=1_500_000)
+    machine.run(2.0, busy=[0.3, 0.3, 0, 0], own=0.25)
+    machine.v2_counts(group, "5000 10000", usage_usec=2_000_000)
     assert monitor.sample().cpu == pytest.approx(0.5)
     assert available_cpus(machine.root) == pytest.approx(0.5)
 
 
-def test_busy_cpus_count_under_a_quota_too(machine):
-    """A process far below its quota still sees that other tenants hold its CPUs."""
+def test_full_cpus_count_under_a_quota_too(machine):
+    """Of a quota of 0.5 cores, only 0.2 can be had where other tenants hold 1.8 of two CPUs."""
     machine.mount_v2("/mine")
     machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
     monitor = ResourceMonitor(machine.root)
     machine.run(1.0, busy=[0.9, 0.9, 0, 0])
-    assert monitor.sample().cpu == pytest.approx(0.9)
+    assert monitor.sample().cpu == pytest.approx(0.6)
+
+
+def test_busy_cpus_take_nothing_from_a_quota_that_still_fits(machine):
+    """A quota of half a core on two CPUs is all there while others use one and a half."""
+    machine.mount_v2("/mine")
+    machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0.75, 0.75, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(0.0)
+
+
+def test_a_worker_alone_sees_nobody(machine):
+    """What this process itself uses, of its CPUs or its quota, is nobody else's."""
+    group = "/sys/fs/cgroup/mine"
+    machine.mount_v2("/mine")
+    machine.v2_counts(group, "5000 10000")
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[0.5, 0, 0, 0], own=0.5)
+    machine.v2_counts(group, "5000 10000", usage_usec=500_000)
+    assert monitor.sample().cpu == pytest.approx(0.0)
+
+
+def test_resume_forgets_what_was_before(machine):
+    """What others took while this process waited does not count."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[1, 1, 0, 0])
+    monitor.resume()
+    machine.run(0.05, busy=[0.5, 0.5, 0, 0])
+    usage = monitor.sample()
+    monitor.close()
+    assert usage.cpu == pytest.approx(0.5)
 
 
 def test_a_quota_above_the_affinity_does_not_bind(machine):
@@ -310,15 +346,59 @@ def test_usage_stays_within_bounds_whatever_the_counters_do(machine):
         assert 0 <= usage.memory <= 1
 
 
-def test_this_machine_is_seen_busy_by_a_process_that_is():
-    """On the real machine, a process that spins sees at least its own share of the CPUs used."""
-    monitor = ResourceMonitor()
-    cpus = available_cpus()
-    assert 0 < cpus <= (os.cpu_count() or 1)
-    wall, own = time.monotonic(), time.process_time()
-    while time.process_time() - own < 0.5:
+SPIN = "import sys; print(flush=True)\nwhile True: pass"
+
+
+@pytest.fixture
+def one_cpu():
+    """Keep this process, and what it starts, on one CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def spin(seconds):
+    """Use the CPU."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
         pass
-    used = (time.process_time() - own) / (time.monotonic() - wall)
-    usage = monitor.sample()
-    assert min(used / cpus, 1.0) - 0.15 <= usage.cpu <= 1
-    assert 0 < usage.memory < 1
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_a_competitor_on_the_own_cpu_is_seen():
+    """On the real machine, a spinning process on our only CPU takes a share, which ends with it."""
+    monitor = ResourceMonitor()
+    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as competitor:
+        try:
+            competitor.stdout.readline()
+            monitor.resume()
+            spin(0.6)
+            contended = monitor.sample().cpu
+        finally:
+            competitor.kill()
+    monitor.resume()
+    spin(0.6)
+    free = monitor.sample().cpu
+    monitor.close()
+
+    assert 0.25 < contended < 1
+    assert free < contended - 0.1
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_a_sample_tells_what_holds_now():
+    """A competitor that comes in the middle of an iteration is seen as if it had been there all the time."""
+    monitor = ResourceMonitor()
+    monitor.resume()
+    spin(1.0)
+    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as competitor:
+        try:
+            competitor.stdout.readline()
+            spin(0.5)
+            contended = monitor.sample().cpu
+        finally:
+            competitor.kill()
+            monitor.close()
+
+    assert contended > 0.25

@@ -1,27 +1,32 @@
-"""How busy the machine is, as seen by this worker: right in containers and under quotas too.
+"""How much of the machine others take from this worker: right in containers and under quotas too.
 
-The balancer's predictors are fed with these figures. This module must not know of sessions, of
-the wire, or of whoever else uses the machine: it measures the share that is taken, by anybody.
+The balancer's predictors are fed with these figures. This module must not know of sessions, of the wire, or
+of who the others are.
 """
 
-import time
+import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
 import psutil
 
 from worker import cgroups
 from worker.cgroups import Group
 
+_INTERVAL = 0.1  # seconds between looks at the counters
+_WINDOW = 0.2  # seconds that a sample looks back, where the computing has lasted that long
+
 
 @dataclass(frozen=True)
 class Usage:
-    """How much of what this process may use was in use.
+    """What is taken of that which this process may use.
 
     Attributes:
-        cpu: Busy share of the CPU capacity, from 0 to 1.
-        memory: Occupied share of the memory, from 0 to 1.
+        cpu: Share of the CPU capacity that others take, from 0 (we have it all) to 1. An equal competitor
+            on our only CPU, or within our quota, takes one half.
+        memory: Occupied share of the memory, by anybody, from 0 to 1.
     """
 
     cpu: float
@@ -35,16 +40,26 @@ class _CpuLevel:
     group: Group
     counter: Group | None
 
-    def seconds(self) -> float | None:
-        """Return the CPU time used so far, by this process alone where nothing counts the group."""
-        return cgroups.cpu_seconds(self.counter) if self.counter else time.process_time()
+
+@dataclass(frozen=True)
+class _Counters:
+    """What the counters show at one moment, in seconds."""
+
+    at: float  # on the clock
+    own: float  # CPU time of this process
+    host: list[tuple[float, float]]  # (busy, all) of each CPU
+    groups: dict[Path, float]  # CPU time of each group that has a quota and a counter
 
 
 class ResourceMonitor:
-    """Samples how busy the CPUs and the memory are that this process may use.
+    """Samples how much others take of the CPUs and the memory that this process may use.
 
-    Capacity is the CPUs of the process's affinity mask, or the quota of a control group above it
-    where that is smaller. A sample costs about 0.1 ms of CPU. One thread uses a monitor at a time.
+    Capacity is the CPUs of the process's affinity mask, or the quota of a control group above it where that
+    is smaller. Others are all processes but this one: beside it on its CPUs, or with it within a quota.
+
+    A speed predictor wants to know what holds *now*, at the end of an iteration, rather than what held on
+    average since the last: so while computing, a thread looks at the counters every 0.1 s (0.2 ms of CPU
+    each), and a sample is over the last 0.2 s.
 
     Args:
         root: The directory below which `/proc` and the mounts of the control groups are looked up.
@@ -56,23 +71,62 @@ class ResourceMonitor:
         self._membership: str | None = None
         self._cpu_levels: list[_CpuLevel] = []
         self._memory_levels: list[Group] = []
-        # Both are what the counters showed last: (busy, all) seconds per CPU of the host, and
-        # (wall-clock, CPU) seconds per group.
-        self._host_times = _host_times()
-        self._group_times: dict[Path, tuple[float, float]] = {}
-        self._busy_cpus = 0.0
-        self.sample()
+        self._busy_cpus = 0.0  # cores of the affinity mask, as seen last
+        self._lock = threading.Lock()
+        self._computing = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._looks: deque[_Counters] = deque([self._look()])  # oldest first
+
+    def resume(self) -> None:
+        """Computing begins: what others took while this process waited tells nothing about its speed."""
+        with self._lock:
+            self._looks = deque([self._look()])
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="resource monitor", daemon=True)
+            self._thread.start()
+        self._computing.set()
 
     def sample(self) -> Usage:
-        """Return the usage since the previous call (the first time: since construction).
+        """Return the usage over the last 0.2 s, or since `resume` or the last sample if that is less.
+
+        Without `resume`, it is the usage since the last sample or, the first time, since construction.
 
         Returns:
             Shares that are finite and lie in [0, 1].
         """
+        self._computing.clear()
+        with self._lock:
+            now = self._look()
+            while len(self._looks) > 1 and self._looks[1].at <= now.at - _WINDOW:
+                self._looks.popleft()
+            taken = self._taken(self._looks[0], now)
+            self._looks = deque([now])
+            return Usage(cpu=_share(taken), memory=_share(self._memory_share()))
+
+    def close(self) -> None:
+        """Stop to look."""
+        self._closed = True
+        self._computing.set()
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while self._computing.wait() and not self._closed:
+            pause.wait(_INTERVAL)
+            with self._lock:
+                self._looks.append(self._look())
+                while len(self._looks) > 2 and self._looks[2].at <= self._looks[-1].at - _WINDOW:
+                    self._looks.popleft()
+
+    def _look(self) -> _Counters:
         self._locate()
-        cpus = _affinity()
-        busy = max(self._busy_share_of_cpus(cpus), self._busy_share_of_quota(len(cpus)))
-        return Usage(cpu=_share(busy), memory=_share(self._memory_share()))
+        groups = {}
+        for level in self._cpu_levels:
+            if level.counter and cgroups.cpu_quota(level.group) is not None:
+                used = cgroups.cpu_seconds(level.counter)
+                if used is not None:
+                    groups[level.group.path] = used
+        return _Counters(monotonic(), process_time(), _host_times(), groups)
 
     def _locate(self) -> None:
         """Find the groups' files; only anew where the process has been moved since."""
@@ -83,35 +137,37 @@ class ResourceMonitor:
         self._cpu_levels = _cpu_levels(membership, self._root)
         memory = cgroups.find_group("memory", membership, self._root)
         self._memory_levels = memory.lineage() if memory else []
-        self._group_times.clear()
 
-    def _busy_share_of_cpus(self, cpus: list[int]) -> float:
-        before, now = self._host_times, _host_times()
+    def _taken(self, then: _Counters, now: _Counters) -> float:
+        """The share of the capacity that others have taken between two looks."""
+        seconds = now.at - then.at
+        own = (now.own - then.own) / seconds if seconds > 0 else 0.0
+        cpus = _affinity()
+        # Of each bound on this process: cores within it, and cores of these that others use.
+        bounds = [(float(len(cpus)), self._busy(then, now, cpus) - own)]
+        for level in self._cpu_levels:
+            quota = cgroups.cpu_quota(level.group)
+            if quota is None or quota >= len(cpus):
+                continue
+            path, others = level.group.path, 0.0
+            if seconds > 0 and path in then.groups and path in now.groups:
+                others = (now.groups[path] - then.groups[path]) / seconds - own
+            bounds.append((quota, others))
+        capacity = min(cores for cores, _ in bounds)
+        free = min(cores - max(0.0, others) for cores, others in bounds)
+        return 1 - free / capacity
+
+    def _busy(self, then: _Counters, now: _Counters, cpus: list[int]) -> float:
+        """Cores of the affinity mask that were in use, by anybody."""
         # A container may be shown fewer CPUs than the mask's numbers say: then all that it sees.
-        shown = [cpu for cpu in cpus if cpu < min(len(before), len(now))]
-        pairs = [(before[cpu], now[cpu]) for cpu in shown] or list(zip(before, now, strict=False))
+        shown = [cpu for cpu in cpus if cpu < min(len(then.host), len(now.host))]
+        pairs = [(then.host[cpu], now.host[cpu]) for cpu in shown]
+        pairs = pairs or list(zip(then.host, now.host, strict=False))
         total = sum(new[1] - old[1] for old, new in pairs)
         # The kernel counts in ticks of 10 ms: until one has passed, the last figure stands.
         if total > 0:
-            self._busy_cpus = sum(new[0] - old[0] for old, new in pairs) / total
-            self._host_times = now
+            self._busy_cpus = len(cpus) * sum(new[0] - old[0] for old, new in pairs) / total
         return self._busy_cpus
-
-    def _busy_share_of_quota(self, cpus: int) -> float:
-        """Return the largest share used of a quota on the way up, 0 if none binds."""
-        shares = [0.0]
-        for level in self._cpu_levels:
-            quota = cgroups.cpu_quota(level.group)
-            if quota is None or quota >= cpus:
-                continue
-            used, now = level.seconds(), monotonic()
-            if used is None:
-                continue
-            then, used_then = self._group_times.get(level.group.path, (now, used))
-            self._group_times[level.group.path] = (now, used)
-            if now > then:
-                shares.append((used - used_then) / ((now - then) * quota))
-        return max(shares)
 
     def _memory_share(self) -> float:
         host = psutil.virtual_memory()

@@ -244,6 +244,7 @@ class Session:
         self._pull(assignment.iteration)
         self.before_training()
         self.stopwatch.take()
+        self._monitor.resume()
 
     def finish_iteration(self, groups: Sequence[GroupOptions] | None = None) -> Assignment:
         """Push `gradient`, report, and pull the new `parameters` (Alg. 3, from line 5 on).
@@ -270,6 +271,7 @@ class Session:
         self.stopwatch.start()
         self._pull(done.iteration + 1)
         self.stopwatch.stop()
+        self._monitor.resume()
         assert self.assignment is not None
         return self.assignment
 
@@ -282,6 +284,7 @@ class Session:
             except EvenpaceError as error:
                 log.debug("leave: %s", error)
             self.assignment = None
+        self._monitor.close()
         self._manager.close()
         for shard in self._shards:
             shard.close()

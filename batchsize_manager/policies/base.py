@@ -23,8 +23,8 @@ class Observation:
     Attributes:
         batch_size: Samples.
         batch_processing_time: Seconds, waiting left out.
-        cpu_usage: Of the CPUs that the worker may use, 0 to 1.
-        memory_usage: Of the memory that the worker may use, 0 to 1.
+        cpu_usage: Share that others take of the CPUs that the worker may use, at the iteration's end; 0 to 1.
+        memory_usage: Occupied share of the memory that the worker may use; 0 to 1.
     """
 
     batch_size: int
