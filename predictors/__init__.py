@@ -5,13 +5,33 @@ To add a predictor, write a module with a subclass of `Predictor` and name it in
 
 from collections.abc import Callable
 
+from predictors.arx import Arx
 from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
+from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
+from predictors.guard import Guarded
 from predictors.memoryless import Memoryless
+from predictors.networks import Network
+
+
+def _auto(options: PredictorOptions, models: Models) -> Predictor:
+    members: list[Predictor] = [
+        ExponentialMovingAverage(),
+        Memoryless(),
+        Arx(),
+        Network("narx", options, models),
+    ]
+    return Guarded(Blend(members))
+
 
 PREDICTORS: dict[str, Callable[[PredictorOptions, Models], Predictor]] = {
     "memoryless": lambda options, models: Memoryless(),
     "ema": lambda options, models: ExponentialMovingAverage(),
+    "simple_rnn": lambda options, models: Guarded(Network("simple_rnn", options, models)),
+    "lstm": lambda options, models: Guarded(Network("lstm", options, models)),
+    "narx": lambda options, models: Guarded(Network("narx", options, models)),
+    "arx": lambda options, models: Guarded(Arx()),
+    "auto": _auto,
 }
 
 

@@ -21,6 +21,21 @@ Models = Mapping[str, Mapping[str, Weights]]
 """Fitted models to keep: by the predictor's name, then by the worker's name, each worker's own weights."""
 
 
+def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array:
+    """An array whose first dimension is the workers', for other workers.
+
+    Args:
+        array: (workers, ...).
+        rows: For each worker from now on, its row in `array`, or None for a new one.
+        unknown: What to fill a new worker's row with.
+    """
+    moved = np.full((len(rows), *array.shape[1:]), unknown)
+    for new, old in enumerate(rows):
+        if old is not None:
+            moved[new] = array[old]
+    return moved
+
+
 @dataclass(frozen=True)
 class PredictorOptions:
     """How predictors that learn do so.

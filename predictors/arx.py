@@ -1,0 +1,102 @@
+"""ARX: NARX's linear relative (same inputs as LB-BSP, equation 4), learnt as data comes, without fits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from predictors.base import Array, Predictor, reindexed
+from predictors.history import INPUTS, LAGS, SPEED, History, inputs
+
+_FEWEST = 12.0  # samples before the first prediction
+_SPEED_FLOOR = 0.01  # of the mean speed; deviations that are smaller on average are not learnt from
+_USAGE_FLOOR = 0.02
+_OUTLIER = 3.0  # times the usual error
+
+
+class Arx(Predictor):
+    """Least squares over the past of each worker, in which a sample's weight decays by `forgetting`.
+
+    The regression is solved anew in each iteration from the weighted moments of inputs and speeds, about
+    their means. This is recursive least squares, but a ridge of constant size bounds the weights however
+    long an input stands still. Predicts NaN until there are a dozen samples.
+
+    A sample that is far off counts less (Huber's weights), and its speed is cut before it becomes an input,
+    unless the one before was as far off to the same side: one is a spike, two are a change.
+
+    Args:
+        forgetting: Above 0, at most 1.
+        ridge: Added to the inputs' correlation matrix.
+    """
+
+    def __init__(self, forgetting: float = 0.995, ridge: float = 0.02) -> None:
+        self._forgetting = forgetting
+        self._ridge = ridge
+        self._history = History(LAGS)
+        # Weighted sums over samples z = (1, inputs, speed that followed): (workers, 10, 10) of z z^T.
+        self._moments = np.empty((0, 2 + len(INPUTS), 2 + len(INPUTS)))
+        self._given = np.empty((0, len(INPUTS)))  # inputs of the next prediction
+        self._predicted = np.empty(0)
+        self._usual = np.empty(0)  # discounted mean of the errors' size; NaN before the first
+        self._off = np.empty(0)  # side on which the last speed was far off: -1, 0, 1
+
+    def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
+        """Learn from one iteration; see `Predictor`."""
+        errors = speeds - self._predicted
+        sizes = np.abs(errors)
+        limit = np.maximum(_OUTLIER * self._usual, _SPEED_FLOOR * np.abs(self._predicted))
+        far = sizes > limit  # false where NaN
+        side = np.where(far, np.sign(errors), 0.0)
+        lone = far & (side != self._off)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weights = np.where(lone, limit / sizes, 1.0)
+        self._off = np.where(np.isnan(speeds), self._off, side)
+        cut = np.where(lone, self._predicted + side * limit, speeds)
+        known = np.where(np.isnan(self._usual), sizes, self._usual)
+        self._usual = np.where(np.isnan(sizes), self._usual, 0.95 * known + 0.05 * np.fmin(sizes, 2 * limit))
+
+        self._learn(speeds, weights)
+        self._history.append(cut, cpu_usage, memory_usage)
+        if len(self._history) == LAGS:
+            self._given = inputs(self._history.latest(LAGS))[0]
+        self._predicted = self._forecast()
+
+    def predict(self) -> Array:
+        """The regression's speeds, (workers,)."""
+        return self._predicted.copy()
+
+    def _learn(self, speeds: Array, weights: Array) -> None:
+        usable = np.isfinite(speeds) & np.isfinite(self._given).all(axis=1)
+        sample = np.concatenate((np.ones((len(speeds), 1)), self._given, speeds[:, None]), axis=1)
+        sample[~usable] = 0.0
+        decay = np.where(usable, self._forgetting, 1.0)[:, None, None]
+        outer = (sample * weights[:, None])[:, :, None] * sample[:, None, :]
+        self._moments = decay * self._moments + outer
+
+    def _forecast(self) -> Array:
+        count = self._moments[:, 0, 0]
+        ready = (count >= min(_FEWEST, 0.5 / (1 - self._forgetting))) & np.isfinite(self._given).all(axis=1)
+        forecast = np.full(len(count), np.nan)
+        if not ready.any():
+            return forecast
+        moments = self._moments[ready] / count[ready, None, None]
+        means = moments[:, 0, 1:]
+        covariance = moments[:, 1:, 1:] - means[:, :, None] * means[:, None, :]
+        mean_speed = means[:, -1]
+        floors = np.where(np.array(INPUTS) == SPEED, _SPEED_FLOOR * mean_speed[:, None], _USAGE_FLOOR)
+        variances = np.einsum("wii->wi", covariance)[:, :-1]
+        scale = 1 / np.sqrt(np.maximum(variances, 0.0) + floors**2)
+        correlation = covariance[:, :-1, :-1] * scale[:, :, None] * scale[:, None, :]
+        ridge = self._ridge + 1 / count[ready]
+        correlation += ridge[:, None, None] * np.eye(len(INPUTS))
+        target = covariance[:, :-1, -1] * scale
+        slopes = np.linalg.solve(correlation, target[:, :, None])[:, :, 0] * scale
+        forecast[ready] = mean_speed + (slopes * (self._given[ready] - means[:, :-1])).sum(axis=1)
+        return forecast
+
+    def _reindex(self, rows: Sequence[int | None]) -> None:
+        self._history.reindex(rows)
+        self._moments = reindexed(self._moments, rows, 0.0)
+        self._given = reindexed(self._given, rows, np.nan)
+        self._predicted = reindexed(self._predicted, rows, np.nan)
+        self._usual = reindexed(self._usual, rows, np.nan)
+        self._off = reindexed(self._off, rows, 0.0)

@@ -1,0 +1,146 @@
+"""When predictors that need fits make them, on what, and for whom: all but what is fitted."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights, reindexed
+from predictors.history import LAGS, History
+
+FEWEST = 16
+"""Samples of a worker that a model of its own needs."""
+
+
+class Learner(Predictor):
+    """Predicts with one model for each worker, fitted to its latest iterations every now and then.
+
+    A worker without a model of its own borrows one: the first that was fitted in this job, else the first
+    that was given. A model that was not fitted to what this worker did in this job is adapted to its mean
+    speed. Predicts NaN where there is none, or not enough past for the inputs.
+
+    Args:
+        name: In `PREDICTORS`; its models are known by it.
+        shapes: Of the weights of one worker, by their names, so that saved ones can be checked.
+        options: When and on how much to fit.
+        models: What earlier runs have learnt, under `name`.
+
+    Raises:
+        ValueError: A saved model has other weights than `shapes`, or any that is not finite.
+    """
+
+    def __init__(
+        self, name: str, shapes: dict[str, tuple[int, ...]], options: PredictorOptions, models: Models
+    ) -> None:
+        self.name = name
+        self.options = options
+        self.history = History(options.fit_window + LAGS)
+        self._learnt = {
+            worker: check_weights(f"{name} model of {worker}", shapes, weights)
+            for worker, weights in models.get(name, {}).items()
+        }
+        self._shapes = shapes
+        self._own: set[str] = set()  # whose model was fitted here
+        self._observed = 0  # iterations
+        self._next_fit = options.first_fit
+        self._fitting: tuple[str, ...] | None = None  # whose fit is out
+        self._sums = np.empty((0, 2))  # (workers, 2): of speeds, and how many
+        self._current: dict[str, Array] = {}  # the workers' models, stacked in their order; empty if none
+
+    def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
+        """Keep one iteration; see `Predictor`."""
+        self.history.append(speeds, cpu_usage, memory_usage)
+        self._sums += np.stack((np.nan_to_num(speeds), ~np.isnan(speeds)), axis=1)
+        self._observed += 1
+
+    def predict(self) -> Array:
+        """The models' speeds, (workers,)."""
+        if not self._current or len(self.history) < LAGS:
+            return np.full(len(self.workers), np.nan)
+        return self._forecast(self._adapted(self._current))
+
+    def due_fit(self) -> Fit | None:
+        """A fit of all workers' models to the latest iterations."""
+        if self._fitting is not None or self._observed < self._next_fit or not self.workers:
+            return None
+        self._next_fit = self._observed + self.options.refit_every
+        self._fitting = self.workers
+        return self._make_fit(self._adapted(self._current) if self._current else None)
+
+    def take_fit(self, weights: Weights | None) -> None:
+        """Use what was learnt, for those whose weights are finite; see `Predictor`."""
+        assert self._fitting is not None, "no fit is out"
+        fitted, self._fitting = self._fitting, None
+        if weights is None:
+            return
+        for row, worker in enumerate(fitted):
+            found = {name: np.array(weights[name][row], dtype=float) for name in self._shapes}
+            if all(np.isfinite(array).all() for array in found.values()):
+                self._learnt[worker] = found
+                self._own.add(worker)
+        self._select()
+
+    def models(self) -> Models:
+        """Each worker's model, by `name`; those of workers that have gone, too."""
+        return {self.name: dict(self._learnt)} if self._learnt else {}
+
+    @abstractmethod
+    def _make_fit(self, start: Weights | None) -> Fit:
+        """A fit to `history` that starts from these weights, if there are any.
+
+        What it finds has NaN for workers with fewer than `FEWEST` samples.
+        """
+
+    @abstractmethod
+    def _forecast(self, weights: Weights) -> Array:
+        """The speeds that models give, (workers,), NaN where the past is too short."""
+
+    def _adapted(self, models: Weights) -> Weights:
+        """The models of others, and of earlier runs, as they would be for these workers."""
+        return models
+
+    def _relative_speeds(self, mean_speeds: Array) -> Array:
+        """How fast each worker is, as a multiple of the mean speed that its model was fitted to.
+
+        Args:
+            mean_speeds: (workers,), that the models were fitted to.
+
+        Returns:
+            (workers,); 1 for a model that was fitted to the worker itself, in this job.
+        """
+        own = np.array([worker in self._own for worker in self.workers])
+        unknown = own | (self._sums[:, 1] == 0)
+        means = self._sums[:, 0] / np.maximum(self._sums[:, 1], 1)
+        return np.where(unknown, 1.0, means / mean_speeds)
+
+    def _select(self) -> None:
+        """Choose each worker's model."""
+        if not self._learnt or not self.workers:
+            self._current = {}
+            return
+        here = (worker for worker in self._learnt if worker in self._own)
+        borrowed = self._learnt[next(here, next(iter(self._learnt)))]
+        chosen = [self._learnt.get(worker, borrowed) for worker in self.workers]
+        self._current = {name: np.stack([model[name] for model in chosen]) for name in self._shapes}
+
+    def _reindex(self, rows: Sequence[int | None]) -> None:
+        self.history.reindex(rows)
+        self._sums = reindexed(self._sums, rows, 0.0)
+        self._select()
+
+
+def check_weights(what: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> dict[str, Array]:
+    """Saved weights as arrays.
+
+    Raises:
+        ValueError: They are not the ones expected, or not finite.
+    """
+    if set(weights) != set(shapes):
+        raise ValueError(f"{what}: has {sorted(weights)}, should have {sorted(shapes)}")
+    arrays = {name: np.array(weights[name], dtype=float) for name in shapes}
+    for name, array in arrays.items():
+        if array.shape != shapes[name]:
+            raise ValueError(f"{what}: {name} has shape {array.shape}, should have {shapes[name]}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{what}: {name} is not finite")
+    return arrays

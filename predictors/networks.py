@@ -1,0 +1,80 @@
+"""Predictors that are neural networks: they predict in NumPy and learn in Keras."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictors.architectures import ARCHITECTURES, CENTER, SPREAD, predict
+from predictors.base import Array, Fit, Models, PredictorOptions, Weights
+from predictors.history import LAGS, SPEED, samples
+from predictors.learner import FEWEST, Learner
+
+
+@dataclass(frozen=True)
+class NetworkFit:
+    """Fits one network for each worker to its samples.
+
+    Attributes:
+        network: In `ARCHITECTURES`.
+        given: (samples, workers, 8) inputs; see `predictors.history.inputs`.
+        followed: (samples, workers) speeds.
+        usable: (samples, workers); 1, or 0 for a sample in which something is missing.
+        start: Weights to start from, (workers, ...); None: random ones.
+        seed: Of random weights, and of the samples' order.
+    """
+
+    network: str
+    given: Array
+    followed: Array
+    usable: Array
+    start: Weights | None
+    seed: int
+
+    def run(self) -> Weights:
+        """Fit; the weights of workers with too few samples are NaN.
+
+        Raises:
+            ValueError: No worker has enough samples, or no fit came out finite.
+        """
+        enough = self.usable.sum(axis=0) >= FEWEST
+        if not enough.any():
+            raise ValueError(f"no worker has {FEWEST} samples to fit a network to")
+        from predictors import training  # Keras takes seconds to import
+
+        found = training.train(
+            ARCHITECTURES[self.network], self.given, self.followed, self.usable, self.start, self.seed
+        )
+        finite = np.all(
+            [np.isfinite(array.reshape(len(enough), -1)).all(axis=1) for array in found.values()], 0
+        )
+        if not (enough & finite).any():
+            raise ValueError("no network's weights are finite")
+        for array in found.values():
+            array[~(enough & finite)] = np.nan
+        return found
+
+
+class Network(Learner):
+    """One network for each worker, all fitted together.
+
+    Args:
+        name: In `ARCHITECTURES`.
+        options: See `Learner`.
+        models: See `Learner`.
+    """
+
+    def __init__(self, name: str, options: PredictorOptions, models: Models) -> None:
+        self._architecture = ARCHITECTURES[name]
+        super().__init__(name, {**self._architecture.shapes, CENTER: (3,), SPREAD: (3,)}, options, models)
+
+    def _make_fit(self, start: Weights | None) -> Fit:
+        given, followed, usable = samples(self.history.latest(self.options.fit_window))
+        return NetworkFit(self.name, given, followed, usable, start, self.options.seed)
+
+    def _forecast(self, weights: Weights) -> Array:
+        return predict(self._architecture, weights, self.history.latest(LAGS))
+
+    def _adapted(self, models: Weights) -> Weights:
+        ratios = self._relative_speeds(models[CENTER][:, SPEED])[:, None]
+        scales = np.where(np.arange(3) == SPEED, ratios, 1.0)
+        return {**models, CENTER: models[CENTER] * scales, SPREAD: models[SPREAD] * scales}

@@ -1,0 +1,139 @@
+"""Trains the networks of all workers together, as one Keras model. Importing this imports Keras.
+
+It is imported where a fit runs, in a process of its own, and nowhere else.
+"""
+
+import os
+from typing import Any
+
+# Keras chooses its backend when it is imported; PyTorch is the one that is always there.
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import numpy as np
+import torch
+
+from predictors.architectures import CENTER, SPREAD, Architecture, standardised
+from predictors.base import Array, Weights
+from predictors.history import CPU, INPUTS, MEMORY, SPEED
+
+_EPOCHS, _EPOCHS_FROM_START = 40, 10
+_PATIENCE = 4  # epochs without progress
+_PROGRESS = 0.995  # of the workers' least losses so far, summed, counts as progress
+_BATCH = 32
+_LEARNING_RATE = 0.01
+_VALIDATION = 0.2  # of the samples
+_SPEED_FLOOR = 0.01  # of the mean speed; the least standard deviation, so that a tremor is not blown up
+_USAGE_FLOOR = 0.02
+
+
+class _Networks(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """An architecture with weights for each worker: (samples, workers, inputs) to (samples, workers, 1)."""
+
+    def __init__(self, architecture: Architecture, start: Weights) -> None:
+        super().__init__()
+        self._architecture = architecture
+        self._named = {
+            name: self.add_weight(shape=array.shape, initializer="zeros", name=name)
+            for name, array in start.items()
+        }
+        for name, array in start.items():
+            self._named[name].assign(array)
+
+    def call(self, x: Any) -> Any:
+        """See `Architecture.forward`."""
+        weights = {name: keras.ops.convert_to_tensor(array) for name, array in self._named.items()}
+        return keras.ops.expand_dims(self._architecture.forward(keras.ops, weights, x), -1)
+
+    def export(self) -> dict[str, Array]:
+        """The weights in NumPy."""
+        return {name: keras.ops.convert_to_numpy(w).astype(float) for name, w in self._named.items()}
+
+
+def train(
+    architecture: Architecture, given: Array, followed: Array, usable: Array, start: Weights | None, seed: int
+) -> dict[str, Array]:
+    """Fit all workers' networks; each keeps the weights of the epoch that was best on its validation part.
+
+    The loss is Huber's, since speeds have spikes that nothing announces.
+
+    Args:
+        architecture: Of the networks.
+        given: (samples, workers, 8) inputs.
+        followed: (samples, workers) speeds.
+        usable: (samples, workers), the samples' weights.
+        start: Weights to start from, center and spread included.
+        seed: Of random weights, of the samples' order, and of which are for validation.
+
+    Returns:
+        The weights, with center and spread; may be useless where a worker has few samples.
+    """
+    rng = np.random.default_rng(seed)
+    center, spread = _scale(given, usable)
+    channels = architecture.channels
+    x = standardised(given[..., : len(channels)], center, spread, channels)
+    y = (followed - center[:, SPEED]) / spread[:, SPEED]
+    order = rng.permutation(len(x))
+    held_out, kept = np.split(order, [int(_VALIDATION * len(x))])
+    first = (
+        _random(architecture, x.shape[1], rng)
+        if start is None
+        else {name: start[name] for name in architecture.shapes}
+    )
+    epochs = _EPOCHS if start is None else _EPOCHS_FROM_START
+
+    # With several threads, PyTorch would fight for cores over steps of a fraction of a millisecond.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        layer = _Networks(architecture, first)
+        model = keras.Sequential([keras.Input(x.shape[1:]), layer])
+        # Adam does not mind the scale of the loss: summed, a worker's steps do not depend on the others.
+        model.compile(keras.optimizers.Adam(_LEARNING_RATE), keras.losses.Huber(reduction="sum"))
+        best, least = first, _losses(architecture, first, x[held_out], y[held_out], usable[held_out])
+        progress = 0
+        for epoch in range(epochs):
+            rng.shuffle(kept)
+            for batch in np.array_split(kept, -(-len(kept) // _BATCH)):
+                model.train_on_batch(x[batch], y[batch, :, None], sample_weight=usable[batch])
+            now = layer.export()
+            losses = _losses(architecture, now, x[held_out], y[held_out], usable[held_out])
+            better = losses < least
+            if np.minimum(losses, least).sum() < _PROGRESS * least.sum():
+                progress = epoch
+            for name, array in now.items():
+                array[~better] = best[name][~better]
+            best, least = now, np.where(better, losses, least)
+            if epoch - progress >= _PATIENCE:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return {**best, CENTER: center, SPREAD: spread}
+
+
+def _scale(given: Array, usable: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of speed, CPU and memory usage over the usable samples, (workers, 3)."""
+    latest = given[..., [INPUTS.index(channel) for channel in (SPEED, CPU, MEMORY)]]
+    weights = usable[..., None] / np.maximum(usable.sum(axis=0), 1.0)[:, None]
+    center = (weights * latest).sum(axis=0)
+    variance = (weights * (latest - center) ** 2).sum(axis=0)
+    floor = np.stack((_SPEED_FLOOR * center[:, SPEED], *[np.full(len(center), _USAGE_FLOOR)] * 2), axis=1)
+    return center, np.maximum(np.sqrt(variance), np.maximum(floor, 1e-12))
+
+
+def _random(architecture: Architecture, workers: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Glorot's uniform weights, with biases of 0; the same for all workers, (workers, ...)."""
+    weights = {}
+    for name, shape in architecture.shapes.items():
+        fan = sum(shape[-2:]) + (len(shape) < 2)
+        limit = 0.0 if name.endswith("bias") else np.sqrt(6 / fan)
+        weights[name] = np.broadcast_to(rng.uniform(-limit, limit, shape), (workers, *shape)).copy()
+    return weights
+
+
+def _losses(architecture: Architecture, weights: Weights, x: Array, y: Array, usable: Array) -> Array:
+    """Huber's loss on each worker's validation part, (workers,)."""
+    errors = np.abs(architecture.forward(np, weights, x) - y)
+    losses = np.where(errors < 1, 0.5 * errors**2, errors - 0.5) * usable
+    means: Array = losses.sum(axis=0) / np.maximum(usable.sum(axis=0), 1.0)
+    return means
