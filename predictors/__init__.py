@@ -5,6 +5,7 @@ To add a predictor, write a module with a subclass of `Predictor` and name it in
 
 from collections.abc import Callable
 
+from predictors.arima import Arima
 from predictors.arx import Arx
 from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
 from predictors.blend import Blend
@@ -27,6 +28,7 @@ def _auto(options: PredictorOptions, models: Models) -> Predictor:
 PREDICTORS: dict[str, Callable[[PredictorOptions, Models], Predictor]] = {
     "memoryless": lambda options, models: Memoryless(),
     "ema": lambda options, models: ExponentialMovingAverage(),
+    "arima": lambda options, models: Guarded(Arima(options, models)),
     "simple_rnn": lambda options, models: Guarded(Network("simple_rnn", options, models)),
     "lstm": lambda options, models: Guarded(Network("lstm", options, models)),
     "narx": lambda options, models: Guarded(Network("narx", options, models)),
