@@ -1,0 +1,63 @@
+"""A manager whose predictor learns: fits run beside the barrier rounds, and what they learn is kept."""
+
+import numpy as np
+import pytest
+
+import idl
+from batchsize_manager.models import load_models
+from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.service import ManagerConfig, ManagerService
+from predictors import PredictorOptions
+from rpc.client import Client
+from tests.services import MemberWorker, serving
+
+JOB = MemberWorker.BATCH  # samples in each iteration
+
+
+def narx(folder, **options):
+    """A manager that predicts with NARX, fitted after 20 iterations, and keeps its models in a folder."""
+    learning = PredictorOptions(first_fit=20, refit_every=1000)
+    return ManagerService(
+        ManagerConfig(options=PolicyOptions("narx", learning=learning, **options), models=folder)
+    )
+
+
+def predictions(address, job):
+    """What the manager predicted for each iteration of the one worker, oldest first."""
+    client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
+    history = client.call("history", idl.batchsize_manager.HistoryRequest(job, 0, 1000))
+    client.close()
+    return [record.workers[0].predicted_speed for record in history.iterations]
+
+
+def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
+    """The job goes on while its model is fitted; the model is kept, and a later manager starts from it."""
+    with serving(narx(tmp_path)) as address:
+        worker = MemberWorker(address)
+        for _ in range(25):
+            worker.iterate()
+        (file,) = wait_until(lambda: list(tmp_path.glob("*.npz")), "the file of models")
+        worker.iterate()
+        predicted = predictions(address, worker.identity.job)
+        worker.client.close()
+    models = load_models(file)
+
+    assert predicted[0] is None
+    assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
+    assert list(models) == ["narx"]
+    assert list(models["narx"]) == [worker.identity.worker]
+    assert all(np.isfinite(array).all() for array in models["narx"]["good"].values())
+
+    with serving(narx(tmp_path, models=models)) as address:
+        worker = MemberWorker(address)
+        for _ in range(3):
+            worker.iterate()
+        worker.client.close()
+
+
+def test_models_that_do_not_fit_are_refused_at_once():
+    """A manager that cannot use the models says so before it serves."""
+    models = {"narx": {"w": {"nonsense": np.zeros(3)}}}
+
+    with pytest.raises(ValueError, match="narx"):
+        PolicyOptions("narx", models=models)
