@@ -45,7 +45,9 @@ class Trainer:
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, fit)
 
         def end(ended: "asyncio.Future[Weights]") -> None:
-            if not self._closed:
+            if self._closed:
+                ended.cancelled() or ended.exception()  # nobody wants to know any more
+            else:
                 done(_weights(ended))
 
         future.add_done_callback(end)
