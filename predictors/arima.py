@@ -89,7 +89,9 @@ class Arima(Learner):
         speeds = self.history.latest(4)[:, SPEED]
         if len(speeds) < 4:
             return np.full(len(self.workers), np.nan)
-        return self._expected(np.diff(speeds, 2, axis=0), self._shocks) + 2 * speeds[-1] - speeds[-2]
+        difference = self._expected(np.diff(speeds, 2, axis=0), self._shocks)
+        forecast: Array = difference + 2 * speeds[-1] - speeds[-2]
+        return forecast
 
     def _expected(self, differences: Array, shocks: Array) -> Array:
         """The next second difference after two of them, (2, workers)."""
@@ -102,7 +104,8 @@ class Arima(Learner):
         if not self._current or len(speeds) < 5:
             return np.zeros(speeds.shape[1])
         differences = np.diff(speeds, 2, axis=0)
-        return np.nan_to_num(differences[2] - self._expected(differences[:2], shocks))
+        after: Array = np.nan_to_num(differences[2] - self._expected(differences[:2], shocks))
+        return after
 
     def _replay(self) -> None:
         """Work the errors out anew: other models would have made others."""

@@ -30,7 +30,7 @@ class Learner(Predictor):
     """
 
     def __init__(
-        self, name: str, shapes: dict[str, tuple[int, ...]], options: PredictorOptions, models: Models
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], options: PredictorOptions, models: Models
     ) -> None:
         self.name = name
         self.options = options

@@ -61,11 +61,17 @@ class Network(Learner):
         name: In `ARCHITECTURES`.
         options: See `Learner`.
         models: See `Learner`.
+
+    Raises:
+        ValueError: See `Learner`; or a saved model's spread is not positive.
     """
 
     def __init__(self, name: str, options: PredictorOptions, models: Models) -> None:
         self._architecture = ARCHITECTURES[name]
         super().__init__(name, {**self._architecture.shapes, CENTER: (3,), SPREAD: (3,)}, options, models)
+        for worker, weights in self.models().get(name, {}).items():
+            if (weights[SPREAD] <= 0).any():
+                raise ValueError(f"{name} model of {worker}: spread {weights[SPREAD]} must be positive")
 
     def _make_fit(self, start: Weights | None) -> Fit:
         given, followed, usable = samples(self.history.latest(self.options.fit_window))

@@ -20,7 +20,7 @@ from predictors.history import CPU, INPUTS, MEMORY, SPEED
 _EPOCHS, _EPOCHS_FROM_START = 40, 10
 _PATIENCE = 4  # epochs without progress
 _PROGRESS = 0.995  # of the workers' least losses so far, summed, counts as progress
-_BATCH = 32
+_BATCH = 64
 _LEARNING_RATE = 0.01
 _VALIDATION = 0.2  # of the samples
 _SPEED_FLOOR = 0.01  # of the mean speed; the least standard deviation, so that a tremor is not blown up
@@ -98,7 +98,7 @@ def train(
                 model.train_on_batch(x[batch], y[batch, :, None], sample_weight=usable[batch])
             now = layer.export()
             losses = _losses(architecture, now, x[held_out], y[held_out], usable[held_out])
-            better = losses < least
+            better = losses <= least  # who has nothing held out goes with the last
             if np.minimum(losses, least).sum() < _PROGRESS * least.sum():
                 progress = epoch
             for name, array in now.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from predictors import PredictorOptions, make_predictor
-from predictors.networks import NetworkFit
+from predictors.networks import Network, NetworkFit
 from tests.series import contended, replay, rmse
 
 NETWORKS = ["simple_rnn", "lstm", "narx"]
@@ -54,3 +54,89 @@ def test_a_fit_without_samples_fails():
     few = np.zeros((20, 2))
     with pytest.raises(ValueError, match="no worker has 16 samples"):
         NetworkFit("narx", np.zeros((20, 2, 8)), few, few, None, 0).run()
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    """NARX's models of two workers."""
+    predictor = make_predictor("narx", PredictorOptions(first_fit=400))
+    replay(predictor, contended(5, iterations=400, workers=2))
+    return predictor.models()
+
+
+def test_models_of_earlier_runs_predict_from_the_start(learnt):
+    """A worker of the same name beats the average by a tenth before any fit, and no fit has run."""
+    series = contended(6, iterations=300, workers=2)
+    predictor = make_predictor("narx", models=learnt)
+    warm = rmse(replay(predictor, series), series)
+
+    assert (warm <= 0.9 * rmse(replay(make_predictor("ema"), series), series)).all()
+    assert predictor.models()["narx"].keys() == {"w0", "w1"}
+
+
+def test_models_of_other_workers_are_scaled_to_the_speed(learnt):
+    """A worker whose name is unknown borrows a model: ten times the speeds give ten times the predictions."""
+    series = contended(6, iterations=50, workers=1)
+    predictions = []
+    for scale in (1.0, 10.0):
+        predictor = Network("narx", PredictorOptions(), learnt)
+        predictor.set_workers(["unheard of"])
+        for speed, cpu, memory in zip(series.speeds, series.cpu, series.memory, strict=True):
+            predictor.observe(scale * speed, cpu, memory)
+        predictions.append(predictor.predict())
+
+    assert np.isfinite(predictions).all()
+    assert predictions[1] == pytest.approx(10 * predictions[0], rel=1e-9)
+
+
+def test_fits_start_from_what_is_known(learnt):
+    """A fit for workers with models of earlier runs starts from these, not from random weights."""
+    series = contended(6, iterations=40, workers=2)
+    predictor = Network("narx", QUICK, learnt)
+    fits = []
+    replay(predictor, series, fits.append)
+
+    for row, worker in enumerate(("w0", "w1")):
+        assert np.array_equal(fits[0].start["hidden"][row], learnt["narx"][worker]["hidden"])
+
+
+def test_young_workers_borrow_until_there_is_enough():
+    """A worker with fewer than 16 samples keeps out of the fit and predicts with another's model."""
+    series = contended(7, iterations=60, workers=2)
+    series.speeds[:50, 1] = np.nan
+    predictor = Network("narx", PredictorOptions(first_fit=60), {})
+    replay(predictor, series)
+
+    assert predictor.models()["narx"].keys() == {"w0"}
+    assert np.isfinite(predictor.predict()).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("output", np.full(10, np.nan), "output is not finite"),
+        ("output", np.zeros(3), r"output has shape \(3,\), should have \(10,\)"),
+        ("spread", np.zeros(3), "spread .* must be positive"),
+    ],
+)
+def test_broken_saved_models_are_refused(learnt, name, value, error):
+    """The error names the predictor, the worker and the array."""
+    broken = {**learnt["narx"]["w0"], name: value}
+    with pytest.raises(ValueError, match=f"narx model of w9: {error}"):
+        make_predictor("narx", models={"narx": {"w9": broken}})
+
+
+def test_fits_leave_the_process_as_it_was():
+    """A fit changes neither NumPy's nor PyTorch's random state, nor PyTorch's threads."""
+    import torch
+
+    predictor = make_predictor("narx", QUICK)
+    fits = []
+    replay(predictor, contended(8, iterations=40, workers=1), fits.append)
+    fits[0].run()  # the first one imports what it needs
+    before = (torch.get_num_threads(), torch.random.get_rng_state(), np.random.get_state()[1].copy())
+    fits[0].run()
+
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert np.array_equal(np.random.get_state()[1], before[2])

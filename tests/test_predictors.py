@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
+from tests.series import Series, contended, noise_only, replay, rmse
 
 NAN = float("nan")
 SPEEDS = st.floats(1e-6, 1e6)
+LEARNING = [name for name in PREDICTORS if name not in ("memoryless", "ema")]
+FITTING = [name for name in LEARNING if name != "arx"]
+QUICK = PredictorOptions(first_fit=40, refit_every=40, fit_window=80)
 
 
 def observe(predictor, *speeds):
@@ -98,6 +102,117 @@ def test_predictions_stay_within_what_was_seen(name, speeds):
         observe(predictor, speed)
 
     assert min(speeds) * (1 - 1e-12) <= predictor.predict()[0] <= max(speeds) * (1 + 1e-12)
+
+
+def feed(predictor, series, iterations):
+    """Tell a predictor some iterations of a series."""
+    for k in iterations:
+        predictor.observe(series.speeds[k], series.cpu[k], series.memory[k])
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("make", [contended, noise_only])
+def test_no_worker_is_predicted_worse_than_by_the_average(name, make):
+    """Over 1,000 iterations, each worker's RMSE is within 2% of the moving average's."""
+    series = make(11, workers=3)
+    options = PredictorOptions(first_fit=300, refit_every=300)
+    learned = rmse(replay(make_predictor(name, options), series), series)
+    average = rmse(replay(make_predictor("ema"), series), series)
+
+    assert (learned <= 1.02 * average).all()
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+@settings(deadline=None, max_examples=5)
+@given(st.integers(0, 2**32 - 1))
+def test_predictions_are_speeds_whoever_comes_and_goes(name, seed):
+    """With workers that come, go, move and pause, everyone measured gets a finite, positive prediction."""
+    rng = np.random.default_rng(seed)
+    predictor = make_predictor(name, PredictorOptions(first_fit=20, refit_every=30, fit_window=40, seed=1))
+    measured = set()
+    for k in range(60):
+        if k % 12 == 0:
+            there = [f"w{i}" for i in rng.permutation(6)[: rng.integers(1, 6)]]
+            measured &= set(there)
+            predictor.set_workers(there)
+        speeds = rng.uniform(1, 100, len(there))
+        speeds[rng.random(len(there)) < 0.3] = NAN
+        measured |= {worker for worker, speed in zip(there, speeds, strict=True) if speed > 0}
+        predictor.observe(speeds, rng.random(len(there)), rng.random(len(there)))
+        predictions = predictor.predict()
+        known = [worker in measured for worker in there]
+        assert (np.isfinite(predictions) == known).all()
+        assert (predictions[known] > 0).all()
+        fit = predictor.due_fit()
+        if fit:
+            try:
+                predictor.take_fit(fit.run())
+            except ValueError:
+                predictor.take_fit(None)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_order_does_not_matter(name):
+    """A worker's predictions are the same wherever its row is, and after it has moved."""
+    series = contended(12, iterations=100, workers=3)
+    there, moved = make_predictor(name, QUICK), make_predictor(name, QUICK)
+    for predictor in (there, moved):
+        predictor.set_workers(["w0", "w1", "w2"])
+        feed(predictor, series, range(50))
+        fit = predictor.due_fit()
+        if fit:
+            predictor.take_fit(fit.run())
+    turned = [2, 0, 1]
+    moved.set_workers(["w2", "w0", "w1"])
+    feed(there, series, range(50, 100))
+    feed(moved, Series(*(array[:, turned] for array in vars(series).values())), range(50, 100))
+
+    assert moved.predict() == pytest.approx(there.predict()[turned], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_fits_are_due_one_at_a_time(name):
+    """The first after `first_fit` iterations, the next `refit_every` later, none while one is out."""
+    series = contended(13, iterations=130, workers=1)
+    predictor = named(make_predictor(name, QUICK), 1)
+    due = []
+    for k in range(130):
+        feed(predictor, series, [k])
+        if predictor.due_fit() is not None:
+            due.append(k + 1)
+            assert predictor.due_fit() is None
+            predictor.take_fit(None)  # it failed
+    assert due == [40, 80, 120]
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_fits_serve_those_that_moved_meanwhile(name):
+    """What a fit finds comes to the workers by name, though rows have moved and a member has gone."""
+    series = contended(14, iterations=60, workers=3)
+    stayed, moved = (named(make_predictor(name, QUICK), 3) for _ in range(2))
+    for predictor in (stayed, moved):
+        feed(predictor, series, range(60))
+    found = stayed.due_fit().run()
+    stayed.take_fit(found)
+    assert moved.due_fit() is not None
+    moved.set_workers(["w2", "new", "w0"])
+    moved.take_fit(found)
+
+    ours, theirs = moved.models(), stayed.models()
+    assert list(ours) == list(theirs) == ["narx" if name == "auto" else name]
+    for there, here in zip(theirs.values(), ours.values(), strict=True):
+        assert there.keys() == here.keys() == {"w0", "w1", "w2"}
+        for worker in there:
+            for array in there[worker]:
+                assert np.array_equal(there[worker][array], here[worker][array])
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_models_of_another_shape_are_refused(name):
+    """The error says which worker's model it is, and what it should have."""
+    models = {"narx" if name == "auto" else name: {"w7": {"weights": np.zeros(3)}}}
+    with pytest.raises(ValueError, match=r"model of w7: has \['weights'\], should have \["):
+        make_predictor(name, models=models)
 
 
 def test_memoryless_predicts_the_last():

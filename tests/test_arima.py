@@ -1,0 +1,62 @@
+"""ARIMA: fitted by statsmodels, predicted by recursion."""
+
+import numpy as np
+import pytest
+
+from predictors import PredictorOptions
+from predictors.arima import Arima, ArimaFit
+from tests.series import Series, contended, replay
+
+OPTIONS = PredictorOptions(first_fit=100, refit_every=1000, fit_window=200)
+
+
+def test_hand_worked():
+    """With a = (0.5, 0.25) and b = 0, speeds 1, 2, 4, 8 (w = 1, 2) go on with 12 + 1 + 0.25."""
+    models = {"arima": {"w0": {"ar": np.array([0.5, 0.25]), "ma": np.array([0.0])}}}
+    speeds = np.array([[1.0], [2.0], [4.0], [8.0]])
+    predictor = Arima(OPTIONS, models)
+    replay(predictor, Series(speeds, speeds * 0, speeds * 0, speeds))
+
+    assert predictor.predict() == pytest.approx([13.25])
+
+
+def test_the_recursion_agrees_with_statsmodels():
+    """Forecasts are those that statsmodels makes with the same parameters, for each worker."""
+    from statsmodels.tsa.arima.model import ARIMA
+
+    series = contended(3, iterations=190, workers=2)
+    weights = {"ar": np.array([0.3, -0.2]), "ma": np.array([-0.6])}
+    predictor = Arima(OPTIONS, {"arima": {"w0": weights}})
+    replay(predictor, series, fit=lambda fit: None)
+    params = [*weights["ar"], *weights["ma"], 1.0]
+    theirs = [ARIMA(s, order=(2, 2, 1)).filter(params).forecast(1)[0] for s in series.speeds.T]
+
+    assert predictor.predict() == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_fit_serves_workers_that_moved_while_it_was_out():
+    """Parameters come to their workers by name; who came meanwhile borrows the first's."""
+    series = contended(4, iterations=100, workers=3)
+    predictor = Arima(OPTIONS, {})
+    predictor.set_workers(["w0", "w1", "w2"])
+    for row in zip(series.speeds, series.cpu, series.memory, strict=True):
+        predictor.observe(*row)
+    found = predictor.due_fit().run()
+    predictor.set_workers(["w2", "new"])
+    predictor.take_fit(found)
+
+    models = predictor.models()["arima"]
+    assert [models[f"w{i}"]["ma"].tolist() for i in range(3)] == found["ma"].tolist()
+    assert np.isfinite(predictor.predict()).tolist() == [True, False]
+
+
+def test_what_cannot_be_fitted_is_left_out():
+    """A constant speed and a newcomer get no parameters; with nobody to fit, the fit fails."""
+    good = contended(5, iterations=60, workers=1).speeds
+    constant = np.full((60, 1), 5.0)
+    new = np.where(np.arange(60)[:, None] < 50, np.nan, good)
+    found = ArimaFit(np.hstack((constant, good, new))).run()
+
+    assert np.isfinite(found["ma"][:, 0]).tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="no worker's speeds could be fitted"):
+        ArimaFit(constant).run()

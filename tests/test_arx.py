@@ -1,0 +1,56 @@
+"""ARX: a regression that is learnt as data comes."""
+
+import numpy as np
+import pytest
+
+from predictors import make_predictor
+from predictors.arx import Arx
+from tests.series import Series, contended, replay, rmse
+
+
+def test_it_finds_a_linear_law():
+    """Speeds that are 100 (1 - c) with the current usage are predicted to 2% after 200 iterations."""
+    cpu = np.random.default_rng(0).uniform(0, 0.9, (300, 2))
+    speeds = 100 * (1 - np.vstack((cpu[:1], cpu[:-1])))
+    predicted = replay(Arx(), Series(speeds, cpu, 0 * cpu, speeds))
+
+    assert np.abs(predicted[200:] - speeds[200:]).max() < 2
+
+
+def test_it_beats_the_average_under_contention():
+    """Where usage shows the contention, RMSE over the whole run is at most 0.75 of the average's."""
+    series = contended(1)
+    average = rmse(replay(make_predictor("ema"), series), series)
+
+    assert (rmse(replay(make_predictor("arx"), series), series) <= 0.75 * average).all()
+
+
+def test_a_spike_is_not_followed():
+    """One iteration at half the speed moves the prediction by less than a tenth."""
+    rng = np.random.default_rng(0)
+    speeds = 100 * (1 + 0.02 * rng.standard_normal((200, 1)))
+    idle = np.zeros(speeds.shape)
+    predictor = Arx()
+    replay(predictor, Series(speeds, idle, idle, speeds))
+    predictor.observe(np.array([50.0]), np.zeros(1), np.zeros(1))
+
+    assert predictor.predict() == pytest.approx([100], abs=10)
+
+
+def test_inputs_that_stand_still_do_no_harm():
+    """After 5,000 iterations without any change the regression answers to a change as sanely as ever."""
+    predictor = Arx()
+    steady = np.full((5000, 1), 70.0)
+    replay(predictor, Series(steady, steady * 0, steady * 0 + 0.3, steady))
+    assert predictor.predict() == pytest.approx([70.0])
+
+    predictor.observe(np.array([70.0]), np.array([0.9]), np.array([0.9]))
+    assert predictor.predict() == pytest.approx([70.0], rel=0.01)
+
+
+def test_a_worker_is_learnt_of_as_if_alone():
+    """What a worker is predicted does not depend on the others."""
+    series = contended(2, iterations=200, workers=3)
+    alone = Series(*(array[:, 1:2] for array in (series.speeds, series.cpu, series.memory, series.expected)))
+
+    assert replay(Arx(), alone)[1:, 0] == pytest.approx(replay(Arx(), series)[1:, 1], rel=1e-9, nan_ok=True)
