@@ -12,6 +12,7 @@ import evenpace
 from evenpace.cli.bench import bench
 from evenpace.cli.demo import demo
 from evenpace.cli.services import manager, ps, worker
+from evenpace.cli.trace import trace
 from rpc.errors import EvenpaceError
 
 
@@ -52,7 +53,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-for _command in (demo, manager, ps, worker, bench):
+for _command in (demo, manager, ps, worker, bench, trace):
     cli.add_command(_command)
 
 
