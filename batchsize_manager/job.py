@@ -5,6 +5,7 @@ follows from them is read from `assignment_after`, `lost_since`, `history` and `
 no threads, and no clock of its own, so that it can be tested and replayed event by event.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 from batchsize_manager.plan import Assignment, JobSpec, Plan, make_plan
 from batchsize_manager.policies import Member, Observation, Policy
 from batchsize_manager.rounding import Bounds, InfeasibleError
+from batchsize_manager.synchronisation import Synchronisation
 from predictors import Fit, Models, Weights
 from rpc.errors import InvalidRequestError, NotMemberError
 
 _HISTORY_RECORDS = 200_000  # workers times iterations; the oldest go first
+_OPEN_RECORDS = 200_000  # likewise, of plans that a member has still to go through
 _EVENTS = 200
 _SHORTEST = 1e-9  # seconds; a batch processing time below that is a broken clock's
 
@@ -28,8 +31,10 @@ class JobConfig:
     Attributes:
         workers: The job starts when so many have joined.
         lookahead: Iterations that are planned ahead of the reports; 0 is the paper's blocking mode.
-        report_timeout: Seconds that others wait for a member's report before the member is taken out.
+        report_timeout: Seconds that others wait for a member's report, or are ahead of a member that says
+            nothing, before the member is taken out.
         reconnect_grace: Seconds in which a member whose connection broke may come back.
+        synchronisation: How the members wait for each other.
 
     Raises:
         ValueError: A number is out of its range.
@@ -39,6 +44,7 @@ class JobConfig:
     lookahead: int = 0
     report_timeout: float = 120.0
     reconnect_grace: float = 1.0
+    synchronisation: Synchronisation = field(default_factory=Synchronisation)
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -49,6 +55,19 @@ class JobConfig:
             raise ValueError(f"report_timeout {self.report_timeout}: must be above 0 s")
         if not 0 <= self.reconnect_grace < float("inf"):
             raise ValueError(f"reconnect_grace {self.reconnect_grace}: must be at least 0 s")
+        sync = self.synchronisation
+        if self.lookahead and sync.mode != "bsp":
+            raise ValueError(f"lookahead {self.lookahead}: belongs to bsp, but the mode is {sync.mode}")
+        if (sync.replicas_to_aggregate or 0) > self.workers:
+            raise ValueError(
+                f"replicas_to_aggregate {sync.replicas_to_aggregate}: "
+                f"must be at most the number of workers, {self.workers}"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """How many iterations are planned beyond the first that is not complete; not for asp."""
+        return self.synchronisation.staleness or self.lookahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,7 @@ class IterationRecord:
     iteration: int
     epoch: int
     total: int
-    duration: float  # seconds, from when it could start until the last report
+    duration: float  # seconds until it was complete, from its release or, if later, the one before it
     workers: Mapping[str, WorkerRecord]
 
 
@@ -92,12 +111,14 @@ class _Membership:
     joined_at: float
     first: int  # the first iteration that it may be planned into
     reported: int  # the last iteration that it has reported
+    assigned: int  # the iteration that it works on or, where it waits, works on next
+    heard_at: float  # when it reported last, or joined
     disconnected_at: float | None = None
 
 
 @dataclass(slots=True)
 class _Progress:
-    """An iteration that is planned and not yet complete."""
+    """An iteration that is planned, and that not all members have gone through yet."""
 
     plan: Plan
     released_at: float
@@ -130,6 +151,8 @@ class Job:
         self._members: dict[str, _Membership] = {}
         self._progress: dict[int, _Progress] = {}  # by iteration, ascending
         self._next_iteration = 0  # the first that is not planned
+        self._first_open = 0  # the first that is not complete
+        self._completed_at = 0.0  # when the one before that was
         self._history: deque[IterationRecord] = deque()
         self._history_records = 0
         self.events: deque[str] = deque(maxlen=_EVENTS)
@@ -163,7 +186,7 @@ class Job:
             )
         self._discard_undelivered()
         first = self._next_iteration
-        self._members[worker] = _Membership(incarnation, bounds, now, first, first - 1)
+        self._members[worker] = _Membership(incarnation, bounds, now, first, first - 1, first, now)
         self._say(f"{worker} joined, for iteration {first} on")
         self._members_changed()
         self._advance(now)
@@ -179,20 +202,25 @@ class Job:
         member.disconnected_at = None
         if report.iteration <= member.reported and report.iteration >= member.first:
             return
-        progress = self._progress.get(report.iteration)
-        if report.iteration != member.reported + 1 or progress is None:
+        if report.iteration != member.assigned or report.iteration >= self._next_iteration:
             raise InvalidRequestError(
-                f"report of iteration {report.iteration}, but {member.reported + 1} is next for {worker!r}"
+                f"report of iteration {report.iteration}, but {member.assigned} is next for {worker!r}"
             )
-        assignment = progress.plan.assignments[worker]
-        if assignment.count and report.batch_processing_time < _SHORTEST:
+        progress = self._progress.get(report.iteration)
+        assignment = progress.plan.assignments[worker] if progress else None
+        if assignment is not None and assignment.count and report.batch_processing_time < _SHORTEST:
             raise InvalidRequestError(
                 f"batch_processing_time {report.batch_processing_time} for {assignment.count} samples: "
                 f"must be at least {_SHORTEST} s"
             )
         member.reported = report.iteration
+        member.assigned = report.iteration + 1
+        member.heard_at = now
+        if progress is None:
+            return  # the others went on so long ago that the iteration is forgotten
         progress.reports[worker] = (report, now)
-        if len(progress.reports) + len(progress.lost) == len(progress.plan.assignments):
+        asks_for_more = self._mode == "asp" and member.assigned == self._next_iteration
+        if asks_for_more or self._is_complete(progress):
             self._advance(now)
 
     def leave(self, worker: str, incarnation: str, now: float) -> None:
@@ -216,17 +244,8 @@ class Job:
             gone = member.disconnected_at
             if gone is not None and now - gone >= self._config.reconnect_grace:
                 self._remove(worker, "died: its connection broke", now)
-        for progress in list(self._progress.values()):
-            waiting_since = [at for worker, (_, at) in progress.reports.items() if worker in self._members]
-            waiting_since += [
-                m.joined_at for m in self._members.values() if m.first > progress.plan.iteration
-            ]
-            if not waiting_since or now - min(waiting_since) < self._config.report_timeout:
-                continue
-            for worker in progress.plan.assignments:
-                if worker not in progress.reports and worker not in progress.lost:
-                    text = f"did not report iteration {progress.plan.iteration} in time"
-                    self._remove(worker, text, now)
+        for worker, iteration in self._late(now):
+            self._remove(worker, f"did not report iteration {iteration} in time", now)
 
     # -- what follows from them
 
@@ -266,17 +285,26 @@ class Job:
             NotMemberError: It is no member.
         """
         member = self.member(worker, incarnation)
-        progress = self._progress.get(member.reported + 1)
+        # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
+        iteration = max(member.reported + 1, self._first_open)
+        progress = self._progress.get(iteration)
         if progress is None or worker not in progress.plan.assignments:
             return None
+        member.assigned = iteration
         progress.delivered = True
         return progress.plan.assignments[worker]
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
-        """The slices, of this and later iterations, whose workers have gone without a report."""
-        for progress in self._progress.values():
-            if progress.plan.iteration >= iteration:
-                yield from (progress.plan.assignments[worker] for worker in progress.lost)
+        """The slices, of this and later iterations, whose workers have gone without a report.
+
+        None in the asynchronous modes, in which nobody waits for a slice.
+        """
+        if self._config.synchronisation.asynchronous:
+            return
+        oldest = next(iter(self._progress), self._next_iteration)
+        for later in range(max(iteration, oldest), self._next_iteration):
+            progress = self._progress[later]
+            yield from (progress.plan.assignments[worker] for worker in progress.lost)
 
     def history(self, first_iteration: int, limit: int) -> list[IterationRecord]:
         """Records of complete iterations, oldest first; what is too long ago is forgotten."""
@@ -301,11 +329,16 @@ class Job:
 
     # -- within
 
+    @property
+    def _mode(self) -> str:
+        return self._config.synchronisation.mode
+
     def _remove(self, worker: str, why: str, now: float) -> None:
         del self._members[worker]
         self._say(f"{worker} {why}")
         self._discard_undelivered()
-        for progress in self._progress.values():
+        for iteration in range(self._first_open, self._next_iteration):
+            progress = self._progress[iteration]
             if worker in progress.plan.assignments and worker not in progress.reports:
                 progress.lost.add(worker)
         if self._members:
@@ -327,25 +360,72 @@ class Job:
         except InfeasibleError as error:
             self.failure = str(error)
 
+    def _late(self, now: float) -> list[tuple[str, int]]:
+        """The members that are to be taken out for their silence, with the iteration they did not report."""
+        before = now - self._config.report_timeout
+        since: dict[int, float] = {}  # iteration to the time since when others are done with it
+        late = []
+        for worker, member in self._members.items():
+            iteration = member.assigned
+            if member.heard_at > before or iteration >= self._next_iteration:
+                continue  # it is not silent, or waits itself
+            if iteration not in since:
+                since[iteration] = self._waited_since(iteration)
+            if since[iteration] <= before:
+                late.append((worker, iteration))
+        return late
+
+    def _waited_since(self, iteration: int) -> float:
+        """When the first of the members was done with a planned iteration; infinity if none is."""
+        progress = self._progress.get(iteration)
+        if progress is None:
+            return -math.inf  # so long ago that it is forgotten
+        reported = (at for worker, (_, at) in progress.reports.items() if worker in self._members)
+        joined = (member.joined_at for member in self._members.values() if member.first > iteration)
+        return min(itertools.chain(reported, joined), default=math.inf)
+
+    def _is_complete(self, progress: _Progress) -> bool:
+        """Whether nobody waits for more reports of an iteration."""
+        assignments = progress.plan.assignments
+        if len(progress.reports) + len(progress.lost) == len(assignments):
+            return True
+        if self._mode == "backup":
+            can_push = {w for w, part in assignments.items() if part.count and w not in progress.lost}
+            enough = min(self._config.synchronisation.replicas_to_aggregate or 0, len(can_push))
+            return len(can_push & progress.reports.keys()) >= enough
+        return self._mode == "asp" and progress.plan.iteration < self._first_kept()
+
+    def _first_kept(self) -> int:
+        """Who is behind this iteration skips to it, lest the plans that only it needs fill the memory."""
+        return self._next_iteration - max(1, _OPEN_RECORDS // max(1, len(self._members)))
+
     def _advance(self, now: float) -> None:
         """Complete the iterations that can be, then plan as far ahead as allowed."""
-        for iteration, progress in list(self._progress.items()):
-            if len(progress.reports) + len(progress.lost) < len(progress.plan.assignments):
+        while self._first_open < self._next_iteration:
+            progress = self._progress[self._first_open]
+            if not self._is_complete(progress):
                 break
             self._complete(progress, now)
-            if iteration < self._oldest_needed():
-                del self._progress[iteration]
+            self._first_open += 1
+            self._completed_at = now
+        needed = min(self._oldest_needed(), self._first_open)
+        for iteration in list(itertools.takewhile(lambda i: i < needed, self._progress)):
+            del self._progress[iteration]
         if not self.started:
             self.started = len(self._members) >= self._config.workers
         if not self.started or not self._members or self.failure:
             return
-        last = min(member.reported for member in self._members.values()) + 1 + self._config.lookahead
+        if self._mode == "asp":
+            last = max(member.reported for member in self._members.values()) + 1
+        else:
+            last = self._first_open + self._config.ahead
         while self._next_iteration <= last and not self.failure:
             self._plan_next(now)
 
     def _oldest_needed(self) -> int:
-        """The first iteration whose losses somebody may still have to be told."""
-        return min((member.reported for member in self._members.values()), default=0)
+        """The first iteration that a member may still report, or have to be told the losses of."""
+        slowest = min((member.reported for member in self._members.values()), default=0)
+        return max(slowest, self._first_kept())
 
     def _plan_next(self, now: float) -> None:
         iteration = self._next_iteration
@@ -366,8 +446,8 @@ class Job:
 
     def _complete(self, progress: _Progress, now: float) -> None:
         plan = progress.plan
-        if self._history and self._history[-1].iteration >= plan.iteration:
-            return  # it was complete before
+        following = self._progress.get(plan.iteration + 1)
+        released_at = following.released_at if following else now  # when whoever waited could go on
         records, observations = {}, {}
         for worker, (report, arrival) in progress.reports.items():
             count = plan.assignments[worker].count
@@ -375,7 +455,7 @@ class Job:
             records[worker] = WorkerRecord(
                 count,
                 report.batch_processing_time,
-                report.waiting_time + now - arrival,
+                report.waiting_time + max(0.0, released_at - arrival),
                 report.cpu_usage,
                 report.memory_usage,
                 None if math.isnan(predicted) else predicted,
@@ -383,7 +463,8 @@ class Job:
             observations[worker] = Observation(
                 count, report.batch_processing_time, report.cpu_usage, report.memory_usage
             )
-        record = IterationRecord(plan.iteration, plan.epoch, plan.total, now - progress.released_at, records)
+        duration = now - max(progress.released_at, self._completed_at)
+        record = IterationRecord(plan.iteration, plan.epoch, plan.total, duration, records)
         self._history.append(record)
         self._history_records += len(records)
         while self._history_records > _HISTORY_RECORDS and len(self._history) > 1:

@@ -18,6 +18,7 @@ from batchsize_manager.models import models_file, save_models
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
 from batchsize_manager.trainer import Trainer
 from predictors import Models, Weights
 from rpc import check
@@ -259,6 +260,7 @@ class ManagerService:
         if assignment is None:
             return
         del hosted.waiting[worker]
+        joins = waiting.reported_iteration < 0
         lost = hosted.job.lost_since(max(0, waiting.reported_iteration))
         waiting.call.reply(
             _wire.AssignmentReply(
@@ -274,6 +276,7 @@ class ManagerService:
                 waited=time.monotonic() - waiting.since,
                 lost=[_wire.Lost(s.iteration, s.start, s.count, s.total) for s in lost],
                 run=hosted.run,
+                synchronisation=_told(self._config.job.synchronisation) if joins else None,
             )
         )
 
@@ -320,6 +323,13 @@ def _save(path: Path, models: Models) -> None:
         save_models(path, models)
     except OSError as error:
         log.warning("the fitted models cannot be kept: %s", error)
+
+
+def _told(sync: Synchronisation) -> Any:
+    """What a worker that joins is told: nothing in bsp, so that it need not know of modes."""
+    if sync.mode == "bsp":
+        return None
+    return idl.common.Synchronisation(sync.mode, sync.staleness, sync.replicas_to_aggregate)
 
 
 def _record(record: Any) -> Any:

@@ -59,6 +59,9 @@ class LocalCluster:
         shards: Processes of the parameter server.
         deterministic: Whether gradients are summed in the order of their slices.
         report_timeout: Seconds; see `batchsize_manager.job.JobConfig`.
+        sync: The manager's mode; see `batchsize_manager.synchronisation.Synchronisation`.
+        staleness: In the mode ssp; None for the manager's default.
+        replicas_to_aggregate: In the mode backup.
     """
 
     folder: Path
@@ -69,6 +72,9 @@ class LocalCluster:
     shards: int = 1
     deterministic: bool = False
     report_timeout: float = 120.0
+    sync: str = "bsp"
+    staleness: int | None = None
+    replicas_to_aggregate: int | None = None
     processes: list[Process] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +90,7 @@ class LocalCluster:
                 *("--policy", self.policy, "--predictor", self.predictor),
                 *("--tolerance", str(self.tolerance)),
                 *("--report-timeout", str(self.report_timeout)),
+                *self._synchronisation(),
             )
             option = ["--deterministic"] if self.deterministic else []
             shards = [
@@ -163,6 +170,15 @@ class LocalCluster:
             if process.popen.stdout is not None:
                 process.popen.stdout.close()
         remove_leftovers(self._id)
+
+    def _synchronisation(self) -> list[str]:
+        """The manager's options for it."""
+        options = ["--sync", self.sync]
+        if self.staleness is not None:
+            options += ["--staleness", str(self.staleness)]
+        if self.replicas_to_aggregate is not None:
+            options += ["--replicas-to-aggregate", str(self.replicas_to_aggregate)]
+        return options
 
     def _is_service(self, process: Process) -> bool:
         return process.name == "manager" or process.name.startswith("ps-")

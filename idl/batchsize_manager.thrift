@@ -6,7 +6,9 @@
  *   2. in each iteration: compute the mean gradient over the assignment's samples, push it to every shard of
  *      the parameter server (see parameter_server.thrift), then report; the answer is the next assignment
  *      (the paper's blocking mode: it comes when every member has reported). If the answer names lost
- *      slices, pass them to every shard's `forfeit`. Then pull the new parameters.
+ *      slices, pass them to every shard's `forfeit`. Then pull the new parameters. The answer to join may
+ *      name another way to wait for each other, which the worker passes on in the shards' `open`; see
+ *      Synchronisation in common.thrift;
  *   3. leave.
  *
  * A connection that closes means that the worker has died, unless it joins again with the same incarnation
@@ -71,6 +73,7 @@ struct AssignmentReply {
   5: list<Lost> lost                // of the reported iteration and later, for `forfeit`
   6: string run                     // drawn when the job was created: the job's name at the parameter
                                     // server is job + "/" + run, so that each run starts afresh there
+  7: optional common.Synchronisation synchronisation  // in the answer to join; left out: bsp
 }
 
 struct LeaveRequest {
@@ -101,8 +104,9 @@ struct IterationRecord {
   1: i64 iteration
   2: i64 epoch
   3: i64 total                      // samples
-  4: double duration                // seconds from this iteration's release to the next one's
-  5: list<WorkerRecord> workers
+  4: double duration                // seconds from this iteration's release, or from the completion of the
+                                    // one before it if that came later, until it was complete
+  5: list<WorkerRecord> workers     // whose report it was complete with
 }
 
 struct History {

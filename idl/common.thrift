@@ -52,3 +52,17 @@ struct Assignment {
   4: i64 count
   5: i64 total
 }
+
+/**
+ * How the workers of a job wait for each other. Left out anywhere, it means mode "bsp".
+ *   "bsp": an iteration is one step with everybody's gradient;
+ *   "ssp", "asp": each push is a step of its own; a worker pulls version -1. The manager lets no worker begin
+ *       an iteration more than `staleness` after the slowest worker's current one, or does not limit it;
+ *   "backup": an iteration is one step with the first `replicas_to_aggregate` gradients, or all where fewer
+ *       can come. Later ones are taken and dropped, and a late worker's next assignment skips iterations.
+ */
+struct Synchronisation {
+  1: string mode                            // "bsp", "ssp", "asp" or "backup"
+  2: optional i64 staleness                 // ssp; at least 0
+  3: optional i64 replicas_to_aggregate     // backup; at least 1
+}

@@ -12,6 +12,10 @@
  * per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
  * k + 1). The shard steps when the pushed counts sum to the assignment's total.
  *
+ * That is mode bsp. In ssp and asp every push is a step of its own, and the version is the number of steps. In
+ * backup a step is taken once enough gradients have come; pull(version j), where j is the next assignment's
+ * iteration, which may be later than k + 1. See Synchronisation in common.thrift.
+ *
  * Large fields (`gradient`, `parameters`) come last in their messages on purpose: a peer may write the
  * message up to them, then the tensor's memory, and read straight into a tensor likewise.
  */
@@ -35,6 +39,7 @@ struct OpenRequest {
   2: string dtype                   // "float32" or "float64"
   3: string optimizer               // "sgd", "adam" or "adamw"
   4: list<ParameterGroup> groups
+  5: optional common.Synchronisation synchronisation  // as the manager said; the same for every worker
 }
 
 struct OpenReply {
@@ -56,7 +61,8 @@ struct InitialiseReply {
 struct PushRequest {
   1: common.Identity identity
   2: common.Assignment assignment   // count must be at least 1
-  3: list<ParameterGroup> groups    // the options from this step on; left out or empty: unchanged
+  3: list<ParameterGroup> groups    // the options from this step on; left out or empty: unchanged.
+                                    // In ssp and asp, each worker's hold for its own gradients.
 }
 
 struct PushReply {
@@ -96,7 +102,10 @@ service ParameterServer {
   InitialiseReply initialise(1: InitialiseRequest request, 2: binary parameters)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
 
-  /** `gradient` is the mean over the assignment's samples. Answered when it has been added. */
+  /**
+   * `gradient` is the mean over the assignment's samples. Answered when it has been added; in backup also
+   * when it came too late and was dropped.
+   */
   PushReply push(1: PushRequest request, 2: binary gradient)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
 

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 import idl
-from ps.shard import DTYPES, GradientSink, Group, Layout, Shard
+from batchsize_manager.synchronisation import Synchronisation
+from ps.asynchronous import AsynchronousShard
+from ps.backup import BackupShard
+from ps.parameters import DTYPES, Group, Layout, Parameters
+from ps.shard import GradientSink, Shard
 from rpc import check
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
 from rpc.peer import Peer
@@ -31,6 +35,7 @@ class ParameterServerConfig:
 
     Attributes:
         deterministic: Whether gradients are summed in the order of their slices; see `ps.shard.Shard`.
+            Only for jobs that run with BSP.
         memory_bytes: Of parameters, over all jobs. Sums and the optimiser's state come on top.
 
     Raises:
@@ -49,7 +54,8 @@ class ParameterServerConfig:
 class _Hosted:
     """A job's shard, who is connected for it, who was sent parameters last, and who waits for them."""
 
-    shard: Shard
+    shard: Parameters
+    synchronisation: Synchronisation
     peers: set[Peer] = field(default_factory=set)
     readers: set[Peer] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)  # with version, and since when
@@ -110,19 +116,20 @@ class ParameterServerService:
                 return Discard(length)
             return _ParametersSink(layout)
         request = call.request
+        worker = request.identity.worker
         if request.assignment is None:
             raise InvalidRequestError("assignment is missing")
         iteration = check.integer("iteration", request.assignment.iteration, 0)
         start = check.integer("start", request.assignment.start, 0)
         total = check.integer("total", request.assignment.total, 1)
         count = check.integer("count", request.assignment.count, 1, total)
-        if hosted.shard.has_used(iteration, start, count):
+        if hosted.shard.has_used(iteration, start, count, worker):
             return Discard(length)
         groups = _groups(request.groups) if request.groups else ()
-        sink = GradientSink(hosted.shard, hosted.shard.begin(iteration, start, count, total))
+        sink = GradientSink(hosted.shard, hosted.shard.begin(iteration, start, count, total, worker))
         if groups:
             try:
-                hosted.shard.set_options(groups)
+                hosted.shard.set_options(groups, worker)
             except InvalidRequestError:
                 sink.abort()
                 raise
@@ -158,16 +165,24 @@ class ParameterServerService:
         dtype = check.text("dtype", request.dtype)
         optimizer = check.text("optimizer", request.optimizer)
         layout = Layout(dtype, optimizer, _groups(request.groups))
+        synchronisation = _synchronisation(request.synchronisation)
         hosted = self._jobs.get(job_name)
         if hosted is None:
+            shard = self._make_shard(layout, synchronisation)
             self._make_room(layout.nbytes)
-            hosted = self._jobs[job_name] = _Hosted(Shard(layout, self._config.deterministic))
+            hosted = self._jobs[job_name] = _Hosted(shard, synchronisation)
             log.info("job %s: %d %s parameters, %s", job_name, layout.elements, dtype, optimizer)
         elif _shape(hosted.shard.layout) != _shape(layout):
             raise InvalidRequestError(
                 f"job {job_name!r} holds {_shape(hosted.shard.layout)}, "
                 f"but {worker!r} has {_shape(layout)}: is it the same model and optimiser?"
             )
+        elif hosted.synchronisation != synchronisation:
+            raise InvalidRequestError(
+                f"job {job_name!r} runs with {hosted.synchronisation}, but {worker!r} wants "
+                f"{synchronisation}: it must be what the manager answered to join"
+            )
+        hosted.shard.opened(worker, layout.groups)
         self._connect(hosted, call.peer)
         call.reply(
             _wire.OpenReply(
@@ -227,14 +242,15 @@ class ParameterServerService:
         hosted.left_at = None
 
     def _step(self, hosted: _Hosted) -> None:
-        """Step if the iteration is complete."""
+        """Step if it is time for it, once for each gradient in the asynchronous modes."""
         if not hosted.shard.complete:
             return
         if any(peer.is_sending() for peer in hosted.readers):
             # The parameters' memory may still be on its way to a slow reader: leave it to that one.
             hosted.shard.detach_parameters()
         hosted.readers.clear()
-        hosted.shard.step()
+        while hosted.shard.complete:
+            hosted.shard.step()
         self._release(hosted)
 
     def _release(self, hosted: _Hosted) -> None:
@@ -256,6 +272,18 @@ class ParameterServerService:
             call.reply(reply, bulk=shard.parameters())
             hosted.readers.add(call.peer)
         hosted.waiting = still_waiting
+
+    def _make_shard(self, layout: Layout, synchronisation: Synchronisation) -> Parameters:
+        if self._config.deterministic and synchronisation.mode != "bsp":
+            raise InvalidRequestError(
+                f"synchronisation {synchronisation.mode!r}: this parameter server was started with "
+                f"--deterministic, which only bsp can be"
+            )
+        if synchronisation.asynchronous:
+            return AsynchronousShard(layout)
+        if synchronisation.replicas_to_aggregate is not None:
+            return BackupShard(layout, synchronisation.replicas_to_aggregate)
+        return Shard(layout, self._config.deterministic)
 
     def _make_room(self, nbytes: int) -> None:
         """Drop jobs that everybody has left, oldest first, until `nbytes` more are allowed."""
@@ -282,6 +310,22 @@ def _request(call: Call) -> Any:
     if call.request is None:
         raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
     return call.request
+
+
+def _synchronisation(wire: Any) -> Synchronisation:
+    """As it came over the wire; nothing means BSP."""
+    if wire is None:
+        return Synchronisation()
+    try:
+        return Synchronisation(
+            check.text("mode", wire.mode),
+            None if wire.staleness is None else check.integer("staleness", wire.staleness, 0),
+            None
+            if wire.replicas_to_aggregate is None
+            else check.integer("replicas_to_aggregate", wire.replicas_to_aggregate, 1),
+        )
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def _groups(groups: Any) -> tuple[Group, ...]:

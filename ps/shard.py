@@ -2,94 +2,20 @@
 
 It knows slices and samples, but no sockets and no clock. Gradients come in pieces as they arrive and are
 added at once, while they are in the cache; nothing holds a whole gradient, except in deterministic mode.
+A step has everybody's gradient (BSP); `backup` and `asynchronous` have the other kinds of shard.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 
-from ps.optimizers import make_optimizer, translate
+from ps.parameters import DTYPES, Contribution, Group, Layout, Parameters
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
 
 
-@dataclass(frozen=True)
-class Group:
-    """A run of the shard's elements that share the optimiser's options."""
-
-    elements: int
-    options: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a shard holds; the same for every worker of the job.
-
-    Attributes:
-        dtype: A name in `DTYPES`.
-        optimizer: A name in `ps.optimizers.OPTIMIZERS`.
-        groups: The parameter groups, in the order of their elements.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    dtype: str
-    optimizer: str
-    groups: tuple[Group, ...]
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidRequestError(f"dtype {self.dtype!r}: there are {', '.join(DTYPES)}")
-        if not self.elements or any(group.elements < 0 for group in self.groups):
-            raise InvalidRequestError("groups: they must hold at least one element together")
-        # Building an optimiser on nothing checks its name and options.
-        make_optimizer(
-            self.optimizer, [torch.zeros(1) for _ in self.groups], [g.options for g in self.groups]
-        )
-
-    @property
-    def elements(self) -> int:
-        """How many numbers the shard holds."""
-        return sum(group.elements for group in self.groups)
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the shard's parameters take."""
-        return self.elements * DTYPES[self.dtype].itemsize
-
-
-@dataclass
-class Contribution:
-    """One worker's gradient for one slice, on its way into the sum.
-
-    Attributes:
-        start: First position of the slice in its epoch.
-        count: Samples, at least 1; the weight of the gradient.
-        done: Elements that have arrived.
-        open: Whether a connection is bringing it right now.
-        lost: Whether its worker has gone, so that no more of it will come.
-        held: In deterministic mode, the gradient itself.
-    """
-
-    start: int
-    count: int
-    done: int = 0
-    open: bool = False
-    lost: bool = False
-    held: torch.Tensor | None = field(default=None, repr=False)
-
-    @property
-    def end(self) -> int:
-        """The position after the slice."""
-        return self.start + self.count
-
-
-class Shard:
+class Shard(Parameters):
     """The parameters of one job that one server process holds.
 
     An iteration is over when the samples that were pushed or lost sum to the batch's total; then the
@@ -101,77 +27,25 @@ class Shard:
         layout: What the shard holds.
         deterministic: Whether gradients are held until all are there and summed in the order of their
             slices, so that two runs are the same to the last bit, at the cost of a copy for each worker.
-
-    Attributes:
-        version: Steps done so far.
-        initialised: Whether there are parameters yet.
     """
 
     def __init__(self, layout: Layout, deterministic: bool = False) -> None:
-        self.layout = layout
-        self.version = 0
-        self.initialised = False
+        super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
-        self._dtype = DTYPES[layout.dtype]
-        self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
-        self._sum = torch.empty(0, dtype=self._dtype)  # (elements,), of (x_i / total) * g_i
         self._total: int | None = None  # samples of the current batch, once a push has told
         self._contributions: dict[int, Contribution] = {}  # by start
         self._stepped: dict[int, Contribution] = {}  # those of the last step
         self._lost: dict[int, int] = {}  # start to count, for slices that never began to arrive
 
-    def initialise(self, parameters: torch.Tensor, version: int) -> bool:
-        """Set the first parameters; False, and no change, if they are set already.
+    def opened(self, worker: str, groups: Sequence[Group]) -> None:
+        """All share the options of the worker that came first."""
 
-        Args:
-            parameters: (elements,), taken over without a copy.
-            version: Of these parameters.
-        """
-        if self.initialised:
-            return False
-        self._parameters = parameters
-        self._sum = torch.zeros_like(parameters)
-        self._make_optimizer()
-        self.version = version
-        self.initialised = True
-        return True
-
-    def parameters(self) -> memoryview:
-        """The parameters' bytes, as they are now; valid until the next step."""
-        return self._parameters.numpy().data.cast("B")
-
-    def detach_parameters(self) -> None:
-        """Go on with a copy: somebody is still reading the memory that `parameters` gave."""
-        self._parameters = self._parameters.clone()
-        for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
-            group["params"][0].data = part
-
-    def set_options(self, groups: Sequence[Group]) -> None:
-        """Change the optimiser's options, as a learning-rate schedule does.
-
-        Raises:
-            InvalidRequestError: The groups are not the layout's, or an option is not allowed.
-        """
-        if [g.elements for g in groups] != [g.elements for g in self.layout.groups]:
-            raise InvalidRequestError(
-                f"groups of {[g.elements for g in groups]} elements, "
-                f"but the job has {[g.elements for g in self.layout.groups]}"
-            )
-        changes = [translate(self.layout.optimizer, group.options) for group in groups]
-        Layout(self.layout.dtype, self.layout.optimizer, tuple(groups))  # raises if torch would
-        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
-            if change.get("amsgrad", False) and not group["amsgrad"]:
-                # torch.optim keeps amsgrad's state from the first step on, and fails in the next without it.
-                raise InvalidRequestError("amsgrad cannot be switched on once the job runs")
-        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
-            group.update(change)
-
-    def has_used(self, iteration: int, start: int, count: int) -> bool:
+    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
         """Whether the last step was taken with this slice: its push came, only the answer got lost."""
         used = self._stepped.get(start)
         return iteration == self.version - 1 and used is not None and used.count == count
 
-    def begin(self, iteration: int, start: int, count: int, total: int) -> Contribution:
+    def begin(self, iteration: int, start: int, count: int, total: int, worker: str = "") -> Contribution:
         """A worker starts to push its slice's gradient, or goes on where its connection broke.
 
         Raises:
@@ -205,7 +79,7 @@ class Shard:
         if sum(c.count for c in self._contributions.values()) + count > total:
             raise InvalidRequestError(f"slice of {count} samples: more than are left of a batch of {total}")
         self._total = total
-        held = torch.empty_like(self._parameters) if self._deterministic else None
+        held = self._buffer() if self._deterministic else None
         contribution = self._contributions[start] = Contribution(start, count, open=True, held=held)
         return contribution
 
@@ -220,7 +94,11 @@ class Shard:
         else:
             assert self._total is not None
             weight = contribution.count / self._total
-            self._sum[begin : contribution.done].add_(piece, alpha=weight)
+            self._gradient[begin : contribution.done].add_(piece, alpha=weight)
+
+    def broken(self, contribution: Contribution) -> None:
+        """What has come is in the sum already: whoever brings the slice again goes on from here."""
+        contribution.open = False
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """A slice's worker has gone: do not wait for what has not come; the same may be said again.
@@ -249,11 +127,13 @@ class Shard:
             for _, contribution in sorted(self._contributions.items()):
                 assert contribution.held is not None
                 held = contribution.held[: contribution.done]
-                self._sum[: contribution.done].add_(held, alpha=contribution.count / self._total)
+                self._gradient[: contribution.done].add_(held, alpha=contribution.count / self._total)
+                self._spare.append(contribution.held)
+                contribution.held = None
         self._normalise(self._total)
         if self._contributions:
             self._optimizer.step()
-        self._sum.zero_()
+        self._gradient.zero_()
         self._stepped, self._contributions = self._contributions, {}
         self._lost.clear()
         self._total = None
@@ -266,25 +146,14 @@ class Shard:
         for end in ends:
             samples = sum(c.count for c in self._contributions.values() if c.done >= end)
             if samples and samples != total:
-                self._sum[begin:end].mul_(total / samples)
+                self._gradient[begin:end].mul_(total / samples)
             begin = end
-
-    def _make_optimizer(self) -> None:
-        parts = self._parts(self._parameters)
-        for part, gradient in zip(parts, self._parts(self._sum), strict=True):
-            part.grad = gradient
-        options = [group.options for group in self.layout.groups]
-        self._optimizer = make_optimizer(self.layout.optimizer, parts, options)
-
-    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a flat tensor, one for each parameter group."""
-        return list(torch.split(flat, [group.elements for group in self.layout.groups]))
 
 
 class GradientSink:
     """Takes a gradient from the wire piece by piece into a shard; see `rpc.service.Sink`."""
 
-    def __init__(self, shard: Shard, contribution: Contribution) -> None:
+    def __init__(self, shard: Parameters, contribution: Contribution) -> None:
         self._shard = shard
         self._contribution = contribution
         self._itemsize = shard.layout.nbytes // max(1, shard.layout.elements)
@@ -314,7 +183,9 @@ class GradientSink:
             self._filled = 0
 
     def close(self) -> None:
-        """All has arrived, or the connection broke: whoever brings the slice again goes on from here."""
+        """All has arrived."""
         self._contribution.open = False
 
-    abort = close
+    def abort(self) -> None:
+        """The connection broke."""
+        self._shard.broken(self._contribution)

@@ -11,6 +11,7 @@ from batchsize_manager.job import Job, JobConfig, Report
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
 from rpc.errors import InvalidRequestError, NotMemberError
 
 
@@ -222,6 +223,11 @@ def test_minima_that_do_not_fit_are_refused():
         ({"report_timeout": float("nan")}, "report_timeout nan"),
         ({"reconnect_grace": -1.0}, r"reconnect_grace -1\.0"),
         ({"reconnect_grace": float("nan")}, "reconnect_grace nan"),
+        ({"lookahead": 2, "synchronisation": Synchronisation("asp")}, "lookahead 2: belongs to bsp"),
+        (
+            {"workers": 3, "synchronisation": Synchronisation("backup", replicas_to_aggregate=4)},
+            "replicas_to_aggregate 4: must be at most the number of workers, 3",
+        ),
     ],
 )
 def test_config_errors_name_the_value(arguments, said):
@@ -469,6 +475,198 @@ def test_lookahead_loses_every_slice_of_who_goes():
     assert [x.iteration for x in driver.job.lost_since(0)] == [2]
     assert driver.iteration("a") == 3
     assert driver.count("a") == 32
+
+
+def test_a_member_that_reports_is_not_late_for_being_behind():
+    """Who is behind is taken out for its own silence only, however long others are ahead of it."""
+    driver = Driver("a", "b", lookahead=2, report_timeout=10.0)
+    for _ in range(3):
+        driver.finish("a")
+    driver.tick_at(9.0)
+    driver.finish("b")
+    driver.tick_at(18.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(19.0)
+    assert driver.job.members == ["a"]
+
+
+# -- the other ways to wait for each other
+
+
+def asp(*names, **config):
+    """Workers that never wait."""
+    return Driver(*names, synchronisation=Synchronisation("asp"), **config)
+
+
+def ssp(*names, staleness, **config):
+    """Workers that wait for those who are too far behind."""
+    return Driver(*names, synchronisation=Synchronisation("ssp", staleness), **config)
+
+
+def backup(*names, replicas, **config):
+    """Workers that wait for so many."""
+    sync = Synchronisation("backup", replicas_to_aggregate=replicas)
+    return Driver(*names, synchronisation=sync, **config)
+
+
+def test_ssp_stops_the_fastest_at_the_bound():
+    """A worker may begin the iteration `staleness` after the slowest one's, and no later one."""
+    driver = ssp("a", "b", staleness=5)
+    for k in range(6):
+        assert driver.iteration("a") == k
+        driver.finish("a")
+    assert driver.next("a") is None
+    driver.finish("b")
+    assert driver.iteration("a") == 6
+    driver.finish("a")
+    assert driver.next("a") is None
+
+
+def test_ssp_goes_on_when_the_slowest_has_gone():
+    """The bound is to the slowest that is left; nobody has a loss to tell the parameter server."""
+    driver = ssp("a", "b", "c", staleness=1)
+    driver.finish("a", "a", "b")
+    assert driver.next("a") is None
+    driver.job.leave("c", "c", 0.0)
+    assert driver.iteration("a") == 2
+    driver.finish("a")
+    assert driver.next("a") is None
+    assert list(driver.job.lost_since(0)) == []
+
+
+def test_asp_never_waits():
+    """However far ahead, a worker has its next iteration; one that comes then starts beside it."""
+    driver = asp("a", "b", total=4, size=10)
+    for k in range(100):
+        assert driver.iteration("a") == k
+        driver.finish("a")
+    driver.join("c")
+    assert driver.iteration("c") == driver.iteration("a") == 100
+    driver.finish("c")
+    assert (driver.iteration("c"), driver.iteration("b")) == (101, 0)
+    assert driver.job.history(0, 9) == []
+    driver.finish("b")
+    assert [r.iteration for r in driver.job.history(0, 9)] == [0]
+
+
+def test_asp_takes_out_only_who_is_silent():
+    """A worker that others have left far behind stays while it reports, and goes once it is silent."""
+    driver = asp("a", "b", report_timeout=10.0)
+    for now in range(0, 100, 2):
+        driver.finish("a", "a", "a")
+        if now % 8 == 0:
+            driver.finish("b")
+        driver.tick_at(float(now))
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(106.0)
+    assert driver.job.members == ["a"]
+    assert "b did not report iteration 13 in time" in driver.job.events
+
+
+def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
+    """A worker that is too far behind to keep its plans for goes on with the oldest that is kept."""
+    monkeypatch.setattr("batchsize_manager.job._OPEN_RECORDS", 20)
+    driver = asp("a", "b", report_timeout=1e9)
+    assert driver.iteration("b") == 0
+    for _ in range(50):
+        driver.finish("a")
+    assert len(driver.job._progress) <= 12
+    driver.report("b", 0)
+    oldest = driver.iteration("b")
+    assert oldest >= 39
+    assert [r.iteration for r in driver.job.history(0, 99)] == list(range(oldest))
+    with pytest.raises(InvalidRequestError, match=f"{oldest} is next for 'b'"):
+        driver.report("b", 1)
+    driver.finish("b", "b")
+    assert driver.iteration("b") == oldest + 2
+
+
+def test_waiting_is_until_one_may_go_on():
+    """Ahead of others, a worker has waited until its next plan was made, not until its last was complete."""
+    driver = ssp("a", "b", staleness=1)
+    driver.now = 1.0
+    driver.finish("a")
+    driver.now = 2.0
+    driver.finish("a")  # and waits until 5.0
+    driver.now = 5.0
+    driver.finish("b")
+    driver.now = 7.0
+    driver.finish("a", "b")
+    first, second = driver.job.history(0, 9)
+
+    assert (first.workers["a"].waiting_time, first.workers["b"].waiting_time) == (0.0, 0.0)
+    assert (second.workers["a"].waiting_time, second.workers["b"].waiting_time) == (3.0, 0.0)
+    assert (first.duration, second.duration) == (5.0, 2.0)
+
+
+def test_backup_goes_on_without_the_late():
+    """When enough have reported, the iteration is over; the late one, once it reports, gets the newest."""
+    driver = backup("a", "b", "c", replicas=2, total=30)
+    assert driver.iteration("c") == 0
+    for k in range(4):
+        driver.finish("a")
+        assert driver.next("a") is None
+        driver.finish("b")
+        assert driver.iteration("a") == k + 1
+    driver.report("c", 0)
+    driver.report("c", 0)
+    assert (driver.iteration("c"), driver.count("c")) == (4, 10)
+    assert driver.iteration("b") == 4
+    driver.finish("c", "a")
+    driver.report("b", 4)
+
+    assert [driver.iteration(name) for name in "abc"] == [5, 5, 5]
+    history = driver.job.history(0, 9)
+    assert [set(r.workers) for r in history] == [{"a", "b"}] * 4 + [{"a", "c"}]
+    assert [r.total for r in history] == [30] * 5
+
+
+def test_backup_waits_for_all_when_too_few_are_left():
+    """With fewer members than gradients to a step, everybody is waited for, and losses are told."""
+    driver = backup("a", "b", "c", replicas=2, total=30)
+    for _ in range(3):
+        driver.finish("a", "b")
+    driver.next("c")
+    lost = driver.next("b")
+    driver.job.leave("b", "b", 0.0)
+    assert list(driver.job.lost_since(3)) == [lost]
+    driver.finish("a")
+    assert driver.next("a") is None
+    driver.finish("c")
+    assert (driver.iteration("a"), driver.iteration("c")) == (4, 4)
+    driver.finish("c")
+    assert driver.next("c") is None
+    driver.finish("a")
+    assert driver.iteration("c") == 5
+
+
+def test_backup_does_not_count_who_has_no_samples():
+    """Where a small last batch leaves workers without a sample, only the others' reports make it complete."""
+    driver = backup("a", "b", "c", replicas=2, total=3, size=5)
+    driver.finish("a", "b")
+    driver.report("c", 0)
+    assert [driver.count(name) for name in "abc"] == [1, 1, 0]
+    driver.report("c", 1, 0.0)
+    driver.finish("a")
+    assert driver.next("a") is None
+    driver.finish("b")
+    assert driver.iteration("a") == 2
+
+
+def test_backup_takes_out_who_stays_away():
+    """A late worker that reports now and then stays; one that is silent for the time-out goes."""
+    driver = backup("a", "b", "c", replicas=2, report_timeout=10.0)
+    for now in range(0, 40, 2):
+        driver.now = float(now)
+        driver.finish("a", "b")
+        if now % 8 == 0:
+            driver.finish("c")
+        driver.tick_at(driver.now)
+    assert driver.job.members == ["a", "b", "c"]
+    driver.tick_at(43.9)  # the others are ahead of it since 34.0
+    assert driver.job.members == ["a", "b", "c"]
+    driver.tick_at(44.0)
+    assert driver.job.members == ["a", "b"]
 
 
 # -- what can be read

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ps.asynchronous import AsynchronousShard
+from ps.backup import BackupShard
 from ps.optimizers import describe, make_optimizer, translate
-from ps.shard import DTYPES, GradientSink, Group, Layout, Shard
+from ps.parameters import DTYPES, Group, Layout
+from ps.shard import GradientSink, Shard
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
 
 OPTIMIZERS = [
@@ -564,3 +567,213 @@ def test_describe_refuses_what_the_parameter_server_lacks():
         describe(MySGD([torch.zeros(1)], lr=0.1))
     with pytest.raises(ValueError, match=r"torch\.optim\.AdamW"):
         describe(torch.optim.Adam([torch.zeros(1)], decoupled_weight_decay=True))
+
+
+# -- a step for each push (ASP, SSP)
+
+
+def asynchronous(elements=2, optimizer="sgd", **options):
+    """Make an asynchronous shard of zeros, by default one whose step subtracts the gradient."""
+    shard = AsynchronousShard(Layout("float64", optimizer, (Group(elements, {"lr": 1.0, **options}),)))
+    shard.initialise(torch.zeros(elements, dtype=torch.float64), 0)
+    return shard
+
+
+def push_as(shard, worker, iteration, gradient, start=0, count=1, total=8):
+    """Bring a worker's gradient and take the step."""
+    sink = GradientSink(shard, shard.begin(iteration, start, count, total, worker))
+    send(sink, wire(gradient))
+    sink.close()
+    assert shard.complete
+    shard.step()
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_asynchronous_steps_are_torchs_bit_for_bit(name, options):
+    """Whoever pushes, in whatever iteration, with however many samples: each push is torch.optim's step."""
+    shard = asynchronous(3, name, **options)
+    parameter = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    reference = TORCH[name]([{"params": [parameter], **translate(name, options)}])
+    generator = torch.Generator().manual_seed(4)
+    for version, (worker, iteration) in enumerate([("a", 0), ("a", 1), ("b", 0), ("a", 7), ("b", 1)]):
+        assert shard.version == version
+        gradient = torch.randn(3, dtype=torch.float64, generator=generator)
+        push_as(shard, worker, iteration, gradient, count=1 + version)
+        parameter.grad = gradient.clone()
+        reference.step()
+        assert torch.equal(values(shard), parameter.detach())
+
+
+def test_asynchronous_pushes_interleave():
+    """Gradients that arrive side by side do not mix; each makes its step when it is whole."""
+    elements = 2**16
+    shard = asynchronous(elements)
+    ones = torch.ones(elements, dtype=torch.float64)
+    sinks = [GradientSink(shard, shard.begin(0, i, 1, 2, worker)) for i, worker in enumerate("ab")]
+    data = [wire(ones), wire(10 * ones)]
+    send(sinks[0], data[0][: 2**18])
+    send(sinks[1], data[1][: 2**18])
+    assert not shard.complete
+    send(sinks[1], data[1][2**18 :])
+    shard.step()
+    assert torch.equal(values(shard), -10 * ones)
+    assert not shard.complete
+    send(sinks[0], data[0][2**18 :])
+    shard.step()
+    assert torch.equal(values(shard), -11 * ones)
+    assert shard.version == 2
+
+
+def test_asynchronous_pushes_count_once():
+    """An iteration that a worker made a step with is known, by the worker's name; so are those before it."""
+    shard = asynchronous()
+    push_as(shard, "a", 3, tensor(1, 1))
+    assert shard.has_used(3, 0, 1, "a")
+    assert shard.has_used(2, 0, 1, "a")
+    assert not shard.has_used(4, 0, 1, "a")
+    assert not shard.has_used(3, 0, 1, "b")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_broken_asynchronous_push_leaves_no_trace(whole):
+    """What a broken connection brought is forgotten, and the same gradient sent again counts once."""
+    elements = 2**16
+    shard = asynchronous(elements)
+    ones = torch.ones(elements, dtype=torch.float64)
+    old = GradientSink(shard, shard.begin(0, 0, 1, 1, "a"))
+    send(old, wire(ones)[: None if whole else 2**18])
+    old.abort()
+    assert not shard.complete
+    # The old connection may not know yet that it is broken.
+    stale = GradientSink(shard, shard.begin(0, 0, 1, 1, "a"))
+    send(stale, wire(ones)[: 2**18])
+    push_as(shard, "a", 0, ones)
+    send(stale, wire(ones)[2**18 :])
+    stale.abort()
+    assert not shard.complete
+    assert torch.equal(values(shard), -ones)
+
+
+def test_asynchronous_options_are_each_workers_own():
+    """A learning rate that one worker lowers is not used for the gradients of another."""
+    shard = asynchronous()
+    group = shard.layout.groups[0]
+    shard.opened("a", shard.layout.groups)
+    shard.opened("b", [Group(2, {"lr": 3.0})])
+    shard.set_options([Group(group.elements, {"lr": 0.5, "momentum": 0.0})], "a")
+    for worker, lr in (("a", 0.5), ("b", 3.0), ("c", 1.0), ("a", 0.5)):
+        before = values(shard)
+        push_as(shard, worker, shard.version, tensor(1, 2))
+        assert torch.equal(before - values(shard), lr * tensor(1, 2))
+    with pytest.raises(InvalidRequestError, match=r"\[1\].*\[2\]"):
+        shard.set_options([Group(1, {"lr": 1.0})], "a")
+
+
+def test_asynchronous_amsgrad_is_everybodys():
+    """A worker cannot switch on what the optimiser's state depends on."""
+    shard = asynchronous(optimizer="adam")
+    with pytest.raises(InvalidRequestError, match="amsgrad must be the same"):
+        shard.opened("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
+
+
+def test_asynchronous_push_before_parameters_is_refused():
+    """Nobody may push before someone has initialised."""
+    shard = AsynchronousShard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
+    with pytest.raises(InvalidRequestError, match="before the parameters"):
+        shard.begin(0, 0, 1, 1, "a")
+
+
+# -- backup workers
+
+
+def backup(replicas, elements=1):
+    """Make a shard with backup workers."""
+    shard = BackupShard(Layout("float64", "sgd", (Group(elements, {"lr": 1.0}),)), replicas)
+    shard.initialise(torch.zeros(elements, dtype=torch.float64), 0)
+    return shard
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_backup_steps_with_the_mean_of_those_that_came(data):
+    """The gradients that are whole first make the step, weighted by samples; of others nothing is left."""
+    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    replicas = data.draw(st.integers(1, len(counts)))
+    order = data.draw(st.permutations(range(len(counts))))
+    elements = 2**16 + 3
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    gradients = torch.randn(len(counts), elements, dtype=torch.float64, generator=generator)
+    shard = backup(replicas, elements)
+    sinks = [GradientSink(shard, shard.begin(0, *slices(counts)[i], sum(counts))) for i in range(len(counts))]
+    for sink, gradient in zip(sinks, gradients, strict=True):
+        send(sink, wire(gradient)[: 2**18])
+    for i in order[:replicas]:
+        assert not shard.complete
+        send(sinks[i], wire(gradients[i])[2**18 :])
+        sinks[i].close()
+    assert shard.complete
+    shard.step()
+
+    weights = torch.tensor([float(counts[i]) for i in order[:replicas]], dtype=torch.float64)
+    mean = (weights @ gradients[order[:replicas]]) / weights.sum()
+    after = values(shard)
+    torch.testing.assert_close(after, -mean, rtol=1e-12, atol=1e-14)
+    for i in order[replicas:]:
+        send(sinks[i], wire(gradients[i])[2**18 :])
+        sinks[i].close()
+        assert shard.has_used(0, *slices(counts)[i])
+    assert torch.equal(values(shard), after)
+    assert not shard.complete
+
+
+def test_backup_waits_for_all_that_can_come():
+    """Where losses leave fewer gradients than make a step, those that can come are all waited for."""
+    shard = backup(3)
+    shard.forfeit(0, 0, 2, 8)
+    push(shard, 2, 2, 8, tensor(1))
+    late = GradientSink(shard, shard.begin(0, 4, 4, 8))
+    assert not shard.complete
+    send(late, wire(tensor(4)))
+    assert shard.complete
+    shard.step()
+
+    assert values(shard).tolist() == [-3]
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+def test_backup_drops_a_part_that_was_lost(told_first):
+    """Of a gradient whose worker died while sending, nothing counts."""
+    elements = 2**16
+    shard = backup(3, elements)
+    ones = torch.ones(elements, dtype=torch.float64)
+    gone = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    send(gone, wire(100 * ones)[: 2**18])
+    push(shard, 1, 3, 4, ones)
+    assert not shard.complete
+    if told_first:
+        shard.forfeit(0, 0, 1, 4)
+        gone.abort()
+    else:
+        gone.abort()
+        assert not shard.complete
+        shard.forfeit(0, 0, 1, 4)
+    assert shard.complete
+    shard.step()
+
+    assert torch.equal(values(shard), -ones)
+
+
+def test_backup_takes_a_broken_push_from_its_start():
+    """A gradient that is sent again after its connection broke counts once."""
+    elements = 2**16
+    shard = backup(1, elements)
+    ones = torch.ones(elements, dtype=torch.float64)
+    sink = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    send(sink, wire(ones)[: 2**18])
+    sink.abort()
+    push(shard, 0, 1, 4, ones)
+    assert shard.complete
+    shard.step()
+
+    assert torch.equal(values(shard), -ones)
+    assert shard.has_used(0, 0, 1)

@@ -34,8 +34,8 @@ def job(tmp_path):
     """Starts services for so many workers; gives a function that makes sessions with them."""
     clusters, sessions = [], []
 
-    def start(workers):
-        cluster = LocalCluster(tmp_path, workers=workers, policy="even").__enter__()
+    def start(workers, **options):
+        cluster = LocalCluster(tmp_path, workers=workers, policy="even", **options).__enter__()
         clusters.append(cluster)
 
         def session(name, bounds=None):
@@ -246,3 +246,49 @@ def test_a_closure_gives_its_loss(job):
     before = model.weight.item()
     assert optimizer.step(closure).item() >= 0
     assert model.weight.item() != before
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_worker_that_is_left_behind_skips(job, num_workers):
+    """With backup workers, a late loader goes on with the newest batch, be it of a later epoch."""
+    session = job(2, sync="backup", replicas_to_aggregate=1)
+    size, batch_size, per_epoch = 40, 4, 10
+    go, arrived = threading.Semaphore(0), threading.Semaphore(0)
+    seen = []  # of the late worker: epoch, iteration, indices
+    stops = (3, per_epoch + 2, per_epoch + 5, 4 * per_epoch + 1)  # where the fast one waits for the late one
+
+    def begin(name, workers):
+        loader = DataLoader(
+            Squares(size), batch_size, session=session(name), shuffle=True, seed=5, num_workers=workers
+        )
+        return loader, distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+
+    def fast():
+        loader, optimizer = begin("fast", 0)
+        for _ in range(6):
+            for _ in loader:
+                if loader.session.assignment.iteration in stops:
+                    go.release()
+                    assert arrived.acquire(timeout=60)
+                optimizer.step()
+
+    def late():
+        loader, optimizer = begin("late", num_workers)
+        for epoch in range(6):
+            for batch in loader:
+                assignment = loader.session.assignment
+                assert torch.equal(batch["square"], (batch["index"] ** 2).double())
+                seen.append((epoch, assignment, batch["index"].tolist()))
+                if len(seen) > 1:
+                    arrived.release()
+                if len(seen) <= len(stops):
+                    assert go.acquire(timeout=60)
+                optimizer.step()
+
+    in_threads(fast, late)
+    assert [a.iteration for _, a, _ in seen[: len(stops) + 1]] == [0, *stops]
+    spec = JobSpec(size, batch_size, seed=5)
+    for epoch, assignment, indices in seen:
+        assert assignment.epoch == epoch
+        order = permutation(spec, epoch)
+        assert indices == order[assignment.start : assignment.start + assignment.count].tolist()

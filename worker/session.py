@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import idl
 from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import (
@@ -110,6 +111,7 @@ class Session:
         config: What it was made from.
         incarnation: This session's id; no other session ever has it.
         assignment: What to do in the current iteration; None before `join`.
+        synchronisation: How the job's workers wait for each other, as the manager said in `join`.
         gradient: (elements,) to be filled with the batch's mean gradient before `finish_iteration`.
         parameters: (elements,) as the parameter server gave them last.
         before_training: Called once, when everything is ready for the first iteration.
@@ -120,6 +122,7 @@ class Session:
         self.config = config
         self.incarnation = uuid.uuid4().hex
         self.assignment: Assignment | None = None
+        self.synchronisation = Synchronisation()
         self.gradient: NDArray[Any] = np.empty(0)
         self.parameters: NDArray[Any] = np.empty(0)
         self.before_training: Callable[[], None] = lambda: None
@@ -198,6 +201,7 @@ class Session:
         self._check_echo(reply.identity, self._identity)
         run = f"{self.config.job}/{reply.run}"
         self._ps_identity = idl.common.Identity(run, self.config.worker, self.incarnation)
+        self.synchronisation = _synchronisation(reply.synchronisation)
         self.assignment = _assignment(reply.assignment)
         self._lost = list(reply.lost)
         return self.assignment
@@ -228,6 +232,7 @@ class Session:
                     dtype=layout.dtype,
                     optimizer=layout.optimizer,
                     groups=self._groups(layout.groups, bounds),
+                    synchronisation=self._wire_synchronisation(),
                 )
                 for bounds in self._bounds
             ],
@@ -241,7 +246,7 @@ class Session:
             for i in range(1, shards):
                 self._shards[i].call("initialise", request, bulk=self._part(initial, i))
         self._forfeit(self._lost)
-        self._pull(assignment.iteration)
+        self._pull()
         self.before_training()
         self.stopwatch.take()
         self._monitor.resume()
@@ -269,7 +274,7 @@ class Session:
             self._push(done, groups)
         self._report(done)
         self.stopwatch.start()
-        self._pull(done.iteration + 1)
+        self._pull()
         self.stopwatch.stop()
         self._monitor.resume()
         assert self.assignment is not None
@@ -342,7 +347,10 @@ class Session:
             )
             self._on_all_shards("forfeit", [request] * len(self._shards))
 
-    def _pull(self, version: int) -> None:
+    def _pull(self) -> None:
+        """Get the parameters for the assignment: those of its iteration, or whatever there is now."""
+        assert self.assignment is not None
+        version = -1 if self.synchronisation.asynchronous else self.assignment.iteration
         replies = self._on_all_shards(
             "pull",
             [_ps.PullRequest(identity=self._ps_identity, version=version)] * len(self._shards),
@@ -397,6 +405,12 @@ class Session:
             position += elements
         return parts
 
+    def _wire_synchronisation(self) -> Any:
+        sync = self.synchronisation
+        if sync.mode == "bsp":
+            return None
+        return idl.common.Synchronisation(sync.mode, sync.staleness, sync.replicas_to_aggregate)
+
     def _check_echo(self, echoed: Any, sent: Any) -> None:
         if echoed != sent:
             raise ProtocolError(f"an answer for {echoed}, not for {sent}")
@@ -404,3 +418,12 @@ class Session:
 
 def _assignment(wire: Any) -> Assignment:
     return Assignment(wire.iteration, wire.epoch, wire.start, wire.count, wire.total)
+
+
+def _synchronisation(wire: Any) -> Synchronisation:
+    if wire is None:
+        return Synchronisation()
+    try:
+        return Synchronisation(wire.mode, wire.staleness, wire.replicas_to_aggregate)
+    except ValueError as error:
+        raise ProtocolError(f"the manager has a mode that this worker lacks: {error}") from error

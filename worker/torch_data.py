@@ -28,7 +28,7 @@ class DataLoader:
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
     it takes part in the barrier and goes on to the next. A worker that joins a running job passes over
-    the epochs that are done.
+    the epochs that are done. So does one that comes too late with backup workers, and over batches.
 
     Args:
         dataset: Map-style.
@@ -161,7 +161,8 @@ class _Prefetching:
         self._session = session
         self._dataset = dataset
         self._spec = spec
-        self._guesses: deque[range] = deque()  # of the batches that were asked for, oldest first
+        # Iteration and slice of the batches that were asked for, oldest first.
+        self._guesses: deque[tuple[int, range]] = deque()
         self._epoch = 0
         self._order = np.empty(0, dtype=np.int64)
         self._loaded: Iterator[bytes] = iter(())
@@ -183,8 +184,12 @@ class _Prefetching:
         self._loaded = iter(self._loader)
 
     def samples(self, assignment: Assignment, order: NDArray[np.int64]) -> list[Any]:
-        guess = self._guesses.popleft()
-        at_hand = dict(zip(guess, pickle.loads(next(self._loaded)), strict=True))
+        iteration, guess = self._guesses.popleft()
+        loaded = next(self._loaded)
+        while iteration < assignment.iteration:  # this worker has skipped some
+            iteration, guess = self._guesses.popleft()
+            loaded = next(self._loaded)
+        at_hand = dict(zip(guess, pickle.loads(loaded), strict=True))
         wanted = range(assignment.start, assignment.start + assignment.count)
         missing = [position for position in wanted if position not in at_hand]
         if missing:
@@ -193,16 +198,18 @@ class _Prefetching:
 
     def _guess_epoch(self) -> Iterator[list[list[int]]]:
         """For each iteration that the epoch has left, the indices of the samples guessed for it."""
-        assignment = self._session.join()
-        for iteration in range(assignment.iteration, (self._epoch + 1) * self._spec.iterations_per_epoch):
+        iteration = self._session.join().iteration
+        while iteration < (self._epoch + 1) * self._spec.iterations_per_epoch:
             latest = self._session.join()
+            iteration = max(iteration, latest.iteration)
             _, start, total = self._spec.batch(iteration)
             _, latest_start, latest_total = self._spec.batch(latest.iteration)
             first = round((latest.start - latest_start) / latest_total * total)
             count = round(latest.count / latest_total * total)
             guess = range(start + first, min(start + first + count, start + total))
-            self._guesses.append(guess)
+            self._guesses.append((iteration, guess))
             yield [self._order[guess.start : guess.stop].tolist()]
+            iteration += 1
 
 
 class _Guesses:

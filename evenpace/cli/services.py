@@ -6,8 +6,11 @@ from typing import Any
 import click
 
 from batchsize_manager.policies import POLICIES
+from batchsize_manager.synchronisation import MODES, Synchronisation
 from evenpace.cli.options import example, hidden_parent, tolerance, user_mistakes
 from predictors import PREDICTORS, PredictorOptions
+
+_STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
 
 
 @click.command()
@@ -25,6 +28,26 @@ from predictors import PREDICTORS, PredictorOptions
     default=120.0,
     show_default=True,
     help="Seconds that others wait for a worker before it is taken out.",
+)
+@click.option(
+    "--sync",
+    type=click.Choice(MODES),
+    default="bsp",
+    show_default=True,
+    help="How workers wait for each other: all of them in each iteration (bsp), within a bound (ssp), "
+    "never (asp), or for those that are first (backup).",
+)
+@click.option(
+    "--staleness",
+    type=click.IntRange(0),
+    default=None,
+    help=f"With ssp: iterations that the fastest may be ahead of the slowest.  [default: {_STALENESS}]",
+)
+@click.option(
+    "--replicas-to-aggregate",
+    type=click.IntRange(1),
+    default=None,
+    help="With backup: gradients that make a step; the other workers are the backup.",
 )
 @click.option(
     "--first-fit",
@@ -56,6 +79,9 @@ def manager(
     predictor: str,
     tolerance: float,
     report_timeout: float,
+    sync: str,
+    staleness: int | None,
+    replicas_to_aggregate: int | None,
     first_fit: int,
     refit_every: int,
     models: Path | None,
@@ -72,8 +98,11 @@ def manager(
     from rpc.address import Address
     from rpc.peer import ServerLimits
 
-    job = JobConfig(workers=workers, report_timeout=report_timeout)
+    if sync == "ssp" and staleness is None:
+        staleness = _STALENESS
     with user_mistakes():
+        synchronisation = Synchronisation(sync, staleness, replicas_to_aggregate)
+        job = JobConfig(workers=workers, report_timeout=report_timeout, synchronisation=synchronisation)
         learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
         service = ManagerService(ManagerConfig(policy, options, job, models))

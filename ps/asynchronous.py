@@ -1,0 +1,114 @@
+"""A shard for ASP and SSP: every worker's gradient is a step of its own, taken when it is there.
+
+This is what TensorFlow's asynchronous parameter server does. How far workers may be apart, which is all
+that tells SSP from ASP, is the manager's business. It knows no sockets and no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ps.parameters import Contribution, Group, Layout, Parameters
+from rpc.errors import InvalidRequestError
+
+
+@dataclass
+class _Push(Contribution):
+    """A worker's gradient for its slice of one iteration."""
+
+    worker: str = ""
+    iteration: int = -1
+
+
+class AsynchronousShard(Parameters):
+    """Steps with each worker's mean gradient over its own slice, however many samples that has.
+
+    A gradient is held until it is whole; if its connection breaks, what had come is forgotten. The version
+    is the number of steps, over all workers. Options are each worker's own, since a learning rate that one
+    lowers in its next epoch is not meant for the gradients of those who are behind.
+
+    Args:
+        layout: What the shard holds.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._pushes: dict[str, _Push] = {}  # by worker: what is arriving, or waits for its step
+        self._applied: dict[str, int] = {}  # by worker: the last iteration that it made a step with
+        self._options: dict[str, list[dict[str, Any]]] = {}  # by worker: those of its next step
+
+    def opened(self, worker: str, groups: Sequence[Group]) -> None:
+        """A worker starts with these options.
+
+        Raises:
+            InvalidRequestError: Its use of amsgrad is not the job's.
+        """
+        self._options[worker] = [{} for _ in groups]
+        self.set_options(groups, worker)
+
+    def set_options(self, groups: Sequence[Group], worker: str = "") -> None:
+        """Change the options for a worker's own gradients; see `Parameters.set_options`."""
+        changes = self._checked(groups)
+        for change, first in zip(changes, self._translated(self.layout.groups), strict=True):
+            if change.get("amsgrad", False) != first.get("amsgrad", False):
+                # The optimiser's state, which all share, depends on it.
+                raise InvalidRequestError("amsgrad must be the same for all workers, and may not change")
+        for options, change in zip(self._options.setdefault(worker, changes), changes, strict=True):
+            options.update(change)
+
+    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
+        """Whether the worker's gradient made its step already: only the answer got lost."""
+        return iteration <= self._applied.get(worker, -1)
+
+    def begin(self, iteration: int, start: int, count: int, total: int, worker: str = "") -> Contribution:
+        """A worker pushes its gradient; one that is not whole, or has not made its step, gives way.
+
+        Raises:
+            InvalidRequestError: There are no parameters yet.
+        """
+        if not self.initialised:
+            raise InvalidRequestError("push before the parameters are initialised")
+        push = _Push(start, count, open=True, held=self._buffer(), worker=worker, iteration=iteration)
+        self._pushes[worker] = push
+        return push
+
+    def add(self, contribution: Contribution, piece: torch.Tensor) -> None:
+        """Hold the gradient's next elements, (n,)."""
+        assert contribution.held is not None
+        begin = contribution.done
+        contribution.done += len(piece)
+        contribution.held[begin : contribution.done] = piece
+
+    def broken(self, contribution: Contribution) -> None:
+        """Forget the gradient: whoever brings it again begins anew."""
+        contribution.open = False
+        self._pushes = {w: push for w, push in self._pushes.items() if push is not contribution}
+
+    def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
+        """Nobody waits for anybody."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether a gradient is here as a whole."""
+        return self._next_push() is not None
+
+    def step(self) -> None:
+        """Take the optimiser's step with one gradient."""
+        push = self._next_push()
+        assert push is not None
+        assert push.held is not None
+        del self._pushes[push.worker]
+        self._applied[push.worker] = push.iteration
+        options = self._options.get(push.worker) or self._translated(self.layout.groups)
+        for group, values in zip(self._optimizer.param_groups, options, strict=True):
+            group.update({**self._optimizer.defaults, **values})
+        self._gradient.copy_(push.held)
+        self._optimizer.step()
+        self._spare.append(push.held)
+        push.held = None
+        self.version += 1
+
+    def _next_push(self) -> _Push | None:
+        return next((p for p in self._pushes.values() if p.done == self.layout.elements), None)
