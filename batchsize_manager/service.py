@@ -14,10 +14,10 @@ from typing import Any
 
 import idl
 from batchsize_manager.job import Job, JobConfig, Report
-from batchsize_manager.models import models_file, save_models
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import models_file, save_models
 from batchsize_manager.synchronisation import Synchronisation
 from batchsize_manager.trainer import Trainer
 from predictors import Models, Weights

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import idl
-from batchsize_manager.models import load_models
 from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.saved_models import load_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from predictors import PredictorOptions
 from rpc.client import Client

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.models import load_models, models_file, save_models
+from batchsize_manager.saved_models import load_models, models_file, save_models
 
 NAMES = st.text(min_size=1, max_size=8)
 
