@@ -1,6 +1,7 @@
 """What several commands share: options, help, and how mistakes are told."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ def example(text: str) -> Callable[[F], F]:
     """Put an example at the end of a command's help."""
 
     def add(function: F) -> F:
-        function.__doc__ = f"{function.__doc__}\n\n\b\nExample:\n  {text}\n"
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n  {text}\n"
         return function
 
     return add
