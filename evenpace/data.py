@@ -1,6 +1,6 @@
-"""The demo's real data sets, ready to train on: digits, MNIST and CIFAR-10.
+"""Real data sets, ready to train on: images (digits, MNIST, CIFAR-10), svmlight files, text.
 
-It reads the data sets' standard files from a folder that the user names, and fetches nothing.
+It reads the data sets' standard files from where the user says, and fetches nothing.
 It knows nothing of models, workers or batches: it hands out whole arrays.
 """
 
@@ -21,6 +21,8 @@ CIFAR10_FOLDER = "cifar-10-batches-bin"  # the folder inside the standard archiv
 CIFAR10_SHAPE = (3, 32, 32)
 CIFAR10_CLASSES = 10
 CIFAR10_RECORD = 1 + math.prod(CIFAR10_SHAPE)  # bytes: the label, then the planes R, G, B
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst")  # what counts as text in a folder
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -53,6 +55,39 @@ class ImageSet:
     def classes(self) -> int:
         """The number of classes: one more than the largest label."""
         return int(max(self.train_labels.max(), self.test_labels.max())) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSet:
+    """Samples with two labels and few non-zero features each, as compressed sparse rows (CSR).
+
+    Attributes:
+        columns: int64, (non-zeros,): which features, counted from 0.
+        values: float32, (non-zeros,): their values.
+        offsets: int64, (samples + 1,): where each sample begins and the last one ends.
+        labels: float32, (samples,), -1 or 1.
+        features: How many there are.
+    """
+
+    columns: NDArray[np.int64]
+    values: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    features: int
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.labels)
+
+    def rows(self, indices: NDArray[np.int64]) -> "SparseSet":
+        """The samples at `indices`, in their order."""
+        lengths = np.diff(self.offsets)[indices]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        # positions: (non-zeros,), each sample's first one plus 0, 1, ... up to its length
+        positions = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        return SparseSet(
+            self.columns[positions], self.values[positions], offsets, self.labels[indices], self.features
+        )
 
 
 def load(spec: str) -> ImageSet:
@@ -221,3 +256,78 @@ def _image_set(
         normalised(test_pixels),
         test_labels.astype(np.int64),
     )
+
+
+def load_svmlight(*paths: Path) -> list[SparseSet]:
+    """Loads files in svmlight's (LIBSVM's) format, such as a9a and a9a.t, as parts of one data set.
+
+    Features count from 0 or 1: from 1 if no file has a feature 0. Of the two labels that the files hold
+    together, the larger one becomes 1, the other -1.
+
+    Args:
+        paths: Files, plain or packed (.gz, .bz2).
+
+    Raises:
+        DataError: A file is missing, is not in the format, or has no sample; or there are not two labels.
+    """
+    parts = [_svmlight(path) for path in paths]
+    names = ", ".join(str(path) for path in paths)
+    if not any(len(columns) for columns, _, _, _ in parts):
+        raise DataError(f"{names}: no sample has a feature; expected LABEL INDEX:VALUE ... in each line.")
+    labels = np.unique(np.concatenate([labels for _, _, _, labels in parts]))
+    if len(labels) != 2:
+        shown = ", ".join(f"{label:g}" for label in labels[:5]) + (", ..." if len(labels) > 5 else "")
+        raise DataError(
+            f"{names}: {len(labels)} different label(s), {shown}; expected two, such as -1 and 1."
+        )
+    lowest = min(int(columns.min()) for columns, _, _, _ in parts if len(columns))
+    first = min(lowest, 1)
+    features = max(int(columns.max()) for columns, _, _, _ in parts if len(columns)) + 1 - first
+    return [
+        SparseSet(
+            columns - first, values, offsets, np.where(found == labels[1], 1, -1).astype(np.float32), features
+        )
+        for columns, values, offsets, found in parts
+    ]
+
+
+def _svmlight(
+    path: Path,
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
+    """Reads one file: columns as the file counts them, values, offsets and labels."""
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        rows, labels = load_svmlight_file(str(path), dtype=np.float32, zero_based=True)
+    except ValueError as error:
+        raise DataError(f"{path}: not in svmlight's format (LABEL INDEX:VALUE ...): {error}") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path}: expected a whole {path.suffix} file, but: {error}.") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    if not len(labels):
+        raise DataError(f"{path}: has no sample; expected LABEL INDEX:VALUE ... in each line.")
+    if not (np.isfinite(rows.data).all() and np.isfinite(labels).all()):
+        raise DataError(f"{path}: a label or a value is not finite; expected numbers.")
+    return rows.indices.astype(np.int64), rows.data, rows.indptr.astype(np.int64), labels
+
+
+def load_text(path: Path) -> NDArray[np.uint8]:
+    """Loads a text as bytes: (bytes,).
+
+    Args:
+        path: A file, plain or .gz, or a folder, whose texts (.txt, .md, .rst) are joined in the order of
+            their paths.
+
+    Raises:
+        DataError: There is no such file, no text in the folder, or nothing in the text.
+    """
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+        if not paths:
+            raise DataError(f"{path}: expected files of text ({', '.join(TEXT_SUFFIXES)}), found none.")
+    content = b"\n".join(_read(file) for file in paths)
+    if not content:
+        raise DataError(f"{path}: empty; expected a text.")
+    return np.frombuffer(content, np.uint8)

@@ -1,13 +1,15 @@
-"""The demo's data sets: what is read is what the files hold, and each bad file is named."""
+"""Data sets: what is read is what the files hold, and each bad file is named."""
 
+import bz2
 import gzip
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import dump_svmlight_file
 
-from evenpace.data import DataError, ImageSet, load
+from evenpace.data import DataError, ImageSet, load, load_svmlight, load_text
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -286,3 +288,114 @@ def test_real_files_are_read(name: str, train_shape: tuple, test_shape: tuple) -
     assert images.classes == 10
     assert images.train_images.shape == train_shape
     assert images.test_images.shape == test_shape
+
+
+def dense_samples(samples: int, features: int) -> tuple[np.ndarray, np.ndarray]:
+    """A third of the features are there; the first and the last feature, and one sample is empty."""
+    random = np.random.default_rng(0)
+    dense = random.normal(size=(samples, features)) * (random.random((samples, features)) < 1 / 3)
+    dense[0, 0] = dense[-1, -1] = 1
+    dense[1] = 0
+    return dense.astype(np.float32), np.where(np.arange(samples) % 3 == 0, 1, -1)
+
+
+def densified(data) -> np.ndarray:
+    """A `SparseSet` as an array (samples, features)."""
+    dense = np.zeros((len(data), data.features), np.float32)
+    dense[np.repeat(np.arange(len(data)), np.diff(data.offsets)), data.columns] = data.values
+    return dense
+
+
+@pytest.mark.parametrize("zero_based", [True, False])
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress)], ids=["", "gz", "bz2"]
+)
+def test_svmlight_files_are_read(tmp_path: Path, zero_based: bool, suffix: str, pack) -> None:
+    """What scikit-learn writes is read back, packed or not, counted from 0 or from 1."""
+    dense, labels = dense_samples(30, 8)
+    plain, path = tmp_path / "plain", tmp_path / f"data.svm{suffix}"
+    dump_svmlight_file(dense, labels, str(plain), zero_based=zero_based)
+    path.write_bytes(pack(plain.read_bytes()))
+    (data,) = load_svmlight(path)
+    assert (data.columns.dtype, data.values.dtype, data.offsets.dtype) == (np.int64, np.float32, np.int64)
+    assert len(data) == 30
+    np.testing.assert_allclose(densified(data), dense, rtol=1e-6)
+    np.testing.assert_array_equal(data.labels, labels)
+
+
+def test_svmlight_files_are_parts_of_one_set(tmp_path: Path) -> None:
+    """Training and test files share the number of features, the counting and the labels."""
+    train, test = tmp_path / "a9a", tmp_path / "a9a.t"
+    train.write_text("0 1:2 5:1\n3 2:1\n")
+    test.write_text("3 3:1\n")  # by itself it would not tell what its label means
+    first, second = load_svmlight(train, test)
+    assert first.features == second.features == 5
+    np.testing.assert_array_equal(densified(second), [[0, 0, 1, 0, 0]])
+    assert (first.labels.tolist(), second.labels.tolist()) == ([-1, 1], [1])
+
+
+def test_rows_of_a_sparse_set(tmp_path: Path) -> None:
+    """Any rows in any order are those of the dense array."""
+    dense, labels = dense_samples(30, 8)
+    dump_svmlight_file(dense, labels, str(tmp_path / "data"))
+    (data,) = load_svmlight(tmp_path / "data")
+    order = np.random.default_rng(1).permutation(30)[:20]
+    np.testing.assert_array_equal(densified(data.rows(order)), densified(data)[order])
+    np.testing.assert_array_equal(data.rows(order).labels, data.labels[order])
+
+
+SVMLIGHT_FAULTS = {
+    "no sample": ("# nothing\n", "has no sample"),
+    "words": ("yes 1:1\n", "not in svmlight's format"),
+    "csv": ("1,2,3\n", "not in svmlight's format"),
+    "not sorted": ("1 3:1 2:1\n", "not in svmlight's format"),
+    "not a number": ("1 3:nan\n-1 2:1\n", "not finite"),
+    "one label": ("1 3:1\n1 2:1\n", r"1 different label\(s\), 1; expected two"),
+    "many labels": ("1 3:1\n2 2:1\n3 2:1\n", r"3 different label\(s\), 1, 2, 3; expected two"),
+    "no feature": ("1\n-1\n", "no sample has a feature"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), SVMLIGHT_FAULTS.values(), ids=SVMLIGHT_FAULTS)
+def test_a_bad_svmlight_file_is_explained(tmp_path: Path, content: str, message: str) -> None:
+    """The message names the file and says what was found and what was expected."""
+    path = tmp_path / "data.svm"
+    path.write_text(content)
+    with pytest.raises(DataError, match=rf"data\.svm: .*{message}|data\.svm: {message}"):
+        load_svmlight(path)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_a_bad_packed_svmlight_file_is_named(tmp_path: Path, suffix: str, pack) -> None:
+    """A file that is cut, or not packed at all, or not there, is a DataError."""
+    path = tmp_path / f"data.{suffix}"
+    with pytest.raises(DataError, match=rf"data\.{suffix}: cannot be read: No such file"):
+        load_svmlight(path)
+    path.write_bytes(b"1 1:1\n")
+    with pytest.raises(DataError, match=rf"data\.{suffix}: cannot be read"):
+        load_svmlight(path)
+    path.write_bytes(pack(b"1 1:1\n-1 2:1\n" * 500)[:-12])
+    with pytest.raises(DataError, match=rf"data\.{suffix}: expected a whole \.{suffix} file"):
+        load_svmlight(path)
+
+
+def test_text_is_read_as_bytes(tmp_path: Path) -> None:
+    """A file gives its bytes, packed or not; a folder the texts in it, in the order of their paths."""
+    (tmp_path / "b.txt").write_text("später")
+    (tmp_path / "a.md").write_text("first")
+    (tmp_path / "image.png").write_bytes(b"no text")
+    (tmp_path / "z.gz").write_bytes(gzip.compress(b"packed"))
+    assert load_text(tmp_path / "b.txt").tobytes() == "später".encode()
+    assert load_text(tmp_path / "z.gz").tobytes() == b"packed"
+    assert load_text(tmp_path).tobytes() == "first\nspäter".encode()
+
+
+def test_a_text_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    """A missing file, an empty one, and a folder without texts are told apart."""
+    with pytest.raises(DataError, match=r"none\.txt: cannot be read: No such file"):
+        load_text(tmp_path / "none.txt")
+    with pytest.raises(DataError, match=r"expected files of text \(\.txt, \.md, \.rst\), found none"):
+        load_text(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"empty\.txt: empty; expected a text"):
+        load_text(tmp_path / "empty.txt")
