@@ -1,0 +1,54 @@
+"""A linear model of sparse samples, whose cost grows with the features that a sample has, not with all."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class SparseRows(NamedTuple):
+    """Samples as compressed sparse rows (CSR).
+
+    Attributes:
+        columns: int64, (non-zeros,): which features.
+        values: float, (non-zeros,): their values.
+        offsets: int64, (samples + 1,): where each sample begins and the last one ends.
+    """
+
+    columns: torch.Tensor
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+class SparseLinear(nn.Module):
+    """`w · x + b`: sparse rows in, margins (samples,) out.
+
+    The gradient is dense, one number for each feature, as a parameter server wants it.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, 1))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, rows: SparseRows) -> torch.Tensor:
+        """Each sample's margin."""
+        sums = nn.functional.embedding_bag(
+            rows.columns,
+            self.weight,
+            rows.offsets,
+            mode="sum",
+            per_sample_weights=rows.values,
+            include_last_offset=True,
+        )
+        return sums.squeeze(1) + self.bias
+
+
+def hinge_loss(margins: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean of `max(0, 1 - y m)`: with weight decay λ, a linear SVM; margins and targets (samples,)."""
+    return nn.functional.relu(1 - targets * margins).mean()
+
+
+def logistic_loss(margins: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean of `log(1 + exp(-y m))`: logistic regression; margins and targets (samples,), -1 or 1."""
+    return nn.functional.softplus(-targets * margins).mean()
