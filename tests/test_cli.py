@@ -11,7 +11,7 @@ from evenpace.cli import cli
 from evenpace.cluster import LocalCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-COMMANDS = ["manager", "ps", "worker", "demo", "bench rpc", "bench ps"]
+COMMANDS = ["manager", "ps", "worker", "health", "demo", "bench rpc", "bench ps"]
 
 
 def python(*arguments, cwd):

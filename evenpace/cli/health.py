@@ -1,0 +1,51 @@
+"""`evenpace health`: whether services answer, for health checks of containers and supervisors."""
+
+from typing import Any
+
+import click
+
+from evenpace.cli.options import example
+from rpc.errors import InvalidRequestError, NotMemberError
+
+_NOBODY = "evenpace-health"  # neither a job nor a worker has this name
+
+
+@click.command()
+@example("evenpace health --manager 127.0.0.1:4300 --ps 127.0.0.1:4400")
+@click.option("--manager", default=None, metavar="HOST:PORT", help="A BatchSizeManager.")
+@click.option("--ps", "shards", multiple=True, metavar="HOST:PORT", help="A shard; may be repeated.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Seconds for each service to answer in.",
+)
+def health(manager: str | None, shards: tuple[str, ...], timeout: float) -> None:
+    """Call services; status 0 if each answers, else 1 and a line that says which does not."""
+    import idl
+
+    if manager is None and not shards:
+        raise click.UsageError("nothing to check: give --manager or --ps")
+    if manager is not None:
+        service = idl.batchsize_manager
+        history = service.HistoryRequest(job=_NOBODY, first_iteration=0, limit=1)
+        _call(service.BatchSizeManager, manager, "BatchSizeManager", "history", history, timeout)
+    for shard in shards:
+        service = idl.parameter_server
+        pull = service.PullRequest(identity=idl.common.Identity(_NOBODY, _NOBODY, _NOBODY), version=-1)
+        _call(service.ParameterServer, shard, "parameter server", "pull", pull, timeout)
+
+
+def _call(definition: type, address: str, name: str, method: str, request: Any, timeout: float) -> None:
+    """Ask for a job that there is not: to be told so is the sign of life, and costs the service nothing."""
+    from rpc.address import Address
+    from rpc.client import Client
+
+    client = Client(definition, Address.parse(address), name, connect_timeout=timeout, call_timeout=timeout)
+    try:
+        client.call(method, request)
+    except (InvalidRequestError, NotMemberError):
+        pass
+    finally:
+        client.close()

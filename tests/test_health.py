@@ -1,0 +1,58 @@
+"""`evenpace health`, against real services and against what is none."""
+
+import contextlib
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+
+
+def health(*arguments):
+    """Run the command."""
+    return CliRunner().invoke(cli, ["health", "--timeout", "1", *arguments])
+
+
+def test_services_that_answer_are_healthy(manager, shard):
+    """Status 0 when both kinds of service answer."""
+    done = health("--manager", str(manager), "--ps", str(shard))
+    assert (done.exit_code, done.output) == (0, "")
+
+
+@contextlib.contextmanager
+def listening(backlog):
+    """The address of a socket that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("option", ["--manager", "--ps"])
+def test_a_service_that_is_away_is_not_healthy(option):
+    """Status 1 and the address when nothing listens there."""
+    with listening(1) as address:
+        pass
+    done = health(option, address)
+    assert done.exit_code == 1
+    assert address in done.output
+
+
+@pytest.mark.parametrize("option", ["--manager", "--ps"])
+def test_a_service_that_is_silent_is_not_healthy(option):
+    """That a port takes connections is not enough: a frozen service's does, too."""
+    with listening(5) as address:
+        done = health(option, address)
+    assert done.exit_code == 1
+    assert address in done.output
+
+
+@pytest.mark.parametrize(("option", "other"), [("--manager", "shard"), ("--ps", "manager")])
+def test_the_other_kind_of_service_is_not_healthy(request, option, other):
+    """A manager's address given for a parameter server's, or the other way round, is found out."""
+    done = health(option, str(request.getfixturevalue(other)))
+    assert done.exit_code == 1
+
+
+def test_nothing_to_check_is_a_mistake():
+    """Without a service the command refuses, rather than call nothing healthy."""
+    assert health().exit_code == 2
