@@ -3,20 +3,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check bench clean
+# Compose comes as a plugin of docker's, or on its own. What make base-image has made is preferred, since it
+# is made where nothing else can be had.
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+OWN_BASE := evenpace-base:bookworm
+BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
+
+.PHONY: help demo test test-containers check bench images image-contention base-image clean
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
-	@echo "make test   run all tests"
+	@echo "make test   run all tests but those with containers"
 	@echo "make check  run the linters, the format check and the type check"
 	@echo "make bench  measure the manager's rounds and the parameter server's transfers"
 	@echo "make clean  remove the environment and what runs have left"
+	@echo "With a container engine:"
+	@echo "make images            build the images for docker-compose up"
+	@echo "make image-contention  build the image of workers with stress-ng, too"
+	@echo "make base-image        make a base for them where none can be pulled; as root, before make images"
+	@echo "make test-containers   run the tests with containers, on these images"
 
 demo: $(VENV)/ready
 	$(BIN)/evenpace demo --json runs/demo/summary.json
 
 test: $(VENV)/ready
 	$(BIN)/pytest
+
+test-containers: $(VENV)/ready
+	$(BIN)/pytest -m containers tests/containers
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -28,8 +42,19 @@ bench: $(VENV)/ready
 	$(BIN)/evenpace bench rpc --json runs/bench-rpc.json
 	$(BIN)/evenpace bench ps --json runs/bench-ps.json
 
+images: $(VENV)/ready
+	docker/fetch-wheels $(BIN)/pip
+	BASE_IMAGE=$(BASE_IMAGE) $(COMPOSE) build manager ps worker
+
+image-contention: images
+	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --target worker-contention \
+		--file docker/Dockerfile --tag evenpace-worker-contention .
+
+base-image:
+	docker/base-image $(OWN_BASE)
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) runs build *.egg-info docker/wheels/*.whl docker/wheels/requirements.txt
 
 $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
