@@ -1,0 +1,1 @@
+"""Tests of the images and of docker-compose.yml, with real containers."""

@@ -1,0 +1,122 @@
+"""docker-compose.yml: a cluster with one command, of any size, that leaves nothing."""
+
+import os
+import re
+import statistics
+import subprocess
+import uuid
+
+import pytest
+
+from tests.containers.engine import ROOT, Container, compose_command, docker, labelled
+from tests.test_data import mnist_files, write
+
+pytestmark = [pytest.mark.containers, pytest.mark.slow]
+
+SETTINGS = ("WORKERS", "POLICY", "PREDICTOR", "SCRIPTS", "TRAIN", "DATA", "BASE_IMAGE")
+
+
+class Project:
+    """A project of compose's, with a name of its own."""
+
+    def __init__(self, command, env_file):
+        self.name = f"evenpacetest{uuid.uuid4().hex[:8]}"
+        self._command = [*command, "--env-file", str(env_file), "--project-name", self.name]
+
+    def __call__(self, *arguments, check=True, **settings):
+        """Run compose with settings; what it printed."""
+        environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+        done = subprocess.run(
+            [*self._command, *arguments],
+            cwd=ROOT,
+            env=environment | settings,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert not check or not done.returncode, done.stderr
+        return done.stdout + done.stderr
+
+    @property
+    def label(self):
+        """What compose marks everything with that it makes."""
+        return f"com.docker.compose.project={self.name}"
+
+    def containers(self, service):
+        """A service's containers."""
+        filters = [f"label={self.label}", f"label=com.docker.compose.service={service}"]
+        ids = docker("ps", "--all", "--quiet", *(f"--filter={one}" for one in filters)).splitlines()
+        return [Container(each, f"{self.name}_cluster") for each in ids]
+
+    def workers(self):
+        """All containers of workers, whatever their speed."""
+        names = ("worker", "worker-medium", "worker-slow")
+        return [container for name in names for container in self.containers(name)]
+
+    def end_well(self):
+        """Whether no worker runs any more, and each has ended with status 0."""
+        states = [worker.inspect("State") for worker in self.workers()]
+        return all(state["Status"] == "exited" and state["ExitCode"] == 0 for state in states)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project that is down in the end, whatever happens."""
+    command = compose_command()
+    if command is None:
+        pytest.skip("neither docker compose nor docker-compose is there")
+    env_file = tmp_path / "env"  # not the user's own .env
+    env_file.touch()
+    project = Project(command, env_file)
+    try:
+        yield project
+    finally:
+        print(project("logs", "--no-color", check=False))  # noqa: T201 - pytest shows it with a failure
+        project("down")
+
+
+def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
+    """Five workers of three speeds train, balanced; after down there is no trace of them."""
+    project(
+        *("up", "--detach", "--no-build", "--scale", "worker=3"), WORKERS="5", TRAIN="train.py --epochs 12"
+    )
+    assert len(project.workers()) == 5
+    wait_until(project.end_well, "the end of training", 180)
+    joined = set(re.findall(r"job default: (\S+) joined", project("logs", "--no-color", "manager")))
+    assert len(joined) == 5
+    sizes = {}
+    for service in ("worker", "worker-slow"):
+        (parts,) = re.findall(r"epoch 11 of 12: .*batches \[(.*)\]", project.containers(service)[0].logs())
+        sizes[service] = statistics.mean(int(part) for part in parts.split(","))
+    assert sizes["worker"] > sizes["worker-slow"]
+
+    assert set(labelled(project.label)) == {"container", "network"}
+    project("down")
+    assert not labelled(project.label)
+
+
+def test_workers_of_a_restarted_manager_begin_anew(project, wait_until):
+    """When the manager restarts, the job is over; compose starts the workers again, which train."""
+    project("up", "--detach", "--no-build", TRAIN="train.py --epochs 25")
+    wait_until(lambda: "epoch 2 " in project.containers("worker")[0].logs(), "the second epoch", 120)
+    project("restart", "manager")
+    wait_until(project.end_well, "the end of training", 180)
+    assert all(worker.inspect("RestartCount") >= 1 for worker in project.workers())
+    assert all("epoch 25 of 25" in worker.logs() for worker in project.workers())
+
+
+def test_data_are_mounted_read_only(project, tmp_path, wait_until):
+    """Workers train on the data of the folder that DATA names, and cannot write to it."""
+    folder = tmp_path / "data"
+    write(folder, mnist_files())  # 20 samples to train on
+    folder.chmod(0o777)  # so that only the mount forbids writing
+    settings = {"DATA": str(folder), "TRAIN": "train.py --data mnist:/data --epochs 3 --batch-size 20"}
+    project("up", "--detach", "--no-build", **settings)
+    wait_until(project.end_well, "the end of training", 120)
+    assert "epoch 3 of 3" in project.containers("worker")[0].logs()
+    refused = project(
+        "run", "--rm", "-T", "--no-deps", "--entrypoint=touch", "worker", "/data/x", check=False, **settings
+    )
+    assert "Read-only file system" in refused
+    assert {path.name for path in folder.iterdir()} == set(mnist_files())

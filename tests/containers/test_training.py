@@ -1,0 +1,101 @@
+"""Training in containers: uneven ones, one with little bandwidth."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.containers.engine import Cluster
+from tests.test_training import train_alone
+
+pytestmark = [pytest.mark.containers, pytest.mark.slow]
+
+BITS_PER_SECOND = 256_000
+
+
+def assert_as_alone(folder, names):
+    """All workers' final parameters are those of one process on the whole batches, to rounding."""
+    alone = train_alone("sgd")
+    for name in names:
+        assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-9
+
+
+def cpu_limit(container):
+    """The quota that is in force in a container, in cores, and how often it took effect."""
+    read = "cat /sys/fs/cgroup/cpu.max || cd /sys/fs/cgroup/cpu && cat cpu.cfs_quota_us cpu.cfs_period_us"
+    quota, period = container.run("sh", "-c", f"({read}) 2>/dev/null").split()
+    stat = container.run(
+        "sh", "-c", "cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat 2>/dev/null; true"
+    )
+    (throttled,) = (int(line.split()[1]) for line in stat.splitlines() if line.startswith("nr_throttled "))
+    return int(quota) / int(period), throttled
+
+
+def test_uneven_containers_equal_one_process_on_the_big_batch(tmp_path, wait_until):
+    """Containers with 1, 0.5 and 0.25 cores and uneven batches give the parameters of one process."""
+    shares = {"w0": 1.0, "w1": 0.5, "w2": 0.25}
+    limits = {"w0": "64", "w1": "20", "w2": "7"}
+    with Cluster(tmp_path / "out", workers=4) as cluster:
+        workers = {
+            name: cluster.start_worker(name, cpus=share, options=["--max-batch-size", limits[name]])
+            for name, share in shares.items()
+        }
+        observer = cluster.observer()
+        wait_until(lambda: observer.poll() and len(observer.members) == 3, "three workers", 120)
+        for name, share in shares.items():
+            cores, throttled = cpu_limit(workers[name])
+            assert cores == share
+            assert throttled > 0 or share == 1.0
+        workers["w3"] = cluster.start_worker("w3", options=["--max-batch-size", "7"])
+        assert [worker.wait() for worker in workers.values()] == [0] * 4
+    sizes = [json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in workers]
+    assert [sum(parts) for parts in zip(*sizes, strict=True)] == ([64] * 7 + [52]) * 7
+    assert max(sizes[2]) <= 7 < min(sizes[0])
+    assert_as_alone(tmp_path / "out", workers)
+
+
+def in_network_of(container, *command):
+    """What a command prints that sees a container's network as its own."""
+    pid = str(container.inspect("State.Pid"))
+    return subprocess.run(
+        ["nsenter", "--target", pid, "--net", *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="cutting a container's bandwidth needs root")
+@pytest.mark.skipif(not shutil.which("tc"), reason="cutting a container's bandwidth needs tc, of iproute2")
+def test_a_worker_with_little_bandwidth(tmp_path, wait_until):
+    """It gets fewer samples as its gradients take long, and the parameters are those of one process."""
+    with Cluster(tmp_path / "out", workers=2) as cluster:
+        workers = {"cut": cluster.start_worker("cut")}
+        observer = cluster.observer()
+        wait_until(lambda: observer.poll() and observer.members == ["cut"], "the first worker", 120)
+        rate = ["rate", f"{BITS_PER_SECOND}bit", "burst", "4kb", "latency", "1s"]
+        in_network_of(workers["cut"], "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+        workers["free"] = cluster.start_worker("free")
+        wait_until(lambda: observer.poll() and len(observer.iterations) >= 40, "40 iterations", 120)
+        (qdisc,) = json.loads(in_network_of(workers["cut"], "tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))
+        assert [worker.wait() for worker in workers.values()] == [0, 0]
+        observer.poll()
+
+    # The cut was in force: packets had to wait for it, and a gradient took what it takes at that rate.
+    gradient = 8 * np.load(tmp_path / "out" / "cut.npy").nbytes  # bits
+    assert qdisc["kind"] == "tbf"
+    assert qdisc["overlimits"] >= 40
+    assert 8 * qdisc["bytes"] > 40 * gradient
+    times, sizes = {}, {}
+    for name in workers:
+        parts = [part for record in observer.iterations for part in record.workers if part.worker == name]
+        times[name] = statistics.median(part.batch_processing_time for part in parts)
+        sizes[name] = statistics.mean(part.batch_size for part in parts[8:])  # after the first epoch
+    assert times["cut"] > 0.8 * gradient / BITS_PER_SECOND > 2 * times["free"]
+    assert sizes["cut"] < sizes["free"] / 3
+    assert_as_alone(tmp_path / "out", workers)
