@@ -62,6 +62,7 @@ class LocalCluster:
         sync: The manager's mode; see `batchsize_manager.synchronisation.Synchronisation`.
         staleness: In the mode ssp; None for the manager's default.
         replicas_to_aggregate: In the mode backup.
+        manager_options: More options of `evenpace manager`.
     """
 
     folder: Path
@@ -75,33 +76,39 @@ class LocalCluster:
     sync: str = "bsp"
     staleness: int | None = None
     replicas_to_aggregate: int | None = None
+    manager_options: Sequence[str] = ()
     processes: list[Process] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._id = uuid.uuid4().hex[:8]
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            manager = self._start(
-                "manager",
-                "manager",
-                *("--listen", "127.0.0.1:0", "--workers", str(self.workers)),
-                *("--policy", self.policy, "--predictor", self.predictor),
-                *("--tolerance", str(self.tolerance)),
-                *("--report-timeout", str(self.report_timeout)),
-                *self._synchronisation(),
-            )
-            option = ["--deterministic"] if self.deterministic else []
-            shards = [
-                self._start(f"ps-{i}", "ps", "--listen", "127.0.0.1:0", *option) for i in range(self.shards)
-            ]
-            self.manager = _address(manager)
-            self.shard_addresses = tuple(_address(shard) for shard in shards)
+            self.start()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def start(self) -> None:
+        """Start the services, and wait until they listen."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        manager = self._start(
+            "manager",
+            "manager",
+            *("--listen", "127.0.0.1:0", "--workers", str(self.workers)),
+            *("--policy", self.policy, "--predictor", self.predictor),
+            *("--tolerance", str(self.tolerance)),
+            *("--report-timeout", str(self.report_timeout)),
+            *self._synchronisation(),
+            *self.manager_options,
+        )
+        option = ["--deterministic"] if self.deterministic else []
+        shards = [
+            self._start(f"ps-{i}", "ps", "--listen", "127.0.0.1:0", *option) for i in range(self.shards)
+        ]
+        self.manager = self._address(manager)
+        self.shard_addresses = tuple(self._address(shard) for shard in shards)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -180,6 +187,10 @@ class LocalCluster:
             options += ["--replicas-to-aggregate", str(self.replicas_to_aggregate)]
         return options
 
+    def _address(self, process: Process) -> Address:
+        """Where a service can be reached, once it listens."""
+        return read_address(process)
+
     def _is_service(self, process: Process) -> bool:
         return process.name == "manager" or process.name.startswith("ps-")
 
@@ -200,8 +211,13 @@ class LocalCluster:
         return process
 
 
-def _address(process: Process) -> Address:
-    """Wait until a service says where it listens."""
+def read_address(process: Process) -> Address:
+    """Wait until a service says where it listens.
+
+    Raises:
+        UnavailableError: It does not say so in time.
+        ProcessFailedError: It failed.
+    """
     stream = process.popen.stdout
     assert stream is not None
     ready, _, _ = select.select([stream], [], [], _START_SECONDS)
@@ -212,6 +228,20 @@ def _address(process: Process) -> Address:
         process.popen.wait()
         raise process.failure()
     return Address.parse(line.removeprefix(LISTENING).strip())
+
+
+def pick_cpus(shares: Sequence[float]) -> list[int]:
+    """A CPU for each worker, the largest share first, each on the CPU with the least to do.
+
+    Left to the scheduler, two large shares meet on one CPU now and then, and for some iterations get less
+    than they may use: noise that has nothing to do with how batches are split.
+    """
+    load = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
+    placed = [0] * len(shares)
+    for worker in sorted(range(len(shares)), key=lambda i: -shares[i]):
+        placed[worker] = min(load, key=lambda cpu: load[cpu])
+        load[placed[worker]] += shares[worker]
+    return placed
 
 
 def end_process(popen: "subprocess.Popen[bytes]") -> None:

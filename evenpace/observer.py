@@ -15,6 +15,16 @@ from worker.session import shard_bounds
 _BATCH = 200  # iterations asked for at once
 
 
+def plain_record(record: Any) -> dict[str, Any]:
+    """A Thrift `IterationRecord` as JSON has it, its workers by name."""
+    values = dict(vars(record))
+    values["workers"] = {
+        part.worker: {key: value for key, value in vars(part).items() if key != "worker"}
+        for part in sorted(record.workers, key=lambda part: part.worker)
+    }
+    return values
+
+
 class Observer:
     """Reads from a job's manager and parameter server.
 

@@ -11,7 +11,12 @@ from evenpace.cli import cli
 from evenpace.cluster import LocalCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-COMMANDS = ["manager", "ps", "worker", "health", "demo", "bench rpc", "bench ps"]
+COMMANDS = [
+    *("manager", "ps", "worker", "health", "demo"),
+    *("bench rpc", "bench ps", "bench predictors"),
+    *("trace live", "trace usage", "trace contention"),
+    *(f"experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
+]
 
 
 def python(*arguments, cwd):

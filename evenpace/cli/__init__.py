@@ -11,6 +11,7 @@ import click
 import evenpace
 from evenpace.cli.bench import bench
 from evenpace.cli.demo import demo
+from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
@@ -54,7 +55,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-for _command in (demo, manager, ps, worker, health, bench, trace):
+for _command in (demo, manager, ps, worker, health, bench, trace, experiment):
     cli.add_command(_command)
 
 

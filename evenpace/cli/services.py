@@ -91,8 +91,8 @@ def manager(
     """Run the BatchSizeManager, which tells every worker its batch size."""
     _start_part(parent)
     from batchsize_manager.job import JobConfig
-    from batchsize_manager.models import load_models
     from batchsize_manager.policies import PolicyOptions
+    from batchsize_manager.saved_models import load_models
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
     from rpc.address import Address

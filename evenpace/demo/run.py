@@ -4,7 +4,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from torch import nn
 
 from evenpace import data as data_sets
 from evenpace import report
-from evenpace.cluster import LocalCluster
+from evenpace.cluster import LocalCluster, pick_cpus
 from evenpace.data import ImageSet
 from evenpace.demo.model import make_model
+from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, limit_cpu
-from evenpace.observer import Observer
+from evenpace.observer import Observer, plain_record
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
@@ -77,17 +78,8 @@ class DemoConfig:
         Raises:
             InvalidRequestError: A value is not allowed.
         """
-        try:
-            numbers = tuple(float(share) for share in shares.split(","))
-        except ValueError:
-            numbers = ()
-        cpus = os.cpu_count() or 1
-        if not numbers or not all(0.01 <= share <= cpus for share in numbers):
-            raise InvalidRequestError(
-                f"shares {shares!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
-            )
         batch_size = total_batch_size or _TOTAL_BATCH_SIZES.get(data.partition(":")[0], _TOTAL_BATCH_SIZE)
-        return cls(numbers, data, epochs, batch_size, **rest)
+        return cls(parse_shares(shares), data, epochs, batch_size, **rest)
 
     @property
     def ideal_speedup(self) -> float:
@@ -199,7 +191,7 @@ class _Run:
         ]
         with cluster:
             observer = Observer(cluster.manager, cluster.shard_addresses)
-            cpus = place(config.shares, sorted(os.sched_getaffinity(0)))
+            cpus = pick_cpus(config.shares)
             for (name, share), cpu in zip(config.workers.items(), cpus, strict=True):
                 cluster.start_worker(
                     name,
@@ -282,7 +274,7 @@ class _Run:
         }
 
     def _result(self, observer: Observer, wall: float) -> dict[str, Any]:
-        records = [_plain(record) for record in observer.iterations]
+        records = [plain_record(record) for record in observer.iterations]
         workers = len(self._config.shares)
         whole = [r for r in records if r["total"] == self._config.total_batch_size]
         progress = [self._evaluate(*snapshot) for snapshot in self._snapshots]
@@ -299,30 +291,6 @@ class _Run:
             "iterations": records,
             "progress": progress,
         }
-
-
-def place(shares: Sequence[float], cpus: Sequence[int]) -> list[int]:
-    """A CPU for each worker, the largest share first, each on the CPU with the least to do.
-
-    Left to the scheduler, two large shares meet on one CPU now and then, and for some iterations get less
-    than they may use: noise that has nothing to do with how batches are split.
-    """
-    load = dict.fromkeys(cpus, 0.0)
-    placed = [0] * len(shares)
-    for worker in sorted(range(len(shares)), key=lambda i: -shares[i]):
-        placed[worker] = min(load, key=lambda cpu: load[cpu])
-        load[placed[worker]] += shares[worker]
-    return placed
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    """A Thrift `IterationRecord` as JSON has it, its workers by name."""
-    values = dict(vars(record))
-    values["workers"] = {
-        part.worker: {key: value for key, value in vars(part).items() if key != "worker"}
-        for part in sorted(record.workers, key=lambda part: part.worker)
-    }
-    return values
 
 
 def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:

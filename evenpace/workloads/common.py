@@ -153,7 +153,7 @@ def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
     Returns:
         The model as it was after each `options.evaluate_every` iterations, and at the end.
     """
-    _warm_up(workload)
+    warm_up(workload)
     model, every = workload.model, options.evaluate_every
     loader = evenpace.torch.DataLoader(
         workload.train_set, options.batch_size, shuffle=True, seed=options.seed, collate_fn=workload.collate
@@ -261,7 +261,7 @@ def _iteration(loader: evenpace.torch.DataLoader) -> int:
     return loader.session.join().iteration
 
 
-def _warm_up(workload: Workload) -> None:
+def warm_up(workload: Workload) -> None:
     """Pay for what the framework prepares at its first pass now, not under a worker's CPU limit."""
     model = copy.deepcopy(workload.model)  # a pass moves the running means of batch normalisation
     samples = [workload.train_set[i] for i in range(min(_WARM_UP, len(workload.train_set)))]

@@ -1,0 +1,122 @@
+"""FlexRR's work stealing, emulated as LB-BSP's authors did it (section 5.3): one sample at a time.
+
+Each worker takes its samples one by one. A hundred times an iteration it looks how far the others are; from
+one that is behind by more than the threshold it takes samples over. All workers are each other's helpers. The
+numbers are those that FlexRR (Harlap et al., 2016) suggests. The workers of one machine meet on a board, a
+small file that they share; in FlexRR they send each other messages, which takes longer.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+CHECKS = 100  # per iteration
+THRESHOLD = 0.2  # of the load: whoever is further behind is helped
+HANDOVER = 0.025  # of the load: what is taken over at once
+
+_RECORD = struct.Struct("<qqqq")  # iteration, next position, end, size of the slice
+
+
+class Board:
+    """What each worker has left of its slice, for all of them to see and to take from.
+
+    Args:
+        path: A file that all workers open; made where it is not there.
+        workers: How many.
+    """
+
+    def __init__(self, path: Path, workers: int) -> None:
+        self.workers = workers
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(self._file, workers * _RECORD.size)
+        self._map = mmap.mmap(self._file, workers * _RECORD.size)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._map.close()
+        os.close(self._file)
+
+    def begin(self, worker: int, iteration: int, start: int, count: int) -> None:
+        """A worker begins its slice; iterations count from 1, for 0 is a board that nobody has written."""
+        self._lock(worker)
+        self._write(worker, iteration, start, start + count, count)
+        self._unlock(worker)
+
+    def take(self, worker: int, count: int) -> range:
+        """The next positions of the worker's own slice, at most `count`; none once nothing is left."""
+        self._lock(worker)
+        iteration, position, end, size = self._read(worker)
+        taken = range(position, min(position + count, end))
+        self._write(worker, iteration, taken.stop, end, size)
+        self._unlock(worker)
+        return taken
+
+    def steal(self, victim: int, iteration: int, progress: float) -> range:
+        """Take positions over from the end of another worker's slice, if it is far enough behind.
+
+        Args:
+            victim: Whose slice.
+            iteration: Only of this iteration.
+            progress: The taker's own, from 0 to 1.
+        """
+        if not self._lags(victim, iteration, progress):
+            return range(0)
+        self._lock(victim)
+        taken = range(0)
+        if self._lags(victim, iteration, progress):
+            current, position, end, size = self._read(victim)
+            count = min(max(1, round(HANDOVER * size)), end - position)
+            taken = range(end - count, end)
+            self._write(victim, current, position, taken.start, size)
+        self._unlock(victim)
+        return taken
+
+    def _lags(self, victim: int, iteration: int, progress: float) -> bool:
+        current, position, end, size = self._read(victim)
+        if current != iteration or position >= end:
+            return False
+        return progress - (1 - (end - position) / size) > THRESHOLD
+
+    def _read(self, worker: int) -> tuple[int, int, int, int]:
+        return _RECORD.unpack_from(self._map, worker * _RECORD.size)
+
+    def _write(self, worker: int, *values: int) -> None:
+        _RECORD.pack_into(self._map, worker * _RECORD.size, *values)
+
+    def _lock(self, worker: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, _RECORD.size, worker * _RECORD.size)
+
+    def _unlock(self, worker: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, _RECORD.size, worker * _RECORD.size)
+
+
+def positions(board: Board, worker: int, iteration: int, start: int, count: int) -> Iterator[int]:
+    """The positions that a worker processes in an iteration, one by one: its own, then those it takes over.
+
+    Over all workers, each position of their slices comes exactly once.
+
+    Args:
+        board: Shared by the workers.
+        worker: This worker's rank.
+        iteration: From 0 on.
+        start: First position of its own slice.
+        count: Length of the slice; at least 1.
+    """
+    board.begin(worker, iteration + 1, start, count)
+    chunk = max(1, count // CHECKS)
+    others = [(worker + offset) % board.workers for offset in range(1, board.workers)]
+    done = 0
+    while True:
+        own = board.take(worker, chunk)
+        yield from own
+        done += len(own)
+        taken = 0
+        for victim in others:
+            stolen = board.steal(victim, iteration + 1, min(1.0, done / count))
+            yield from stolen
+            taken += len(stolen)
+        if not own and not taken:
+            return

@@ -1,0 +1,74 @@
+"""The schemes that are compared: LB-BSP's, and those that its paper compares with (sections 2.2 and 5.3)."""
+
+from dataclasses import dataclass
+
+from predictors import PREDICTORS
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to run a training job.
+
+    Attributes:
+        name: For the command line and the tables.
+        policy: The manager's.
+        predictor: The manager's; None where it does not matter.
+        sync: The synchronisation mode; see `batchsize_manager.synchronisation`.
+        staleness: In the mode ssp.
+        backup_workers: Workers beyond those whose gradients make a step.
+        one_by_one: Whether workers take their samples one at a time, as FlexRR must.
+        stealing: Whether workers take samples over from each other within an iteration (FlexRR).
+    """
+
+    name: str
+    policy: str = "even"
+    predictor: str | None = None
+    sync: str = "bsp"
+    staleness: int | None = None
+    backup_workers: int = 0
+    one_by_one: bool = False
+    stealing: bool = False
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether each update is made from gradients of the same parameters."""
+        return self.sync in ("bsp", "backup")
+
+    @property
+    def baseline(self) -> str:
+        """The scheme that its times are normalised by: BSP in the same style of computing."""
+        return "bsp-one-by-one" if self.one_by_one else "bsp"
+
+
+_BASELINES = (
+    Scheme("bsp"),
+    Scheme("asp", sync="asp"),
+    Scheme("ssp", sync="ssp", staleness=5),
+    Scheme("redundant", sync="backup", backup_workers=1),
+    Scheme("bsp-one-by-one", one_by_one=True),
+    Scheme("flexrr", one_by_one=True, stealing=True),
+)
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        *_BASELINES,
+        *(Scheme(f"lb-bsp:{name}", "proportional", name) for name in PREDICTORS),
+    )
+}
+
+
+def choose_schemes(names: str) -> list[Scheme]:
+    """Read a list of schemes' names, separated by commas; each one's baseline comes before it.
+
+    Raises:
+        ValueError: There is no such scheme.
+    """
+    chosen: dict[str, Scheme] = {}
+    for name in (part.strip() for part in names.split(",")):
+        if name not in SCHEMES:
+            raise ValueError(f"no scheme {name!r}; there are {', '.join(SCHEMES)}")
+        scheme = SCHEMES[name]
+        for needed in (SCHEMES[scheme.baseline], scheme):
+            chosen.setdefault(needed.name, needed)
+    return list(chosen.values())

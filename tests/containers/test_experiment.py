@@ -1,0 +1,46 @@
+"""The contention experiment in containers: stress-ng within each worker's own limits."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.experiments.containers import ContainerError, require_engine
+from tests.containers.engine import docker
+
+pytestmark = [pytest.mark.containers, pytest.mark.slow]
+
+
+def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
+    """A scheme runs to its end in containers; whoever is disturbed is slower, and sees why; nothing stays."""
+    try:
+        require_engine()
+    except ContainerError as error:
+        pytest.skip(str(error))
+    schedule = tmp_path / "schedule.csv"
+    schedule.write_text("worker,start,end,cpu,memory\n0,10,1000,1,0\n")
+    arguments = [
+        *("experiment", "contention", "--containers", "--workload", "cifarnet", "--schemes", "lb-bsp:ema"),
+        *("--shares", "0.3,0.3", "--iterations", "40", "--batch-size", "32", "--settle", "20"),
+        *("--schedule", str(schedule), "--out", str(tmp_path / "out"), "--", "--test-samples", "50"),
+    ]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+
+    assert result.exit_code == 0, result.output
+    for figures in report["schemes"].values():
+        assert figures["tasks_started"] == 1
+        disturbed, free = (figures["workers"][f"worker-{rank}"][20:] for rank in (0, 1))
+        assert mean(disturbed, 1) < 0.75 * mean(free, 1)
+        assert mean(disturbed, 3) > mean(free, 3) + 0.2
+    balanced = report["schemes"]["lb-bsp:ema"]["workers"]
+    assert mean(balanced["worker-0"][20:], 0) < 0.8 * mean(balanced["worker-1"][20:], 0)
+    names = docker("ps", "--all", "--format", "{{.Names}}") + docker("network", "ls", "--format", "{{.Name}}")
+    assert "-worker-0" not in names
+    assert "evenpace-" not in docker("network", "ls", "--format", "{{.Name}}")
+
+
+def mean(rows, column):
+    """Of a column of a worker's rows: batch size, speed, predicted speed, usage."""
+    return sum(row[column] for row in rows) / len(rows)

@@ -1,0 +1,131 @@
+"""The experiments: schemes under contention, as real clusters on a few hundred samples."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.experiments.overhead import run as measure_overhead
+from evenpace.experiments.schemes import SCHEMES, choose_schemes
+from evenpace.experiments.workloads import WORKLOADS, Training
+from predictors import PREDICTORS
+
+needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
+
+ITERATIONS = 24
+
+
+def experiment(*arguments):
+    """Run `evenpace experiment` in this process."""
+    return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_each_scheme_has_its_baseline_before_it():
+    """BSP comes first without being asked for, and so does BSP one sample at a time where it is needed."""
+    assert [scheme.name for scheme in choose_schemes("flexrr,lb-bsp:ema")] == [
+        "bsp-one-by-one",
+        "flexrr",
+        "bsp",
+        "lb-bsp:ema",
+    ]
+
+
+def test_there_is_a_scheme_for_each_predictor():
+    """Whoever adds a predictor can compare it."""
+    assert {f"lb-bsp:{name}" for name in PREDICTORS} <= set(SCHEMES)
+
+
+def test_an_unknown_scheme_is_refused():
+    """The error names it and those that there are."""
+    with pytest.raises(ValueError, match="no scheme 'bps'; there are bsp, asp"):
+        choose_schemes("bsp,bps")
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_can_be_made(name):
+    """Each has a model to train and data by default."""
+    training = Training(name)
+    workload = training.make(training.options())
+
+    assert len(workload.train_set) > 0
+    assert sum(parameter.numel() for parameter in workload.model.parameters()) > 0
+
+
+@needs_stress_ng
+@pytest.mark.slow
+def test_contention_compares_schemes_on_one_schedule(tmp_path):
+    """Every kind of scheme trains to its end under the same contention, and the files say how."""
+    schedule = tmp_path / "schedule.csv"
+    schedule.write_text("worker,start,end,cpu,memory\n0,3,10,1,0\n1,8,16,0.5,0.2\n0,14,20,1,0\n")
+    schemes = "lb-bsp:auto,asp,ssp,redundant,flexrr"
+    result = experiment(
+        *("contention", "--workload", "svm", "--schemes", schemes, "--iterations", ITERATIONS),
+        *("--shares", "0.3,0.3", "--batch-size", 400, "--schedule", schedule, "--first-fit", 20),
+        *("--out", tmp_path / "out", "--", "--samples", "800", "--test-samples", "200"),
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+
+    assert result.exit_code == 0, result.output
+    assert list(report["schemes"]) == ["bsp", *schemes.split(",")[:4], "bsp-one-by-one", "flexrr"]
+    for name, figures in report["schemes"].items():
+        assert figures["iteration_s"] > 0, name
+        assert figures["of_baseline"] > 0, name
+        assert figures["tasks_started"] >= 1, name
+        assert len(figures["curve"]) >= 2, name
+        assert figures["accuracy"] > 0.5, name
+    for name in ("bsp", "lb-bsp:auto"):
+        figures = report["schemes"][name]
+        assert figures["iterations"] == ITERATIONS
+        assert figures["of_oracle"] >= 0.99
+        assert figures["tasks_started"] == 3
+        assert {sum(parts) for parts in zip(*batch_sizes(figures), strict=True)} == {400}
+    assert report["schemes"]["bsp"]["of_baseline"] == 1
+    assert report["schemes"]["bsp"]["relative_rmse"] is None
+    assert report["schemes"]["lb-bsp:auto"]["relative_rmse"] > 0
+    rows = list(csv.DictReader((tmp_path / "out" / "schemes.csv").open()))
+    assert [row["scheme"] for row in rows] == list(report["schemes"])
+    iterations = list(csv.DictReader((tmp_path / "out" / "iterations.csv").open()))
+    assert sum(row["scheme"] == "bsp" for row in iterations) == 2 * ITERATIONS
+    for picture in ("iteration-times.png", "convergence.png", "prediction.png"):
+        assert (tmp_path / "out" / picture).stat().st_size > 1000
+
+
+def batch_sizes(figures):
+    """Of each worker, in each iteration."""
+    return [[row[0] for row in rows] for rows in figures["workers"].values()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--schemes", "best"), "no scheme 'best'"),
+        (("--shares", "0.3,x"), "shares '0.3,x'"),
+        (("--batch-size", 10**6), "batch size 1000000: svm has"),
+        (("--contended", "0,7"), "a task for worker 7, but there are 2 workers"),
+        (("--contended", "a"), "contended 'a'"),
+        (("--phases", 9, 3), "phases of 9 to 3"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):
+    """The error names the value; no run has begun."""
+    defaults = ("--workload", "svm", "--schemes", "bsp", "--shares", "0.3,0.3", "--out", tmp_path / "out")
+    result = experiment("contention", *defaults, *arguments)
+
+    assert result.exit_code == 1
+    assert message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_managers_part_is_measured_beside_fits(tmp_path):
+    """Rounds go on while a fit runs, and the share is that of the mean round."""
+    figures = measure_overhead([6], 120, "narx", 30, 30, tmp_path / "overhead.json")
+    (size,) = figures["sizes"]
+
+    assert json.loads((tmp_path / "overhead.json").read_text()) == figures
+    assert size["workers"] == 6
+    assert 0 < size["p5_ms"] <= size["p50_ms"] <= size["p95_ms"]
+    assert size["rounds_during_fits"] > 0
+    assert size["share"] == pytest.approx(size["mean_ms"] / 1e3)

@@ -1,0 +1,83 @@
+"""FlexRR's work stealing: every sample exactly once, and slow workers are helped."""
+
+import multiprocessing
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpace.experiments.flexrr import Board, positions
+
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.data())
+def test_every_position_comes_exactly_once(tmp_path_factory, counts, data):
+    """However the workers' steps interleave, and whoever is slow, nothing is lost or done twice."""
+    board = Board(tmp_path_factory.mktemp("board") / "board", len(counts))
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+    running = {rank: positions(board, rank, 0, starts[rank], count) for rank, count in enumerate(counts)}
+    seen = []
+    while running:
+        rank = data.draw(st.sampled_from(sorted(running)))
+        for _ in range(data.draw(st.integers(1, 40))):
+            position = next(running[rank], None)
+            if position is None:
+                del running[rank]
+                break
+            seen.append(position)
+    board.close()
+
+    assert sorted(seen) == list(range(sum(counts)))
+
+
+def test_who_has_not_begun_is_not_helped(tmp_path):
+    """A worker that is still in the iteration before keeps its samples of that."""
+    board = Board(tmp_path / "board", 2)
+    board.begin(1, iteration=3, start=100, count=50)
+
+    assert list(positions(board, 0, 3, 0, 10)) == list(range(10))
+    assert list(board.take(1, 50)) == list(range(100, 150))
+
+
+def test_a_straggler_is_helped(tmp_path):
+    """A worker that has stopped after its first samples loses most of the others to a fast one."""
+    board = Board(tmp_path / "board", 2)
+    slow = positions(board, 1, 0, 100, 100)
+    first = [next(slow) for _ in range(5)]
+    fast = list(positions(board, 0, 0, 0, 100))
+
+    assert [position for position in fast if position < 100] == list(range(100))
+    assert len(fast) > 160
+    assert sorted([*first, *fast, *slow]) == list(range(200))
+
+
+def test_equal_workers_keep_their_own(tmp_path):
+    """Nobody takes anything from a worker that keeps up."""
+    board = Board(tmp_path / "board", 2)
+    pair = [positions(board, 0, 0, 0, 100), positions(board, 1, 0, 100, 100)]
+    taken = [[next(worker) for worker in pair] for _ in range(100)]
+
+    assert [row[0] for row in taken] == list(range(100))
+    assert [row[1] for row in taken] == list(range(100, 200))
+
+
+def test_processes_share_a_board(tmp_path):
+    """Real processes that run into each other over many iterations process each position once in each."""
+    results, counts = _CONTEXT.Queue(), [400, 100, 250]
+    for iteration in range(20):
+        workers = [
+            _CONTEXT.Process(target=_work, args=(tmp_path / "board", rank, counts, iteration, results))
+            for rank in range(len(counts))
+        ]
+        for worker in workers:
+            worker.start()
+        seen = sorted(position for _ in workers for position in results.get(timeout=60))
+        for worker in workers:
+            worker.join(60)
+        assert seen == list(range(sum(counts)))
+
+
+def _work(path, rank, counts, iteration, results):
+    board = Board(path, len(counts))
+    results.put(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
