@@ -11,6 +11,7 @@ from evenpace.cli import cli
 from evenpace.experiments.overhead import run as measure_overhead
 from evenpace.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.experiments.workloads import WORKLOADS, Training
+from evenpace.traces import read_trace
 from predictors import PREDICTORS
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
@@ -89,6 +90,7 @@ def test_contention_compares_schemes_on_one_schedule(tmp_path):
     assert [row["scheme"] for row in rows] == list(report["schemes"])
     iterations = list(csv.DictReader((tmp_path / "out" / "iterations.csv").open()))
     assert sum(row["scheme"] == "bsp" for row in iterations) == 2 * ITERATIONS
+    assert set(read_trace(tmp_path / "out" / "bsp" / "trace.csv")) == {"worker-0", "worker-1"}
     for picture in ("iteration-times.png", "convergence.png", "prediction.png"):
         assert (tmp_path / "out" / picture).stat().st_size > 1000
 
@@ -107,6 +109,8 @@ def batch_sizes(figures):
         (("--contended", "0,7"), "a task for worker 7, but there are 2 workers"),
         (("--contended", "a"), "contended 'a'"),
         (("--phases", 9, 3), "phases of 9 to 3"),
+        (("--first-fit", 5), "first_fit 5: must be at least 20"),
+        (("--settle", 299), "settle 299: must leave at least two of 300 iterations"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.options import example, json_path, learning, user_mistakes
 from predictors import PREDICTORS, PredictorOptions
 
 
@@ -66,20 +66,7 @@ def bench_ps(mib: int, repeats: int, json_path: Path | None) -> None:
     multiple=True,
     help="Beside ema; may be repeated.  [default: all]",
 )
-@click.option(
-    "--first-fit",
-    type=int,
-    default=PredictorOptions.first_fit,
-    show_default=True,
-    help="Iterations before a predictor's first fit.",
-)
-@click.option(
-    "--refit-every",
-    type=int,
-    default=PredictorOptions.refit_every,
-    show_default=True,
-    help="Iterations between fits.",
-)
+@learning()
 @click.option(
     "--warm-up",
     type=click.IntRange(0),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from evenpace.cli.options import example, json_path, tolerance, user_mistakes
+from evenpace.cli.options import example, json_path, learning, tolerance, user_mistakes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,14 +91,7 @@ def _run_options(function: F) -> F:
             help="Iterations that random contention is on, or off.",
         ),
         click.option("--seed", type=click.IntRange(0), default=1, show_default=True),
-        click.option(
-            "--first-fit",
-            type=click.IntRange(20),
-            default=100,
-            show_default=True,
-            help="Iterations before a predictor that learns is fitted for the first time.",
-        ),
-        click.option("--refit-every", type=click.IntRange(1), default=100, show_default=True),
+        learning(first_fit=100),
         click.option(
             "--reuse",
             type=click.Path(path_type=Path, exists=True),
@@ -153,7 +146,7 @@ def experiment() -> None:
 
 @experiment.command()
 @example("evenpace experiment contention --schemes bsp,lb-bsp:ema,lb-bsp:auto --iterations 300")
-@click.option("--workload", type=click.Choice(list(_BATCH_SIZES)), default="resnet32", show_default=True)
+@click.option("--workload", type=click.Choice(list(_BATCH_SIZES)), default="cifarnet", show_default=True)
 @click.option(
     "--schemes",
     default=_SCHEMES,
@@ -238,20 +231,20 @@ def fig10(workload: str, out: Path, **options: Any) -> None:
 @click.option("--workers", default="32,64,96", show_default=True, metavar="COUNT,...")
 @click.option("--iterations", type=click.IntRange(20), default=600, show_default=True)
 @click.option("--predictor", default="auto", show_default=True)
-@click.option("--first-fit", type=click.IntRange(20), default=200, show_default=True)
-@click.option("--refit-every", type=click.IntRange(1), default=100, show_default=True)
+@learning(first_fit=200)
 @json_path
 def fig11(
     workers: str, iterations: int, predictor: str, first_fit: int, refit_every: int, json_path: Path | None
 ) -> None:
     """Figure 11 of LB-BSP: what balancing costs, with simulated workers over real connections."""
     from evenpace.experiments.overhead import run
-    from predictors import PREDICTORS
+    from predictors import PREDICTORS, PredictorOptions
 
     with user_mistakes():
         counts = _whole_numbers("workers", workers)
         if predictor not in PREDICTORS:
             raise ValueError(f"predictor {predictor!r}: there are {', '.join(PREDICTORS)}")
+        PredictorOptions(first_fit=first_fit, refit_every=refit_every)  # raises ValueError
     run(counts, iterations, predictor, first_fit, refit_every, json_path)
 
 
@@ -289,9 +282,11 @@ def _compare(
     from evenpace.experiments.run import RunConfig
     from evenpace.experiments.workloads import Training
     from evenpace.launch import parse_shares
+    from predictors import PredictorOptions
 
     if containers:
         require_engine()
+    PredictorOptions(first_fit=first_fit, refit_every=refit_every)  # raises ValueError
     if settle > iterations - 2:
         raise ValueError(f"settle {settle}: must leave at least two of {iterations} iterations")
     cores = parse_shares(shares)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from predictors import PredictorOptions
 from rpc.errors import EvenpaceError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,6 +47,20 @@ def tolerance(function: F) -> F:
         show_default=True,
         help="Keep batch sizes while they are predicted to be this close to the best.",
     )(function)
+
+
+def learning(first_fit: int = PredictorOptions.first_fit) -> Callable[[F], F]:
+    """The options for when predictors learn; `PredictorOptions` says what is allowed."""
+
+    def add(function: F) -> F:
+        for name, default, text in (
+            ("--refit-every", PredictorOptions.refit_every, "Iterations between fits."),
+            ("--first-fit", first_fit, "Iterations before a predictor that learns is fitted first."),
+        ):
+            function = click.option(name, type=int, default=default, show_default=True, help=text)(function)
+        return function
+
+    return add
 
 
 def json_path(function: F) -> F:

@@ -7,7 +7,7 @@ import click
 
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.synchronisation import MODES, Synchronisation
-from evenpace.cli.options import example, hidden_parent, tolerance, user_mistakes
+from evenpace.cli.options import example, hidden_parent, learning, tolerance, user_mistakes
 from predictors import PREDICTORS, PredictorOptions
 
 _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
@@ -49,16 +49,7 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     default=None,
     help="With backup: gradients that make a step; the other workers are the backup.",
 )
-@click.option(
-    "--first-fit",
-    type=click.IntRange(20),
-    default=500,
-    show_default=True,
-    help="Iterations before a predictor that learns is fitted for the first time.",
-)
-@click.option(
-    "--refit-every", type=click.IntRange(1), default=100, show_default=True, help="Iterations between fits."
-)
+@learning()
 @click.option(
     "--models",
     type=click.Path(path_type=Path, file_okay=False),

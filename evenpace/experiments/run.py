@@ -20,6 +20,7 @@ from evenpace.experiments.schemes import Scheme
 from evenpace.experiments.workloads import Training
 from evenpace.limits import LimitKind
 from evenpace.observer import Observer, plain_record
+from evenpace.traces import TraceRecorder
 from rpc.errors import EvenpaceError
 
 _POLL_SECONDS = 0.05  # how soon competitors follow the schedule
@@ -104,7 +105,7 @@ class Run:
     Attributes:
         scheme: What was run.
         records: Of the finished iterations, as `evenpace.observer.plain_record` gives them.
-        snapshots: In the order of time.
+        snapshots: In the order of time; the last is from after the end.
         seconds: For which all workers took part.
         manager_cpu: CPU time of the manager and its training process.
         tasks: Competing tasks that were started.
@@ -128,7 +129,7 @@ class Run:
         """
         if self.scheme.synchronous:
             return float(np.mean([record["duration"] for record in self.records[skip:]]))
-        first, last = self.snapshots[0], self.snapshots[-1]
+        first, last = self.snapshots[0], self.snapshots[-2]
         return self.workers * (last.seconds - first.seconds) / (last.updates - first.updates)
 
 
@@ -172,6 +173,7 @@ def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
         finally:
             contention.close()
             observer.close()
+        _write_trace(observer, folder / "trace.csv")
         return Run(
             scheme,
             [plain_record(record) for record in observer.iterations],
@@ -181,6 +183,14 @@ def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
             contention.started,
             workers,
         )
+
+
+def _write_trace(observer: Observer, path: Path) -> None:
+    """Keep the workers' speeds and usage, for `evenpace bench predictors`."""
+    path.unlink(missing_ok=True)  # a recorder would continue it
+    recorder = TraceRecorder(path)
+    recorder.append(observer.iterations)
+    recorder.close()
 
 
 def _manager_options(config: RunConfig, folder: Path) -> list[str]:
@@ -236,7 +246,7 @@ class _Watch:
             show: Called with the iterations that are done.
 
         Raises:
-            RunTooShortError: No iteration was seen.
+            RunTooShortError: It was over before much could be seen.
         """
         in_iterations = self._config.schedule.unit == "iterations"
         began, cpu_before = 0.0, 0.0
@@ -257,8 +267,11 @@ class _Watch:
                 if done >= len(self.snapshots) * self._config.iterations / _SNAPSHOTS:
                     self._take(now - began)
             show(done)
-        if not self.snapshots:
-            raise RunTooShortError(f"no iteration of {self._config.iterations} was seen: ask for more")
+        if len(self.snapshots) < 2:
+            raise RunTooShortError(
+                f"too little of {self._config.iterations} iterations was seen: ask for more"
+            )
+        self._take(time.monotonic() - began)
         self._observer.poll()
         show(len(self._observer.iterations))
 
