@@ -1,25 +1,20 @@
 """Runs a service in this process until it is told to stop."""
 
 import asyncio
-import ctypes
 import gc
 import logging
-import os
 import signal
-import sys
 from collections.abc import Callable
 
 import uvloop
 
 from rpc.address import Address
-from rpc.errors import UnavailableError
 from rpc.peer import ServerLimits
 from rpc.server import Server
 from rpc.service import Service
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _GC_THRESHOLD = 50_000  # new objects before the collector looks at them; Python's own is 700
 
 
@@ -54,18 +49,3 @@ def serve(
         await server.stop()
 
     uvloop.run(run())
-
-
-def end_with_parent(parent: int) -> None:
-    """Have this process sent SIGTERM when its parent ends, however that happens (Linux).
-
-    Args:
-        parent: The parent's process id, as the parent knows it.
-
-    Raises:
-        UnavailableError: The parent has ended already.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise UnavailableError(f"the process {parent} that started this one has ended")

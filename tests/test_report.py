@@ -4,14 +4,14 @@ import copy
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from evenpace.report import write_html, write_json, write_picture
+from evenpace.reports.demo import write_html, write_picture
+from evenpace.reports.files import write_json
+from tests.pages import Page
 
-VOID_TAGS = {"br", "link", "meta", "img", "hr"}
 NASTY_NAME = "a<b>&\"$x_1$'"
 
 
@@ -85,43 +85,6 @@ def make_report(workers: int = 4, count: int = 40, first_name: str = "worker-0")
             "balanced": make_run("balanced", speeds, balanced, count),
         },
     }
-
-
-class Page(HTMLParser):
-    """Collects a page's text and attributes, and checks that its tags are closed in order."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(source)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Opens a tag."""
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID_TAGS:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes note of a tag."""
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        """Closes the tag that was opened last."""
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        """Takes note of text."""
-        self.text += data
-
-    def values(self, name: str) -> list[str | None]:
-        """All values of the attribute `name`."""
-        return [value for attribute, value in self.attributes if attribute == name]
 
 
 def render(report: dict, folder: Path) -> Page:

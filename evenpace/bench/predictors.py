@@ -47,11 +47,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from evenpace import report
-from evenpace.serve import end_with_parent
+from evenpace.reports import files, style
 from evenpace.traces import Trace, contention_trace, read_trace
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
 from rpc.errors import EvenpaceError, InvalidRequestError
+from worker.parent import end_with_parent
 
 REFERENCE = "ema"
 
@@ -164,7 +164,7 @@ def run(
         if plot_path is not None:
             _plot(grid, replays, figures, plot_path)
         if json_path is not None:
-            report.write_json(figures, json_path)  # timing takes long and may be interrupted
+            files.write_json(figures, json_path)  # timing takes long and may be interrupted
         if timing_workers:
             figures["timing"] = []
             with _progress(console) as bar:
@@ -175,7 +175,7 @@ def run(
                         bar.advance(task)
             _print_times(console, figures["timing"])
             if json_path is not None:
-                report.write_json(figures, json_path)
+                files.write_json(figures, json_path)
     return figures
 
 
@@ -495,20 +495,20 @@ def _plot(grid: Grid, replays: Mapping[str, Replay], figures: Mapping[str, Any],
     column = grid.workers.index(worker)
     shown = np.flatnonzero(grid.scored[:, column])[-_PLOTTED:]
     part = slice(shown[0], shown[-1] + 1)
-    with rc_context(report.STYLE):
+    with rc_context(style.STYLE):
         figure = Figure(figsize=(11, 6.5), layout="constrained")
         speeds, bars = figure.subplots(2, 1)
         x = grid.iterations[part]
-        speeds.plot(x, grid.speeds[part, column], color=report.GREY, label="measured")
-        for name, colour in zip(dict.fromkeys((REFERENCE, best)), report.COLOURS, strict=False):
+        speeds.plot(x, grid.speeds[part, column], color=style.GREY, label="measured")
+        for name, colour in zip(dict.fromkeys((REFERENCE, best)), style.COLOURS, strict=False):
             speeds.plot(x, replays[name].predictions[part, column], color=colour, label=name)
         speeds.set_title(f"{worker}: speed (samples/s)")
         speeds.set_xlabel("iteration")
         speeds.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        bars.bar(list(found), [its["relative"]["rmse"] for its in found.values()], color=report.COLOURS[0])
+        bars.bar(list(found), [its["relative"]["rmse"] for its in found.values()], color=style.COLOURS[0])
         floor = figures["floor"]["relative"]
         if not math.isnan(floor):
-            bars.axhline(floor, color=report.INK, linestyle="--", label="noise floor")
+            bars.axhline(floor, color=style.INK, linestyle="--", label="noise floor")
             bars.legend(loc="upper left", bbox_to_anchor=(1, 1))
         bars.set_title("RMSE, all workers, relative to their mean speeds")
         bars.yaxis.set_major_formatter("{x:.1%}")

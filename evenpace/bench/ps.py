@@ -18,9 +18,9 @@ from thriftpy2.rpc import make_client
 from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
-from evenpace import report
 from evenpace.bench.plain_shards import PULL, PUSH
 from evenpace.bench.processes import server
+from evenpace.reports import files
 from rpc.address import Address
 from rpc.client import Client
 
@@ -70,7 +70,7 @@ def run(mib: int, repeats: int, json_path: Path | None) -> dict[str, Any]:
         table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
     console.print(table)
     if json_path is not None:
-        report.write_json(figures, json_path)
+        files.write_json(figures, json_path)
     else:
         console.print_json(json.dumps(figures))
     return figures

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from evenpace import report
 from evenpace.bench.load import Load
 from evenpace.bench.processes import server
+from evenpace.reports import files
 from rpc.address import Address
 
 _WARM_UP = 5  # rounds
@@ -52,7 +52,7 @@ def run(workers: int, rounds: int, json_path: Path | None) -> dict[str, Any]:
     console.print(table)
     console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
     if json_path is not None:
-        report.write_json(figures, json_path)
+        files.write_json(figures, json_path)
     else:
         console.print_json(json.dumps(figures))
     return figures

@@ -199,7 +199,7 @@ def worker(
 
 def _start_part(parent: int | None) -> None:
     if parent is not None:
-        from evenpace.serve import end_with_parent
+        from worker.parent import end_with_parent
 
         end_with_parent(parent)
 

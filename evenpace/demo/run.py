@@ -19,13 +19,13 @@ from rich.table import Table
 from torch import nn
 
 from evenpace import data as data_sets
-from evenpace import report
 from evenpace.cluster import LocalCluster, pick_cpus
 from evenpace.data import ImageSet
 from evenpace.demo.model import make_model
 from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, limit_cpu
 from evenpace.observer import Observer, plain_record
+from evenpace.reports import demo, files
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
@@ -138,11 +138,11 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         "parameters_max_abs_diff": difference,
         "runs": runs,
     }
-    report.write_json(full, config.out / "report.json")
-    report.write_html(full, config.out / "report.html")
+    files.write_json(full, config.out / "report.json")
+    demo.write_html(full, config.out / "report.html")
     summary = _summary(full)
     if json_path is not None:
-        report.write_json(summary, json_path)
+        files.write_json(summary, json_path)
     _print_summary(console, full, config.out)
     return summary
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from evenpace import report
 from evenpace.experiments import analysis, plots
 from evenpace.experiments.run import Run, RunConfig, Snapshot, run_scheme
 from evenpace.experiments.schedule import write_schedule
 from evenpace.experiments.schemes import Scheme
 from evenpace.experiments.workloads import Training
+from evenpace.reports import files
 from evenpace.workloads.common import Workload, evaluate
 
 Figures = dict[str, Any]
@@ -127,7 +127,7 @@ def compare(
             figures["schemes"][scheme.name] = _figures(run, evaluator, config.settle)
             _relate(figures["schemes"], target)
             # After each run: whoever stops the experiment keeps what is done.
-            report.write_json(figures, config.out / "report.json")
+            files.write_json(figures, config.out / "report.json")
             _write_csv(figures["schemes"], config.out / "schemes.csv")
     plots.write_all(figures, config.out)
     return figures

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from evenpace import report
 from evenpace.bench.load import SAMPLES_PER_WORKER, Load
 from evenpace.bench.processes import server
+from evenpace.reports import files
 from worker.monitors import ResourceMonitor
 
 ITERATION_SECONDS = 1.0  # what the shares refer to
@@ -83,7 +83,7 @@ def run(
         "Medians during and between fits; the paper's share includes the workers' part."
     )
     if json_path is not None:
-        report.write_json(figures, json_path)
+        files.write_json(figures, json_path)
     return figures
 
 

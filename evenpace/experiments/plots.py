@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from evenpace import report
+from evenpace.reports import style
 
 Figures = Mapping[str, Any]
 
@@ -36,12 +36,12 @@ def iteration_times(figures: Figures) -> Figure:
     shown = {
         name: values["of_baseline"] for name, values in figures["schemes"].items() if values["of_baseline"]
     }
-    with rc_context(report.STYLE):
+    with rc_context(style.STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         bars = axes.bar(list(shown), list(shown.values()), color=[_colour(name) for name in shown])
         axes.bar_label(bars, fmt="%.2f", padding=2)
-        axes.axhline(1, color=report.GREY, linewidth=1)
+        axes.axhline(1, color=style.GREY, linewidth=1)
         axes.set_title("Iteration time, as a share of BSP's")
         axes.tick_params(axis="x", rotation=25)
         return figure
@@ -49,13 +49,13 @@ def iteration_times(figures: Figures) -> Figure:
 
 def convergence(figures: Figures) -> Figure:
     """Accuracy against time, a line for each scheme."""
-    with rc_context(report.STYLE):
+    with rc_context(style.STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         for i, (name, values) in enumerate(figures["schemes"].items()):
             seconds = [point["seconds"] for point in values["curve"]]
             accuracy = [point["accuracy"] for point in values["curve"]]
-            axes.plot(seconds, accuracy, label=name, color=report.COLOURS[i % 6], linestyle=_line(i))
+            axes.plot(seconds, accuracy, label=name, color=style.COLOURS[i % 6], linestyle=_line(i))
         axes.set_title("Accuracy on the test set")
         axes.set_xlabel("seconds")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
@@ -67,7 +67,7 @@ def prediction(figures: Figures) -> Figure | None:
     predicting = {name: v for name, v in figures["schemes"].items() if v["relative_rmse"] is not None}
     if not predicting:
         return None
-    with rc_context(report.STYLE):
+    with rc_context(style.STYLE):
         figure = Figure(figsize=(_WIDTH, 1.9 * len(predicting) + 0.4), layout="constrained")
         all_axes = np.atleast_1d(figure.subplots(len(predicting), 1, sharex=True))
         for axes, (name, values) in zip(all_axes, predicting.items(), strict=True):
@@ -76,8 +76,8 @@ def prediction(figures: Figures) -> Figure | None:
             x = np.arange(first, len(rows))
             speeds = np.array([np.nan if row[1] is None else row[1] for row in rows[first:]])
             predicted = np.array([np.nan if row[2] is None else row[2] for row in rows[first:]])
-            axes.plot(x, speeds, color=report.GREY, label="measured")
-            axes.plot(x, predicted, color=report.COLOURS[0], linewidth=1.3, label="predicted")
+            axes.plot(x, speeds, color=style.GREY, label="measured")
+            axes.plot(x, predicted, color=style.COLOURS[0], linewidth=1.3, label="predicted")
             axes.set_title(f"{name}: RMSE {values['relative_rmse']:.1%} of the mean speed, all workers")
             axes.set_ylabel("samples/s")
             axes.set_ylim(bottom=0)
@@ -87,8 +87,8 @@ def prediction(figures: Figures) -> Figure | None:
 
 
 def _colour(name: str) -> str:
-    return report.COLOURS[0] if name.startswith("lb-bsp") else report.GREY
+    return style.COLOURS[0] if name.startswith("lb-bsp") else style.GREY
 
 
 def _line(index: int) -> str:
-    return ("solid", "dashed", "dotted")[index // len(report.COLOURS) % 3]
+    return ("solid", "dashed", "dotted")[index // len(style.COLOURS) % 3]

@@ -1,0 +1,98 @@
+"""Draws plots as parts of a page: SVG elements that take the page's text colour."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from evenpace.reports.style import INK, PANEL_SIZE, STYLE
+
+_DIGITS = re.compile(r"-?\d+\.\d{3,}")  # of points: more than is seen, and half of a page's size
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: what it is named, what it tells those who cannot see it, how it is drawn."""
+
+    name: str
+    title: str
+    alt: str
+    draw: Callable[[Axes], None]
+    size: tuple[float, float] = PANEL_SIZE  # inches
+
+
+def svg(panel: Panel) -> str:
+    """Draw a panel as an SVG element for a page; see `inline`."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=panel.size, layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(panel.title)
+        panel.draw(axes)
+        return inline(figure, panel.name, panel.alt)
+
+
+def inline(figure: Figure, name: str, alt: str) -> str:
+    """A figure as an SVG element for a page, of the page's colours.
+
+    Args:
+        figure: Drawn in `STYLE`.
+        name: Other figures of the page have other names; ids begin with it.
+        alt: What the figure tells those who cannot see it.
+    """
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        content = io.BytesIO()
+        figure.savefig(content, format="svg", transparent=True)
+    root = ElementTree.fromstring(content.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # The metadata mean nothing on a page, and the style sheet would be that of the page.
+            if _local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)  # HTML knows SVG's elements without a namespace
+        element.attrib = {
+            _local(key): _of_page(_local(key), value, name) for key, value in element.attrib.items()
+        }
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": alt}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _of_page(name: str, value: str, prefix: str) -> str:
+    """Make an SVG attribute fit a page that holds other figures and has its own colour."""
+    if name == "id":
+        return f"{prefix}-{value}"
+    if name == "href":
+        return value.replace("#", f"#{prefix}-")
+    if name == "d":
+        return _DIGITS.sub(_shortened, value)
+    return value.replace("url(#", f"url(#{prefix}-").replace(INK, "currentColor")
+
+
+def _shortened(numbers: re.Match[str]) -> str:
+    return f"{float(numbers[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def label_iterations(axes: Axes) -> None:
+    """Have an x axis of iterations, which are whole numbers."""
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+
+
+def legend(axes: Axes) -> None:
+    """Name the lines above the plot, at its right."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0, borderaxespad=0.4)
+
+
+def marker(points: Sequence[float]) -> str:
+    """Of a line: one of a single point would not be seen without."""
+    return "o" if len(points) == 1 else ""

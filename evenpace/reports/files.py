@@ -1,0 +1,42 @@
+"""Writes files in one step: a reader sees the old one or the new one, never a part."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Write `content` as JSON.
+
+    Numbers that JSON does not have (a diverged loss) become null.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = json.dumps(_without_nan(content), indent=1, allow_nan=False)
+    replace(path, (text + "\n").encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put `content` at `path`; what was there stays if that fails.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,35 @@
+"""Renders templates to pages that load nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from evenpace.reports import files, numbers
+
+
+def write_page(template: str, path: Path, **values: Any) -> None:
+    """Render a template of this folder to a file, in one step.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=lambda value: numbers.text(value, ".1%"),
+        whole_percent=lambda value: numbers.text(value, ".0%"),
+        samples=lambda value: numbers.text(value, ",.0f"),
+        seconds=numbers.seconds,
+        span=numbers.span,
+        quantity=numbers.quantity,
+        small=lambda value: numbers.text(value, ".2g"),
+        factor=lambda value: numbers.text(value, ".2f"),
+        share=lambda value: numbers.text(value, ".3g"),
+    )
+    files.replace(path, environment.get_template(template).render(values).encode())

@@ -1,0 +1,25 @@
+"""Ties a process to the one that started it."""
+
+import ctypes
+import os
+import signal
+import sys
+
+from rpc.errors import UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process sent SIGTERM when its parent ends, however that happens (Linux).
+
+    Args:
+        parent: The parent's process id, as the parent knows it.
+
+    Raises:
+        UnavailableError: The parent has ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise UnavailableError(f"the process {parent} that started this one has ended")
