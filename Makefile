@@ -27,7 +27,8 @@ demo: $(VENV)/ready
 	$(BIN)/evenpace demo --json runs/demo/summary.json
 
 test: $(VENV)/ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone and not containers'
+	$(BIN)/pytest -m 'alone and not containers'
 
 test-containers: $(VENV)/ready
 	$(BIN)/pytest -m containers tests/containers

@@ -4,16 +4,21 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rpc.address import Address
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 
+# How long an example takes to draw and to try is the machine's affair, and no finding.
+settings.register_profile("evenpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("evenpace")
 
-@pytest.fixture
+
+@pytest.fixture(scope="session")
 def wait_until():
     """A function that waits for a condition, and fails if it does not come about."""
 
-    def wait(condition, what, seconds=60.0):
+    def wait(condition, what, seconds=240.0):
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             assert time.monotonic() < deadline, f"{what} did not come about within {seconds:g} s"
@@ -53,3 +58,9 @@ def pusher(shard) -> Iterator[ShardWorker]:
     worker.iterate()
     yield worker
     worker.close()
+
+
+def pytest_collection_modifyitems(items):
+    """Files with tests that take long come first, lest one process be left alone with them in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

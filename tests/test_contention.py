@@ -1,5 +1,6 @@
 """Contention: stress-ng beside a worker, where and when the schedule says."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -35,21 +36,23 @@ def schedule(*tasks):
     return Schedule(tasks, "iterations", "made up")
 
 
-def cores_used(pid, seconds=1.0):
-    """Cores that a process uses over some time."""
-    process = psutil.Process(pid)
-    before, began = sum(process.cpu_times()[:2]), time.monotonic()
+def cores_used(processes, seconds=0.5):
+    """Cores that each of some processes uses over some time."""
+    before, began = [sum(process.cpu_times()[:2]) for process in processes], time.monotonic()
     time.sleep(seconds)  # a measurement needs its time
-    return (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    after = [sum(process.cpu_times()[:2]) for process in processes]
+    took = time.monotonic() - began
+    return [(end - begin) / took for begin, end in zip(before, after, strict=True)]
 
 
-def stressors():
+def stressors(name="stress-ng"):
     """The processes of stress-ng that this one has started."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "stress-ng" in process.name() and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def a_cpu(worker):
@@ -59,7 +62,10 @@ def a_cpu(worker):
 
 @needs_stress_ng
 def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wait_until):
-    """Within the worker's own quota an equal competitor gets one half, and nothing once it has ended."""
+    """Within the worker's own quota an equal competitor gets one half, and nothing once it has ended.
+
+    What others on this CPU use is taken from both alike, so that their parts of it tell.
+    """
     place = ProcessPlace(worker.pid, 0.4, 2**20, a_cpu(worker))
     try:
         limit = limit_cpu(worker.pid, 0.4, "contended", "cgroup")
@@ -67,19 +73,23 @@ def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wai
         pytest.skip(f"no control group can be made here: {error}")
     with limit:
         contention = Contention(schedule(Task(0, 1, 2)), [place])
+        own = psutil.Process(worker.pid)
+
+        def contended():
+            used, *others = cores_used([own, *stressors()])
+            both = used + sum(others)
+            assert both < 0.5
+            return 0.3 * both < used < 0.7 * both and used
+
         try:
-            free = cores_used(worker.pid)
             contention.update(1)
-            wait_until(lambda: len(stressors()) >= 2, "the stressor")
-            contended = cores_used(worker.pid)
+            half = wait_until(contended, "one half for each")
             contention.update(2)
             wait_until(lambda: not stressors(), "the stressor's end")
-            after = cores_used(worker.pid)
+            wait_until(lambda: cores_used([own])[0] > 1.25 * half, "all for the worker again")
         finally:
             contention.close()
 
-    assert 0.3 * free < contended < 0.75 * free
-    assert after > 1.25 * contended
     assert contention.started == 1
 
 
@@ -91,7 +101,7 @@ def test_exactly_the_tasks_that_are_due_run(worker, wait_until):
     contention = Contention(schedule(*tasks), [place])
 
     def parents():
-        return [p for p in psutil.Process().children() if "stress-ng" in p.name()]
+        return [p for p in stressors() if p in psutil.Process().children()]
 
     for now, running in [(0, 1), (1, 2), (2, 1), (3, 0), (1, 2)]:
         contention.update(now)
@@ -106,9 +116,7 @@ def test_a_competitor_stays_on_its_workers_cpu(worker, wait_until):
     contention = Contention(schedule(Task(0, 0, 1)), [ProcessPlace(worker.pid, 1.0, 2**20, a_cpu(worker))])
     try:
         contention.update(0)
-        (child,) = wait_until(
-            lambda: [p for p in stressors() if p.name().startswith("stress-ng-cpu")], "the stressor"
-        )
+        (child,) = wait_until(lambda: stressors("stress-ng-cpu"), "the stressor")
         wait_until(lambda: child.cpu_affinity() == [a_cpu(worker)], "the stressor on its CPU")
     finally:
         contention.close()

@@ -57,6 +57,7 @@ def test_every_workload_can_be_made(name):
 
 @needs_stress_ng
 @pytest.mark.slow
+@pytest.mark.alone
 def test_contention_compares_schemes_on_one_schedule(tmp_path):
     """Every kind of scheme trains to its end under the same contention, and the files say how."""
     schedule = tmp_path / "schedule.csv"

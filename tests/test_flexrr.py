@@ -72,9 +72,9 @@ def test_processes_share_a_board(tmp_path):
         ]
         for worker in workers:
             worker.start()
-        seen = sorted(position for _ in workers for position in results.get(timeout=60))
+        seen = sorted(position for _ in workers for position in results.get(timeout=240))
         for worker in workers:
-            worker.join(60)
+            worker.join(240)
         assert seen == list(range(sum(counts)))
 
 

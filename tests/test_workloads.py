@@ -48,7 +48,7 @@ class Job:
             cluster.start_worker(
                 f"{folder.name}-{i}", script(name), [*arguments, *files, *test], options=options
             )
-        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        wait_until(lambda: not cluster.check(), "the end of training", 240)
         assert not (folder / "1.jsonl").exists()
         self.metrics = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
         self.states = [torch.load(folder / f"{i}.pt") for i in range(2)]
