@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from evenpace.limits import LimitKind, remove_leftovers
+from evenpace.logs import options_in_force
 from rpc.address import Address
 from rpc.errors import EvenpaceError, UnavailableError
 
@@ -196,7 +197,7 @@ class LocalCluster:
 
     def _start(self, name: str, command: str, *arguments: str) -> Process:
         log = self.folder / f"{name}.log"
-        line = [sys.executable, "-m", "evenpace", command, "--parent", str(os.getpid()), *arguments]
+        line = command_line(command, *arguments)
         with log.open("wb") as stream:
             popen = subprocess.Popen(
                 line,
@@ -209,6 +210,18 @@ class LocalCluster:
         process = Process(name, popen, log)
         self.processes.append(process)
         return process
+
+
+def command_line(command: str, *arguments: str, program: Sequence[str] = ("evenpace",)) -> list[str]:
+    """What starts a command of ours, to log as this process does and to end with it.
+
+    Args:
+        command: Such as "manager".
+        arguments: Its.
+        program: A module that runs the command line, and what it takes before the command line's arguments.
+    """
+    start = [sys.executable, "-m", *program]
+    return [*start, *options_in_force(), command, "--parent", str(os.getpid()), *arguments]
 
 
 def read_address(process: Process) -> Address:

@@ -1,6 +1,5 @@
 """The command line. It reads options, and leaves the work to the modules that it names."""
 
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from evenpace.cli.bench import bench
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
+from evenpace.cli.logs import log_options
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
 from rpc.errors import EvenpaceError
@@ -34,6 +34,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(evenpace.__version__, package_name="evenpace")
 @click.option("--debug", is_flag=True, help="Log everything, and show where errors come from.")
+@log_options
 def cli(debug: bool) -> None:
     """Keep every worker of a distributed training job at an even pace.
 
@@ -44,18 +45,18 @@ def cli(debug: bool) -> None:
     # Both are set: a process that a shell started in the background ignores SIGINT.
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.basicConfig(
-        level=logging.DEBUG if debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-for _command in (demo, manager, ps, worker, health, bench, trace, experiment):
+_COMMANDS = (
+    *(demo, manager, ps, worker),
+    health,
+    *(bench, trace, experiment),
+)
+for _command in _COMMANDS:
     cli.add_command(_command)
 
 

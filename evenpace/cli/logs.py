@@ -1,0 +1,55 @@
+"""The options of all commands for what is logged, how, and where to."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evenpace.cli.options import F, user_mistakes
+
+if TYPE_CHECKING:
+    from evenpace.logs import Form, LogSetup
+
+
+def log_options(function: F) -> Callable[..., Any]:
+    """The options of the group; logging is set up before `function` is called."""
+
+    @click.option(
+        "--log-format",
+        type=click.Choice(("console", "json")),
+        default="console",
+        show_default=True,
+        help="Lines to read, or an object of JSON in each line; both with job, worker and iteration.",
+    )
+    @click.option(
+        "--log-level",
+        type=click.Choice(("debug", "info", "warning", "error")),
+        default="info",
+        show_default=True,
+        help="Log this and what is worse.",
+    )
+    @click.option(
+        "--log-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=None,
+        help="Append to this file, and begin anew where it was moved away.  [default: stderr]",
+    )
+    @functools.wraps(function)
+    def command(log_format: "Form", log_level: str, log_file: Path | None, **others: Any) -> Any:
+        from evenpace.logs import LogSetup
+
+        with user_mistakes():
+            click.get_current_context().obj = LogSetup(
+                log_format, "debug" if others["debug"] else log_level, log_file
+            )
+        return function(**others)
+
+    return command
+
+
+def always_log(fields: Callable[[], Mapping[str, object]]) -> None:
+    """Have every line of this process say these fields; see `LogSetup.say_always`."""
+    setup: LogSetup = click.get_current_context().obj
+    setup.say_always(fields)
