@@ -9,7 +9,13 @@
  *      slices, pass them to every shard's `forfeit`. Then pull the new parameters. The answer to join may
  *      name another way to wait for each other, which the worker passes on in the shards' `open`; see
  *      Synchronisation in common.thrift;
- *   3. leave.
+ *   3. leave. A worker that is released (see AssignmentReply) is out already.
+ *
+ * Where the manager plans ahead (the paper's non-blocking mode), the answer to join gives the first assignment
+ * and `ahead` those that follow. A report then names the last iteration that the worker has an assignment
+ * for, as `known`, and is answered once a later one is planned: beside the computing, in a thread of its own.
+ * Instead of a parameter server, workers may reduce their gradients among themselves: then they do not push
+ * and pull.
  *
  * A connection that closes means that the worker has died, unless it joins again with the same incarnation
  * within the manager's grace period. While a call is being answered, nothing need be sent.
@@ -42,10 +48,21 @@ struct Bounds {
   3: i64 granularity        // samples; at least 1
 }
 
+/** Where a job goes on that was saved; see `checkpoint`. All workers must name the same iteration. */
+struct Resume {
+  1: i64 iteration                  // the first that has not been trained; at least 0
+  2: binary learned                 // what the manager had learned, as `checkpoint` gave it; may be empty
+  3: optional i64 epoch             // where that iteration's batch begins; to be given where the batch size
+  4: optional i64 start             // has changed, since the iteration does not tell then
+  5: optional i64 total_batch_size  // that the job is to go on with, 1 to dataset_size; left out: as in JobSpec
+}
+
 struct JoinRequest {
   1: common.Identity identity
   2: JobSpec job
   3: Bounds bounds
+  4: optional Resume resume         // of no effect once the job runs
+  5: optional bool unreleasable     // never release this worker: others could not go on without it
 }
 
 struct ReportRequest {
@@ -55,6 +72,10 @@ struct ReportRequest {
   4: double waiting_time            // seconds spent waiting in the parameter server since the last report
   5: double cpu_usage               // of the CPUs that the worker may use, the share that others take now; 0 to 1
   6: double memory_usage            // of the memory that the worker may use, by anybody; 0 to 1
+  7: optional i64 known             // answer with the assignment after this iteration's; left out: after `iteration`
+  8: optional i64 maximum           // samples that have proved to be all it can take; at least 1, for good
+  9: optional i64 attempt           // of the assignment that is finished; left out: the present one
+ 10: optional i64 start             // of the assignment that is finished; left out: the last that was given
 }
 
 /** A slice of an iteration's batch whose worker has gone; if it had not pushed yet, it never will. */
@@ -74,6 +95,58 @@ struct AssignmentReply {
   6: string run                     // drawn when the job was created: the job's name at the parameter
                                     // server is job + "/" + run, so that each run starts afresh there
   7: optional common.Synchronisation synchronisation  // in the answer to join; left out: bsp
+  8: optional i64 lookahead         // in the answer to join: iterations planned ahead of the reports; left out: 0
+  9: optional list<common.Assignment> ahead  // those after `assignment` that are planned already
+ 10: optional string released       // the worker is out of the job, since that is faster without it: why.
+                                    // There is no assignment then, and nothing more to report but
+                                    // what was given ahead.
+ 11: optional i64 recover           // there is no assignment: fence the shards with this attempt, then call
+                                    // `rewind`; see `recover`
+ 12: optional i64 carry_on          // in the answer to join: iterations that the worker may go on for by itself
+                                    // while the manager is away, with its share of the last plan; left out: 0.
+                                    // In the answer to rewind: 0 if it may not any more, since it cannot know
+                                    // how large batches are
+ 13: optional double heartbeat      // in the answer to join: seconds between heartbeats; left out: none wanted
+ 14: optional bool report_on        // there is no assignment: nothing more is planned before all that was given is
+                                    // reported. Only to who named as `known` what it has still to report
+}
+
+struct HeartbeatRequest {
+  1: common.Identity identity
+  2: i64 attempt                    // that the worker is in
+}
+
+struct HeartbeatReply {
+  1: common.Identity identity
+  2: optional i64 recover           // as in AssignmentReply
+  3: optional bool paused           // nothing is planned until it is said otherwise: the worker waits for as long
+                                    // as it takes, and does not go on by itself should the manager be away
+}
+
+struct RecoverRequest {
+  1: common.Identity identity
+  2: i64 attempt                    // that the worker is in, and cannot go on with
+}
+
+struct RecoverReply {
+  1: common.Identity identity
+  2: i64 attempt                    // the new one
+}
+
+struct RewindRequest {
+  1: common.Identity identity
+  2: i64 attempt                    // the new one
+  3: i64 iteration                  // that all shards can go on from
+}
+
+struct CheckpointRequest {
+  1: common.Identity identity
+}
+
+struct CheckpointReply {
+  1: common.Identity identity
+  2: binary learned                 // for Resume; nobody else need understand it
+  3: optional i64 total_batch_size  // for Resume, as an operator wants it now; left out by earlier managers
 }
 
 struct LeaveRequest {
@@ -117,17 +190,182 @@ struct History {
   5: string run                     // as in AssignmentReply
 }
 
+/** Which jobs; a token of all jobs is needed for all, where tokens are asked for. */
+struct JobsRequest {
+  1: optional string job            // left out: all
+}
+
+/** A job as it stands. */
+struct JobSummary {
+  1: string job
+  2: string run                     // as in AssignmentReply
+  3: string state                   // gathering, running, paused, recovering, failed or ended
+  4: string reason                  // why, where it is recovering, has failed or ended; else empty
+  5: i64 workers                    // it starts with so many
+  6: i64 members
+  7: i64 iteration                  // the first that is not complete
+  8: i64 attempt                    // how often it was rewound; iterations before that may be under way again
+  9: string policy
+ 10: string predictor               // empty where the policy has none
+ 11: string mode                    // as in Synchronisation
+ 12: JobSpec spec
+ 13: i64 batch_size                 // samples of a whole batch, as things are
+ 14: double age                     // seconds for which this manager has had it
+}
+
+struct JobsReply {
+  1: list<JobSummary> jobs          // those that run, then the last that have ended
+  2: string version                 // the manager's
+  3: double uptime                  // seconds
+}
+
+struct StatusRequest {
+  1: string job
+  2: i64 events_after               // the number of the last event that is known; -1 for none
+}
+
+struct MemberStatus {
+  1: string worker
+  2: string state                   // working, waiting, silent (others do its part), away (its connection broke)
+                                    // or leaving (it is released, or drained)
+  3: Bounds bounds
+  4: i64 iteration                  // that it works on, or would next
+  5: double silence                 // seconds since anything was heard of it
+}
+
+/** Something that happened. */
+struct Event {
+  1: i64 number                     // counts up within a job
+  2: double at                      // seconds since 1970
+  3: string text
+}
+
+struct StatusReply {
+  1: JobSummary summary
+  2: list<MemberStatus> members     // in the order of their slices
+  3: list<Event> events             // oldest first; of those asked for, the last 200
+}
+
+struct RecordsRequest {
+  1: string job
+  2: i64 first_iteration            // records from this iteration on
+  3: i64 limit                      // how many iterations at most, 1 to 1000; there may be fewer in an answer
+                                    // where that would be too long, but at least one if there is any
+}
+
+/** As IterationRecord, with the workers' figures in columns: for thousands of workers. */
+struct PackedRecord {
+  1: i64 iteration
+  2: i64 epoch
+  3: i64 start                      // the first position of the batch
+  4: i64 total                      // samples
+  5: i64 attempt                    // that it was completed in
+  6: double duration                // as in IterationRecord
+  7: i32 names                      // which of the lists of names is that of its workers
+  8: binary values                  // little-endian: the batch sizes, i64 for each worker; then likewise, as
+                                    // doubles, batch processing times, waiting times, CPU usages, memory usages,
+                                    // and predicted speeds, NaN where there is none
+}
+
+struct RecordsReply {
+  1: string run                     // as in AssignmentReply
+  2: list<list<string>> names
+  3: list<PackedRecord> iterations  // complete ones only, oldest first
+}
+
+/** How batches are split from now on. */
+struct Balancing {
+  1: string policy                  // as in `evenpace manager --policy`
+  2: optional string predictor      // left out: the present one
+  3: optional double tolerance      // at least 0 and below 1; left out: the present one
+}
+
+/** One thing to be changed: exactly one of the fields 2, 3, 5, 6 and 7 is given. */
+struct ControlRequest {
+  1: string job
+  2: optional Balancing balancing
+  3: optional i64 total_batch_size  // samples, 1 to the data set's size; with --scale-batch, of `workers` members
+  4: optional string worker         // whom 5 or 6 is about
+  5: optional Bounds bounds
+  6: optional bool drain            // let it finish what it has been given, then release it; only true
+  7: optional bool paused           // whether nothing more is to be planned, until it is said otherwise
+}
+
+struct ControlReply {
+  1: string said                    // what was done, in words
+}
+
 service BatchSizeManager {
+  /** See AuthenticateRequest: the first call of a connection, where a service asks for tokens. */
+  common.AuthenticateReply authenticate(1: common.AuthenticateRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
   AssignmentReply join(1: JoinRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
 
   AssignmentReply report(1: ReportRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /** What policy and predictors have learned, to be kept beside the parameters. */
+  CheckpointReply checkpoint(1: CheckpointRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /**
+   * "I am alive", in between. Who is silent for long, while others wait, has its part of the iteration given to
+   * them, and is welcome when it is back.
+   */
+  HeartbeatReply heartbeat(1: HeartbeatRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /**
+   * The shards have lost what this attempt relies on: begin another. The same may be said again, by all members.
+   * Each then calls `fence` with the new attempt at every shard, and `rewind` here with the iteration that all
+   * of them can go on from: the one where they are, if it is the same for all, or the latest of which all have a
+   * checkpoint; and `rewind` of every shard with the iteration that the answer begins with.
+   */
+  RecoverReply recover(1: RecoverRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /** Answered with the first assignment of the new attempt; the first member to say decides where it begins. */
+  AssignmentReply rewind(1: RewindRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
 
   LeaveReply leave(1: LeaveRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
 
-  /** For dashboards and reports; open to anybody who can connect. */
+  /** For dashboards and reports; open to anybody who may have to do with the job. */
   History history(1: HistoryRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /** What there is. */
+  JobsReply jobs(1: JobsRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /** A job, its members, and what happened lately. */
+  StatusReply status(1: StatusRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /** As history, for those who look at large jobs often. */
+  RecordsReply records(1: RecordsRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
+  /**
+   * Change how a running job is run, from the first iteration on that is not planned; no iteration is lost.
+   * Whoever may join a job may change it. The change outlives the manager, where that keeps its state.
+   */
+  ControlReply control(1: ControlRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
 }

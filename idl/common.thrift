@@ -28,6 +28,39 @@ exception Unavailable {
 }
 
 /**
+ * A shard and the caller are not in the same attempt: the job was rewound, or the shard was started again and
+ * has forgotten what the caller relies on. See `recover` of the BatchSizeManager.
+ */
+exception Rewound {
+  1: string message
+  2: i64 attempt                    // that the shard is in
+}
+
+/**
+ * The connection may not do this: it has not authenticated itself, its token is not valid (any more), or the token
+ * is another job's. The same call on the same connection will fail again.
+ */
+exception Unauthorised {
+  1: string message
+}
+
+/**
+ * Where a service asks for tokens, `authenticate` is the first call of every connection. From then on it may have
+ * to do with one job only: the manager's of that name, and the shards' whose names begin with it and "/". A service
+ * that asks for none takes any token. Until then, only short messages are taken, and not for long.
+ *
+ * Send a token over TLS only. One is issued for a job by who runs the services; see docs/security.md.
+ */
+struct AuthenticateRequest {
+  1: string job
+  2: string token
+}
+
+struct AuthenticateReply {
+  1: string job                     // as in the request
+}
+
+/**
  * Who is calling. `worker` is a name that is unique in the job; `incarnation` is drawn anew at each start
  * of the worker's process (a UUID will do), so that a restarted worker is never taken for the old one.
  */
@@ -51,6 +84,8 @@ struct Assignment {
   3: i64 start
   4: i64 count
   5: i64 total
+  6: optional i64 attempt           // how often the job has been rewound before; left out: 0
+  7: optional i64 batch_start       // the first position of the whole batch
 }
 
 /**
