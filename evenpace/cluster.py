@@ -20,6 +20,7 @@ from typing import Self
 from evenpace.limits import LimitKind, remove_leftovers
 from evenpace.logs import options_in_force
 from rpc.address import Address
+from rpc.credentials import Credentials
 from rpc.errors import EvenpaceError, UnavailableError
 
 _START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
@@ -64,6 +65,10 @@ class LocalCluster:
         staleness: In the mode ssp; None for the manager's default.
         replicas_to_aggregate: In the mode backup.
         manager_options: More options of `evenpace manager`.
+        host: The address of this machine that the services listen on.
+        credentials: For all of them, if they are to speak TLS; the token is for the workers.
+        token_key: For the services, if they are to ask for tokens.
+        prefixes: By process name: a command to start it through, which becomes it, such as `nsenter`.
     """
 
     folder: Path
@@ -78,6 +83,10 @@ class LocalCluster:
     staleness: int | None = None
     replicas_to_aggregate: int | None = None
     manager_options: Sequence[str] = ()
+    host: str = "127.0.0.1"
+    credentials: Credentials | None = None
+    token_key: Path | None = None
+    prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -97,16 +106,17 @@ class LocalCluster:
         manager = self._start(
             "manager",
             "manager",
-            *("--listen", "127.0.0.1:0", "--workers", str(self.workers)),
+            *("--listen", f"{self.host}:0", "--workers", str(self.workers)),
             *("--policy", self.policy, "--predictor", self.predictor),
             *("--tolerance", str(self.tolerance)),
             *("--report-timeout", str(self.report_timeout)),
             *self._synchronisation(),
+            *self._security(),
             *self.manager_options,
         )
-        option = ["--deterministic"] if self.deterministic else []
+        option = [*self._security(), *["--deterministic"] * self.deterministic]
         shards = [
-            self._start(f"ps-{i}", "ps", "--listen", "127.0.0.1:0", *option) for i in range(self.shards)
+            self._start(f"ps-{i}", "ps", "--listen", f"{self.host}:0", *option) for i in range(self.shards)
         ]
         self.manager = self._address(manager)
         self.shard_addresses = tuple(self._address(shard) for shard in shards)
@@ -135,7 +145,7 @@ class LocalCluster:
             limit_kind: See `evenpace.limits.limit_cpu`.
             options: More options of `evenpace worker`, by name.
         """
-        flags = []
+        flags = self._credentials(for_worker=True)
         for shard in self.shard_addresses:
             flags += ["--ps", str(shard)]
         if cpu_share is not None:
@@ -188,6 +198,22 @@ class LocalCluster:
             options += ["--replicas-to-aggregate", str(self.replicas_to_aggregate)]
         return options
 
+    def _security(self) -> list[str]:
+        """The services' options for whom they talk to."""
+        options = self._credentials()
+        if self.token_key is not None:
+            options += ["--token-key", str(self.token_key)]
+        if not Address(self.host, 0).is_loopback and (self.credentials is None or self.token_key is None):
+            options += ["--insecure"]  # a network within this machine, made for an experiment
+        return options
+
+    def _credentials(self, *, for_worker: bool = False) -> list[str]:
+        files = self.credentials or Credentials()
+        named = {"--ca": files.ca, "--certificate": files.certificate, "--key": files.key}
+        if for_worker:
+            named["--token-file"] = files.token
+        return [word for name, file in named.items() if file is not None for word in (name, str(file))]
+
     def _address(self, process: Process) -> Address:
         """Where a service can be reached, once it listens."""
         return read_address(process)
@@ -197,7 +223,7 @@ class LocalCluster:
 
     def _start(self, name: str, command: str, *arguments: str) -> Process:
         log = self.folder / f"{name}.log"
-        line = command_line(command, *arguments)
+        line = [*self.prefixes.get(name, ()), *command_line(command, *arguments)]
         with log.open("wb") as stream:
             popen = subprocess.Popen(
                 line,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from batchsize_manager.rounding import Bounds
 from rpc.address import Address
+from rpc.credentials import Credentials
 from rpc.errors import InvalidRequestError
 from worker.session import Session, SessionConfig, default_worker_name
 
@@ -22,6 +23,7 @@ def connect(
     granularity: int = 1,
     connect_timeout: float = 30.0,
     barrier_timeout: float = 600.0,
+    credentials: Credentials | None = None,
 ) -> Session:
     """Make this process's session, in a script that is not started by `evenpace worker`.
 
@@ -35,6 +37,7 @@ def connect(
         granularity: Its batch sizes are multiples of this.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
+        credentials: This worker's certificate and token, where the services ask for them.
 
     Raises:
         ValueError: A value is not allowed (`InvalidRequestError` for addresses), or a session exists.
@@ -53,6 +56,7 @@ def connect(
         ),
         connect_timeout=connect_timeout,
         barrier_timeout=barrier_timeout,
+        credentials=credentials,
     )
     _session = Session(config)
     atexit.register(_session.close)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 import idl
 from rpc.address import Address
 from rpc.client import Client
+from rpc.credentials import Credentials
 from rpc.errors import InvalidRequestError
 from worker.session import shard_bounds
 
@@ -32,6 +33,7 @@ class Observer:
         manager: The manager's address.
         shards: The parameter server's, in the workers' order.
         job: The job's name.
+        credentials: A certificate, and a token of the job, where the services ask for them.
 
     Attributes:
         iterations: The records of all complete iterations seen so far; Thrift's `IterationRecord`.
@@ -39,9 +41,20 @@ class Observer:
         events: What happened, in words.
     """
 
-    def __init__(self, manager: Address, shards: tuple[Address, ...], job: str = "default") -> None:
-        self._manager = Client(idl.batchsize_manager.BatchSizeManager, manager, "BatchSizeManager")
-        self._shards = [Client(idl.parameter_server.ParameterServer, a, "parameter server") for a in shards]
+    def __init__(
+        self,
+        manager: Address,
+        shards: tuple[Address, ...],
+        job: str = "default",
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._manager = Client(
+            idl.batchsize_manager.BatchSizeManager, manager, "BatchSizeManager", credentials=credentials
+        )
+        self._shards = [
+            Client(idl.parameter_server.ParameterServer, a, "parameter server", credentials=credentials)
+            for a in shards
+        ]
         self._job = job
         self._run: str | None = None
         self._incarnation = uuid.uuid4().hex

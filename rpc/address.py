@@ -1,5 +1,7 @@
 """Addresses as people write them: `HOST:PORT`, `[IPV6]:PORT`."""
 
+import ipaddress
+import socket
 from typing import NamedTuple
 
 from rpc.errors import InvalidRequestError
@@ -25,6 +27,16 @@ class Address(NamedTuple):
                 f"address {text!r}: give HOST:PORT with a port from 0 to 65535, as in 127.0.0.1:4300"
             )
         return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        hosts = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+        return bool(hosts) and all(host.is_loopback for host in hosts)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -25,11 +25,11 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return value
 
 
-def text(name: str, value: Any) -> str:
-    """A string of 1 to 200 printable characters."""
-    if type(value) is not str or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+def text(name: str, value: Any, high: int = _MAX_NAME) -> str:
+    """A string of 1 to `high` printable characters."""
+    if type(value) is not str or not 0 < len(value) <= high or not value.isprintable():
         raise InvalidRequestError(
-            f"{name} {_show(value)}: must be a text of 1 to {_MAX_NAME} printable characters"
+            f"{name} {_show(value)}: must be a text of 1 to {high} printable characters"
         )
     return value
 

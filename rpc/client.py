@@ -3,17 +3,23 @@
 After any error the connection is closed: what is left in it could be the answer to an earlier call.
 """
 
+import contextlib
 import logging
+import math
 import random
 import select
 import socket
+import ssl
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 from rpc import codec
 from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.dial import broken, dial, is_only_tls, shut_down
 from rpc.errors import (
     ConnectionLostError,
     DeadlineExceededError,
@@ -21,12 +27,15 @@ from rpc.errors import (
     ProtocolError,
     UnavailableError,
 )
+from rpc.guard import AUTHENTICATE
+from rpc.tokens import Token
 
 log = logging.getLogger(__name__)
 
 _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
 _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
+_SILENT_SECONDS = 2.0  # of attempts, before the user is told what is being waited for
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
@@ -40,6 +49,14 @@ class Client:
         connect_timeout: Seconds in which a connection must come about, over all attempts.
         call_timeout: Seconds in which a call must be answered, reconnections included, unless the
             call says otherwise.
+        credentials: For TLS, and the token that each connection begins with; None for neither.
+        log_fields: Gives what lines of log say beside their message.
+
+    Attributes:
+        connections: How many were made.
+
+    Raises:
+        InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
     """
 
     def __init__(
@@ -50,13 +67,21 @@ class Client:
         *,
         connect_timeout: float = 30.0,
         call_timeout: float = 60.0,
+        credentials: Credentials | None = None,
+        log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._definition = definition
         self.address = address
         self.name = name
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
+        self._log_fields = log_fields
+        self._credentials = credentials or Credentials()
+        self._credentials.check_target(address)
+        self._contexts = self._credentials.contexts(server=False) if self._credentials.tls else None
+        self.connections = 0
         self._socket: socket.socket | None = None
+        self._abandoned: EvenpaceError | None = None
         self._sequence_id = 0
         self._method = ""
 
@@ -68,6 +93,7 @@ class Client:
         bulk: memoryview | None = None,
         into: memoryview | None = None,
         timeout: float | None = None,
+        unavailable_timeout: float = math.inf,
     ) -> Any:
         """Call a method, reconnecting as often as needed.
 
@@ -79,17 +105,20 @@ class Client:
             bulk: Its second argument, if it has one.
             into: Where the bulk field of the answer goes; must have its length.
             timeout: Seconds until the answer must be there.
+            unavailable_timeout: Seconds for which the service may answer that it cannot serve this now.
 
         Returns:
             The result struct.
 
         Raises:
-            InvalidRequestError, NotMemberError, UnavailableError: As declared in the IDL.
+            InvalidRequestError, NotMemberError, UnavailableError, UnauthorisedError: As declared in the IDL.
+            UnauthorisedError: One side does not take the other's certificate.
             ConnectionLostError: The service cannot be reached.
             DeadlineExceededError: The answer did not come in time.
             ProtocolError: The answer is not one.
         """
-        deadline = time.monotonic() + (self._call_timeout if timeout is None else timeout)
+        begun = time.monotonic()
+        deadline = begun + (self._call_timeout if timeout is None else timeout)
         backoff = _FIRST_BACKOFF
         while True:
             self.connect(deadline)
@@ -97,16 +126,25 @@ class Client:
                 self.send(method, request, bulk=bulk, deadline=deadline)
                 return self.receive(into=into, deadline=deadline)
             except (ConnectionLostError, UnavailableError) as error:
-                if time.monotonic() + backoff >= deadline:
+                self._raise_if_abandoned()
+                until = deadline
+                if isinstance(error, UnavailableError):
+                    until = min(deadline, begun + unavailable_timeout)
+                if time.monotonic() + backoff >= until:
                     raise
-                log.warning("%s: %s; trying again", method, error)
+                log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
             time.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
     def send(self, method: str, request: Any, *, bulk: memoryview | None = None, deadline: float) -> None:
         """Send a call, to be followed by `receive`. Connects first if need be."""
         self._close_if_spoken()
-        connection = self.connect(deadline)
+        self.connect(deadline)
+        self._send(method, request, bulk, deadline)
+
+    def _send(self, method: str, request: Any, bulk: memoryview | None, deadline: float) -> None:
+        connection = self._socket
+        assert connection is not None
         self._sequence_id = (self._sequence_id + 1) & 0x7FFFFFFF
         self._method = method
         arguments = getattr(self._definition, f"{method}_args")(request)
@@ -127,9 +165,11 @@ class Client:
             self.close()
             raise DeadlineExceededError(f"{self._peer()} did not take {method} within its deadline") from None
         except OSError as error:
-            reason = self._last_words()
+            reason = self._last_words() or broken(self._peer(), method, error)
             self.close()
-            raise ConnectionLostError(f"{self._peer()} broke off {method}: {reason or error}") from error
+            if isinstance(reason, ProtocolError):
+                reason = ConnectionLostError(f"{self._peer()} broke off {method}: {reason}")
+            raise reason from error
 
     def receive(self, *, into: memoryview | None = None, deadline: float) -> Any:
         """The result of the call that was sent last."""
@@ -147,31 +187,59 @@ class Client:
             raise
         except OSError as error:
             self.close()
-            raise ConnectionLostError(f"{self._peer()} broke off {self._method}: {error}") from error
+            raise broken(self._peer(), self._method, error) from error
 
     def connect(self, deadline: float | None = None) -> socket.socket:
         """The connection, made anew if there is none, with exponential backoff between attempts."""
+        self._raise_if_abandoned()
         if self._socket is not None:
             return self._socket
-        until = time.monotonic() + self._connect_timeout
+        began = time.monotonic()
+        told = False
+        until = began + self._connect_timeout
         if deadline is not None:
             until = min(until, deadline)
         backoff = _FIRST_BACKOFF
         while True:
             try:
-                self._socket = socket.create_connection(
-                    self.address, timeout=max(0.01, min(_ATTEMPT_SECONDS, until - time.monotonic()))
-                )
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                seconds = max(0.01, min(_ATTEMPT_SECONDS, until - time.monotonic()))
+                self._socket = dial(self.address, seconds, self._contexts)
+                self._raise_if_abandoned()
+                self._authenticate(until)
+                self.connections += 1
                 return self._socket
-            except OSError as error:
-                if time.monotonic() + backoff >= until:
+            except (OSError, UnavailableError) as error:
+                self.close()
+                self._raise_if_abandoned()
+                if isinstance(error, ssl.SSLError):
+                    failure = broken(self._peer(), "the TLS handshake", error)
+                    if not isinstance(failure, ConnectionLostError):
+                        raise failure from error
+                now = time.monotonic()
+                if now + backoff >= until:
                     raise ConnectionLostError(
                         f"cannot reach {self._peer()} ({error}); is it running there?"
                     ) from error
+                if not told and now - began >= _SILENT_SECONDS < (until - now) / 2:  # else the error is near
+                    told = True
+                    log.warning(
+                        "cannot reach %s yet (%s); trying for %.0f s more",
+                        self._peer(),
+                        error,
+                        until - now,
+                        extra=self._log_fields(),
+                    )
                 time.sleep(backoff * random.uniform(0.5, 1.0))
+                self._raise_if_abandoned()
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
+            except EvenpaceError:
+                self.close()
+                raise
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._socket is not None
 
     def close(self) -> None:
         """Close the connection; the next call makes a new one."""
@@ -179,12 +247,49 @@ class Client:
             self._socket.close()
             self._socket = None
 
+    def twin(self) -> "Client":
+        """Another client of the same service, with a connection of its own."""
+        return Client(
+            self._definition,
+            self.address,
+            self.name,
+            connect_timeout=self._connect_timeout,
+            call_timeout=self._call_timeout,
+            credentials=self._credentials,
+            log_fields=self._log_fields,
+        )
+
+    def wait_to_connect(self, seconds: float) -> None:
+        """From now on, wait so long for a connection to come about, over all attempts."""
+        self._connect_timeout = seconds
+
+    def abandon(self, error: EvenpaceError) -> None:
+        """From any thread: let the call that is under way fail, and all later ones, with `error`."""
+        self._abandoned = error
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                shut_down(connection)
+
+    def _raise_if_abandoned(self) -> None:
+        if self._abandoned is not None:
+            raise self._abandoned
+
+    def _authenticate(self, deadline: float) -> None:
+        """Show the token, if there is one."""
+        if self._credentials.token is None and self._credentials.token_text is None:
+            return
+        text = self._credentials.read_token()
+        request_type = codec.struct_type(self._definition, f"{AUTHENTICATE}_args", 1)
+        self._send(AUTHENTICATE, request_type(job=Token.parse(text).job, token=text), None, deadline)
+        self.receive(deadline=deadline)
+
     def _close_if_spoken(self) -> None:
         """Close a connection with something to read before a call: its end, or an answer too late."""
         if self._socket is not None:
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
-            if poll.poll(0):
+            if poll.poll(0) and not is_only_tls(self._socket):
                 self.close()
 
     def _receive(self, into: memoryview | None, deadline: float) -> Any:
@@ -210,6 +315,8 @@ class Client:
             data = codec.without_bulk(data, bulk)
         if header.type == TMessageType.EXCEPTION:
             exception = codec.decode(data, TApplicationException)
+            if exception.type == codec.TIMEOUT:  # the network was slow, or one of us held up: try again
+                raise ConnectionResetError(exception.message)
             raise ProtocolError(f"{self._peer()}: {exception.message}")
         if header[::2] != (self._method, self._sequence_id) or header.type != TMessageType.REPLY:
             raise ProtocolError(
@@ -241,15 +348,17 @@ class Client:
                 raise ConnectionResetError("it closed the connection")
             buffer = buffer[count:]
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> EvenpaceError | None:
         """Why the peer closed the connection while we were still sending, if it said so."""
         try:
             self._receive(None, time.monotonic() + 1.0)
-        except ProtocolError as error:
-            return str(error)
+        except EvenpaceError as error:
+            return error
+        except ssl.SSLError as error:
+            return broken(self._peer(), self._method, error)
         except OSError:
             pass
-        return ""
+        return None
 
     def _peer(self) -> str:
         return f"the {self.name} at {self.address}"

@@ -17,6 +17,7 @@ from rpc.errors import DECLARED, EvenpaceError, ProtocolError
 
 MAX_FRAME = 2**31 - 1  # bytes; the frame's length is a signed 32-bit word
 LENGTH = struct.Struct(">i")
+TIMEOUT = 10  # a TApplicationException's type, as in fbthrift: the peer has let a deadline pass
 
 _VERSION = b"\x80\x01"
 _HEADER = struct.Struct(">2sHi")  # version, message type, length of the method's name
@@ -251,6 +252,13 @@ def set_bulk_field(body: Any, value: bytes) -> None:
     setattr(body, _last_field(body), value)
 
 
+def struct_type(definition: type, container: str, field: int) -> type:
+    """The type of a field that is a struct, such as a service's "join_args", 1."""
+    spec: dict[int, tuple[Any, ...]] = getattr(definition, container).thrift_spec
+    found: type = spec[field][2]
+    return found
+
+
 def _last_field(body: Any) -> str:
     spec: dict[int, tuple[Any, ...]] = body.thrift_spec
     name: str = spec[max(spec)][1]
@@ -261,7 +269,7 @@ def failure(result_type: type, error: EvenpaceError) -> Any | None:
     """The result struct that carries `error` as a declared exception; None where none is declared."""
     for _, name, exception_type, *_ in _exceptions(result_type):
         if type(error) is DECLARED[exception_type.__name__]:
-            return result_type(**{name: exception_type(str(error))})
+            return result_type(**{name: exception_type(*error.args)})  # their fields are its arguments
     return None
 
 
@@ -270,7 +278,8 @@ def raise_declared(result: Any) -> None:
     for _, name, exception_type, *_ in _exceptions(type(result)):
         exception = getattr(result, name)
         if exception is not None:
-            raise DECLARED[exception_type.__name__](exception.message)
+            fields = (field[1] for field in exception.thrift_spec.values())
+            raise DECLARED[exception_type.__name__](*(getattr(exception, field) for field in fields))
 
 
 def _exceptions(result_type: type) -> list[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
 """The errors of evenpace: one hierarchy, on both sides of the wire.
 
-The three errors that `idl/common.thrift` declares as exceptions keep their meaning as they cross it.
+The errors that `idl/common.thrift` declares as exceptions keep their meaning as they cross it.
 """
 
 
@@ -18,6 +18,26 @@ class NotMemberError(EvenpaceError):
 
 class UnavailableError(EvenpaceError):
     """The service cannot serve this now; later it may."""
+
+
+class UnauthorisedError(EvenpaceError):
+    """One side does not trust the other: its certificate, its token, or the job that it is for."""
+
+
+class RewoundError(EvenpaceError):
+    """A shard and the caller are not in the same attempt.
+
+    Args:
+        message: In words.
+        attempt: That the shard is in.
+    """
+
+    def __init__(self, message: str, attempt: int) -> None:
+        super().__init__(message, attempt)
+        self.attempt = attempt
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ConnectionLostError(EvenpaceError, ConnectionError):
@@ -41,4 +61,6 @@ DECLARED: dict[str, type[EvenpaceError]] = {
     "InvalidRequest": InvalidRequestError,
     "NotMember": NotMemberError,
     "Unavailable": UnavailableError,
+    "Rewound": RewoundError,
+    "Unauthorised": UnauthorisedError,
 }

@@ -15,48 +15,34 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from rpc import codec
 from rpc.address import Address
 from rpc.errors import EvenpaceError, ProtocolError, UnavailableError
+from rpc.guard import AUTHENTICATE, Guard
 from rpc.service import Call, Discard, Sink
+from rpc.tokens import ALL_JOBS
 
 if TYPE_CHECKING:
     from rpc.server import Server
+
 
 log = logging.getLogger(__name__)
 
 _SCRATCH = 4096  # bytes; an ordinary message fits, and so does the envelope of a large one
 _LINGER_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What a peer may do to a server.
-
-    Attributes:
-        frame_bytes: Longest message, its bulk field left out.
-        bulk_bytes: Longest bulk field.
-        connections: How many peers at once.
-        calls_in_flight: How many unanswered calls on one connection.
-        handshake_timeout: Seconds from a connection's start to its first whole message.
-        request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
-            progress), and for a peer to take any of its answer.
-        idle_timeout: Seconds without any message, while no call is being answered.
-    """
-
-    frame_bytes: int = 2**20
-    bulk_bytes: int = codec.MAX_FRAME - 2**20
-    connections: int = 10_000
-    calls_in_flight: int = 64
-    handshake_timeout: float = 10.0
-    request_timeout: float = 20.0
-    idle_timeout: float = 3600.0
+_TURN_SECONDS = 0.01  # of CPU time, for one connection's calls before it is others' turn
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. Frames in, calls out to the service; answers back."""
+    """One connection. Frames in, calls out to the service; answers back.
+
+    Attributes:
+        active_at: When bytes came last or an answer went out, in the monotonic clock's seconds.
+        name: The peer's address.
+    """
 
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._service = server.service
         self._limits = server.limits
+        self._tally = server.tally
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._filled = 0  # bytes of the scratch that are in use
         self._sink: Sink | None = None
@@ -65,12 +51,23 @@ class Peer(asyncio.BufferedProtocol):
         self._call: Call | _Refusal | None = None  # what to do once the frame is complete
         self._refused = False
         self._in_flight = 0
-        self._connected_at = self._active_at = time.monotonic()
+        self._connected_at = self.active_at = time.monotonic()
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
         self._unsent = 0  # bytes of answers, when deadlines were last looked at
+        self._paused = False  # nothing more is read until the peer has taken its answers
+        self._yielding = False  # nothing more is read until others have had their turn
         self._handshaken = False
+        self._guard = Guard(
+            self._limits, server.token_keys, self._connected_at, secure=server.contexts is None
+        )
         self.name = "?"
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What lines of log about this connection say beside their message."""
+        job = self._guard.job
+        return {"peer": self.name} if job in (None, ALL_JOBS) else {"peer": self.name, "job": str(job)}
 
     # -- the event loop calls these
 
@@ -78,15 +75,31 @@ class Peer(asyncio.BufferedProtocol):
         """A peer has connected."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         address = transport.get_extra_info("peername")
-        self.name = str(Address(*address[:2])) if address else "?"
-        if not self._server.admit(self):
-            self._refuse(f"{self._limits.connections} connections are open already; no more are allowed")
+        host = address[0] if address else "?"
+        self.name = str(Address(*address[:2])) if address else host
+        self.transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
+        refusal = self._server.admit(self, host)
+        if refusal:
+            self._refuse(refusal)
+        elif self._guard.trusted:
+            self._server.trust(self)
+
+    def secured(self) -> None:
+        """TLS has shown that the peer has a certificate of ours."""
+        self._guard.secured()
+        if self._guard.trusted:
+            self._server.trust(self)
+
+    def tls_failed(self, text: str) -> None:
+        """TLS has shown that it has none, and has told it so."""
+        self._refuse(text)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The peer has gone, or we have closed."""
         if self._sink is not None:
             self._sink.abort()
             self._sink = None
+        self._replace_scratch(0)
         self._server.forget(self)
         self._service.disconnected(self)
 
@@ -105,8 +118,9 @@ class Peer(asyncio.BufferedProtocol):
         """`count` bytes have arrived."""
         if self._refused:
             return
+        self._tally.received += count
         now = time.monotonic()
-        self._active_at = now
+        self.active_at = now
         try:
             if self._sink_left:
                 self._frame_since = now
@@ -119,21 +133,57 @@ class Peer(asyncio.BufferedProtocol):
                 if self._frame_since is None:
                     self._frame_since = now
                 self._take_frames(now)
-        except ProtocolError as error:
-            self._refuse(str(error))
-        except Exception:  # a bug that one peer meets must not leave it, or others, waiting
-            log.exception("what %s sent could not be taken", self.name)
-            self._refuse("internal error; the service's log has the details")
+        except Exception as error:  # noqa: BLE001 - what one peer meets must not leave it, or others, waiting
+            self._refuse_for(error)
+
+    def pause_writing(self) -> None:
+        """The peer does not take its answers: let it ask for nothing more until it does."""
+        self._paused = True
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has taken them."""
+        self._paused = False
+        asyncio.get_running_loop().call_soon(self._go_on)  # this may be called while frames are taken
 
     # -- reading
 
+    def _yield(self) -> None:
+        """Let others have their turn: what one peer has sent at once may take long to answer."""
+        self._yielding = True
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._yielding = False
+        if self._paused or self.transport.is_closing():
+            return
+        try:
+            if self._filled and not self._refused:
+                self._take_frames(time.monotonic())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._refuse_for(error)
+        if not self._paused and not self._yielding and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _refuse_for(self, error: Exception) -> None:
+        """End the connection, since what came cannot be taken."""
+        if isinstance(error, ProtocolError):
+            self._refuse(str(error))
+        else:
+            log.error("what %s sent could not be taken", self.name, exc_info=error, extra=self.log_fields)
+            self._refuse("internal error; the service's log has the details")
+
     def _take_frames(self, now: float) -> None:
         scratch, position, filled = self._scratch, 0, self._filled
-        while filled - position >= 4 and not self._refused:
+        began: float | None = None  # of CPU time: a machine that is busy otherwise must not shorten turns
+        while filled - position >= 4 and not (self._refused or self._paused or self._yielding):
             (length,) = codec.LENGTH.unpack_from(scratch, position)
             end = position + 4 + length
-            if length <= 0 or length > self._limits.frame_bytes + self._limits.bulk_bytes:
-                raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
+            if length <= 0 or length > self._guard.frame_bytes + self._guard.bulk_bytes:
+                raise self._too_long(length)
             if end > filled:
                 if filled - position >= 8:  # say at once that another protocol is spoken
                     codec.check_start(bytes(scratch[position + 4 : position + 8]))
@@ -141,6 +191,10 @@ class Peer(asyncio.BufferedProtocol):
             self._frame_since = None
             self._take_message(bytes(scratch[position + 4 : end]))
             position = end
+            if filled - position >= 4:  # more has come at once than one call
+                began = time.thread_time() if began is None else began
+                if time.thread_time() - began > _TURN_SECONDS:
+                    self._yield()
         if self._refused:
             return
         self._filled = filled - position
@@ -148,15 +202,18 @@ class Peer(asyncio.BufferedProtocol):
             scratch[: self._filled] = bytes(scratch[position:filled])
             if self._filled:
                 self._frame_since = now
-        if self._filled == len(self._scratch):
+        if self._paused or self._yielding:
+            self._frame_since = None  # it is we who do not read on
+        elif self._filled == len(self._scratch):
             self._grow_or_stream()
+        elif len(self._scratch) > _SCRATCH and self._filled < _SCRATCH // 2:
+            self._replace_scratch(_SCRATCH)  # a long message must not be paid for until the connection ends
 
     def _grow_or_stream(self) -> None:
         """A frame is longer than the scratch: find its bulk field, or make room for all of it."""
         (length,) = codec.LENGTH.unpack_from(self._scratch)
         prefix = bytes(self._scratch[4 : self._filled])
         header, _ = codec.read_header(prefix)
-        room = length + 4
         if header.method in self._service.bulk_methods:
             bulk = None
             with contextlib.suppress(codec.CutOffError):
@@ -165,19 +222,35 @@ class Peer(asyncio.BufferedProtocol):
                 self._start_bulk(header, bulk, prefix, length)
                 return
             # What comes before the bulk field is long: read on until the field begins.
-            room = min(room, 2 * self._filled, max(self._filled, self._limits.frame_bytes) + 4)
-        if room > self._limits.frame_bytes + 4:
-            raise ProtocolError(f"a frame of {length} bytes; 1 to {self._limits.frame_bytes} are allowed")
-        larger = memoryview(bytearray(room))
-        larger[: self._filled] = self._scratch
-        self._scratch = larger
+            too_long = self._filled >= self._guard.frame_bytes + 4
+        else:
+            too_long = length > self._guard.frame_bytes
+        if too_long:
+            raise self._too_long(length)
+        # No more than twice what has come: a peer that only says that it will send much gets no memory.
+        self._replace_scratch(min(length, self._guard.frame_bytes, 2 * self._filled) + 4)
+
+    def _replace_scratch(self, size: int) -> None:
+        """Give the scratch another size, with what is in it."""
+        if not self._server.reserve(max(0, size - _SCRATCH) - max(0, len(self._scratch) - _SCRATCH)):
+            raise ProtocolError("the service holds too much of unfinished messages; try later")
+        other = memoryview(bytearray(size))
+        kept = min(self._filled, size)
+        other[:kept] = self._scratch[:kept]
+        self._scratch = other
+
+    def _too_long(self, length: int) -> ProtocolError:
+        strange = "" if self._guard.trusted else " before authentication"
+        return ProtocolError(
+            f"a frame of {length} bytes; 1 to {self._guard.frame_bytes} are allowed{strange}"
+        )
 
     def _take_message(self, data: bytes) -> None:
         header, _ = codec.scan(data, len(data))
         arguments = self._decode(header, data)
         if arguments is None:
             return
-        self._active_at = time.monotonic()
+        self.active_at = time.monotonic()
         call = self._new_call(header, arguments)
         if header.method not in self._service.bulk_methods:
             self._dispatch(call)
@@ -195,10 +268,10 @@ class Peer(asyncio.BufferedProtocol):
         self._dispatch(prepared)
 
     def _start_bulk(self, header: codec.Header, bulk: codec.Bulk, prefix: bytes, frame_length: int) -> None:
-        if bulk.position > self._limits.frame_bytes or bulk.length > self._limits.bulk_bytes:
+        if bulk.position > self._guard.frame_bytes or bulk.length > self._guard.bulk_bytes:
             raise ProtocolError(
                 f"{header.method}: a field of {bulk.length} bytes; "
-                f"at most {self._limits.bulk_bytes} are allowed"
+                f"at most {self._guard.bulk_bytes} are allowed"
             )
         arguments = self._decode(header, codec.without_bulk(prefix, bulk))
         if arguments is None:
@@ -208,6 +281,8 @@ class Peer(asyncio.BufferedProtocol):
         self._tail_left = frame_length - bulk.position - 4 - bulk.length
         arrived = memoryview(prefix)[bulk.position + 4 :]
         self._filled = 0
+        if len(self._scratch) > _SCRATCH:
+            self._replace_scratch(_SCRATCH)
         while arrived.nbytes:
             assert self._sink is not None
             buffer = self._sink.get_buffer()
@@ -235,6 +310,7 @@ class Peer(asyncio.BufferedProtocol):
     def _open_sink(self, call: Call, length: int) -> "Call | _Refusal":
         """Open the call's sink; a refusal waits until the field has been read and dropped."""
         try:
+            self._guard.permit(call)
             call.sink = self._sink = self._service.open_sink(call, length)
         except EvenpaceError as error:
             self._sink = Discard(length)
@@ -244,6 +320,7 @@ class Peer(asyncio.BufferedProtocol):
     def _decode(self, header: codec.Header, data: bytes) -> Any | None:
         """The call's arguments; None where the call has been answered with an error already."""
         definition = self._service.definition
+        self._guard.count(self.active_at)
         if header.type not in (TMessageType.CALL, TMessageType.ONEWAY):
             raise ProtocolError(f"message type {header.type}: only calls are expected here")
         if header.method not in definition.thrift_services:  # type: ignore[attr-defined]
@@ -266,10 +343,10 @@ class Peer(asyncio.BufferedProtocol):
             raise ProtocolError(
                 f"{self._in_flight} calls are unanswered on this connection; no more are allowed"
             )
-        self._handshaken = True
+        self._handshaken = self._handshaken or self._guard.trusted
         self._in_flight += 1
         result_type = getattr(self._service.definition, f"{header.method}_result")
-        return Call(header, arguments.request, result_type, self)
+        return Call(header, arguments.request, result_type, self, self._tally.methods[header.method])
 
     def _dispatch(self, call: "Call | _Refusal") -> None:
         if isinstance(call, _Refusal):
@@ -278,41 +355,57 @@ class Peer(asyncio.BufferedProtocol):
         try:
             if self._server.stopping:
                 raise UnavailableError("the service is shutting down")
-            self._service.handle(call)
+            self._guard.permit(call)
+            if call.method == AUTHENTICATE:
+                self._authenticate(call)
+            else:
+                self._service.handle(call)
         except EvenpaceError as error:
             call.fail(error)
         except Exception:  # a bug that one caller meets must not end the service for all
-            log.exception("%s from %s failed", call.method, self.name)
+            log.exception(
+                "%s from %s failed", call.method, self.name, extra=self.log_fields | call.log_fields
+            )
             call.crash("internal error; the service's log has the details")
+
+    def _authenticate(self, call: Call) -> None:
+        job = self._guard.authenticate(call.request)
+        if self._guard.trusted:
+            self._server.trust(self)
+            self._handshaken = True
+        call.reply(codec.struct_type(self._service.definition, "authenticate_result", 0)(job=job))
 
     # -- writing
 
     def answer(self, parts: list[bytes | memoryview]) -> None:
         """Send one answer. A peer that has gone needs none."""
         self._in_flight -= 1
-        self._active_at = time.monotonic()
+        self.active_at = time.monotonic()
         if not self.transport.is_closing():
             if len(parts) == 1:
+                self._tally.sent += len(parts[0])
                 self.transport.write(parts[0])
             else:
+                self._tally.sent += sum(map(len, parts))
                 self.transport.writelines(parts)
 
     def is_sending(self) -> bool:
         """Whether bytes of an answer are still on their way out of this process."""
         return not self.transport.is_closing() and self.transport.get_write_buffer_size() > 0
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, text: str, kind: int = TApplicationException.PROTOCOL_ERROR) -> None:
         """Say why, then close; what still arrives is dropped, so that the reason gets through."""
-        log.warning("refused %s: %s", self.name, text)
+        self._tally.refused += 1
+        self._server.complain(f"refused {self.name}: {text}", self.log_fields)
         self._refused, self._filled, self._frame_since = True, 0, None
         if self._sink is not None:
             self._sink.abort()
             self._sink, self._sink_left = None, 0
         header = codec.Header("", TMessageType.EXCEPTION, 0)
-        self.transport.write(codec.application_exception(header, TApplicationException.PROTOCOL_ERROR, text))
+        self.transport.write(codec.application_exception(header, kind, text))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.transport.abort)
+        self._server.linger(self, _LINGER_SECONDS)
 
     def check_deadlines(self, now: float) -> None:
         """Close the connection if its peer has let a deadline pass."""
@@ -326,14 +419,17 @@ class Peer(asyncio.BufferedProtocol):
             self._blocked_since = now  # it may be slow, but is alive
         self._unsent = unsent
         if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
-            log.warning("%s did not take its answer within %g s", self.name, limits.request_timeout)
+            self._server.complain(
+                f"{self.name} did not take its answer within {limits.request_timeout:g} s", self.log_fields
+            )
+            self._tally.cut_off += 1
             self.transport.abort()
         elif self._frame_since is not None and now - self._frame_since > limits.request_timeout:
-            self._refuse(f"the message was not complete within {limits.request_timeout:g} s")
+            self._refuse(f"the message was not complete within {limits.request_timeout:g} s", codec.TIMEOUT)
         elif not self._handshaken and now - self._connected_at > limits.handshake_timeout:
-            self._refuse(f"no call came within {limits.handshake_timeout:g} s of connecting")
-        elif not self._in_flight and now - self._active_at > limits.idle_timeout:
-            self._refuse(f"no call came for {limits.idle_timeout:g} s")
+            self._refuse(f"no call came within {limits.handshake_timeout:g} s of connecting", codec.TIMEOUT)
+        elif not self._in_flight and now - self.active_at > limits.idle_timeout:
+            self._refuse(f"no call came for {limits.idle_timeout:g} s", codec.TIMEOUT)
 
 
 @dataclass(frozen=True)

@@ -6,28 +6,101 @@ how barriers work. What one connection does is in `rpc.peer`.
 
 import asyncio
 import errno
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rpc.address import Address
-from rpc.errors import AddressInUseError, ConnectionLostError
-from rpc.peer import Peer, ServerLimits
+from rpc.credentials import Credentials
+from rpc.errors import AddressInUseError, ConnectionLostError, InvalidRequestError
+from rpc.guard import AUTHENTICATE
+from rpc.limited_log import LimitedLog
+from rpc.limits import Admission, ServerLimits
+from rpc.peer import Peer
 from rpc.service import Service
+from rpc.tally import ServerTally
+from rpc.tls import READ_BYTES, TlsLayer
+from rpc.tokens import TokenKeys
+
+log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 0.25
+_HELD_UP_SECONDS = 1.0  # that a sweep may come too late before something must have stopped this process
+_LINGERING = 200  # connections that are closed, but have not been told why yet
+_COMPLAINTS = 20  # lines of log per second
+
+
+@dataclass(frozen=True)
+class Security:
+    """Whom a server talks to.
+
+    Attributes:
+        credentials: For TLS; every peer must have a certificate of its authorities. None: no TLS.
+        token_keys: File of the keys whose tokens are asked for. None: no tokens.
+        insecure: Whether it may be reached from other machines without both.
+        token_key: Instead of `token_keys`: a key that this server and its callers were told by a service that
+            all of them trust.
+    """
+
+    credentials: Credentials | None = None
+    token_keys: Path | None = None
+    insecure: bool = False
+    token_key: bytes | None = field(default=None, repr=False)
+
+    @property
+    def keys(self) -> Path | bytes | None:
+        """What tokens are checked with; None where none are asked for."""
+        return self.token_keys or self.token_key
+
+    def check_address(self, address: Address) -> None:
+        """See whether a server may listen there.
+
+        Raises:
+            InvalidRequestError: It may not.
+        """
+        tls = self.credentials is not None and self.credentials.tls
+        if self.insecure or (tls and self.keys is not None) or address.is_loopback:
+            return
+        missing = " and ".join(
+            what for what, there in (("TLS", tls), ("tokens", self.keys is not None)) if not there
+        )
+        raise InvalidRequestError(
+            f"others could reach {address} without {missing}: give --tls and --token-key "
+            f"(see docs/security.md), listen on 127.0.0.1, or say --insecure if the network is trusted"
+        )
 
 
 @dataclass
 class Server:
-    """Serves one service on one address, on the running event loop."""
+    """Serves one service on one address, on the running event loop.
+
+    Attributes:
+        tally: What it has done.
+
+    Raises:
+        InvalidRequestError: A file of the security's cannot be used.
+    """
 
     service: Service
     limits: ServerLimits = field(default_factory=ServerLimits)
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
+        self.tally = ServerTally(self.service.definition.thrift_services)  # type: ignore[attr-defined]
         self._peers: set[Peer] = set()
+        self._admission: Admission[Peer] = Admission(self.limits)
+        self._unfinished = 0  # bytes; see `ServerLimits`
+        self._lingering = 0
+        self._complaints = LimitedLog(log, _COMPLAINTS, "%d more connections were refused or cut off")
+        credentials, keys = self.security.credentials, self.security.keys
+        self.contexts = credentials.contexts(server=True) if credentials and credentials.tls else None
+        self._buffer = memoryview(bytearray(READ_BYTES if self.contexts else 0))
+        self.token_keys = TokenKeys(keys) if keys is not None else None
+        if self.token_keys and AUTHENTICATE not in self.service.definition.thrift_services:  # type: ignore[attr-defined]
+            raise InvalidRequestError(f"{self.service.definition.__name__} cannot be asked for tokens")
         self.stopping = False
 
     async def start(self, address: Address) -> Address:
@@ -40,15 +113,17 @@ class Server:
             The address that the server listens on.
 
         Raises:
+            InvalidRequestError: Others could reach it there, and it asks them for too little.
             AddressInUseError: Something listens there already.
             ConnectionLostError: The address cannot be listened on.
         """
+        self.security.check_address(address)
         loop = asyncio.get_running_loop()
         create: Callable[..., Any] = loop.create_server
         try:
             # No SO_REUSEPORT: a second server on the port must fail, not take half of the workers.
             self._listener = await create(
-                lambda: Peer(self), address.host, address.port, backlog=4096, reuse_port=False
+                self._make_protocol, address.host, address.port, backlog=4096, reuse_port=False
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -80,21 +155,82 @@ class Server:
         while self._peers and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
-    def admit(self, peer: Peer) -> bool:
-        """Count a new connection in, unless there are too many."""
-        if self.stopping or len(self._peers) >= self.limits.connections:
-            return False
-        self._peers.add(peer)
-        return True
+    @property
+    def connections(self) -> int:
+        """How many peers there are."""
+        return len(self._peers)
+
+    def admit(self, peer: Peer, host: str) -> str:
+        """Count a new connection in.
+
+        Returns:
+            Why not, if it may not be.
+        """
+        if self.stopping:
+            return "the service is shutting down"
+        refusal = self._admission.enter(peer, host)
+        if not refusal:
+            self._peers.add(peer)
+            self.tally.accepted += 1
+            if self.contexts is not None or self.token_keys is not None:
+                stranger = self._admission.stranger_too_many()
+                if stranger is not None:
+                    stranger.transport.abort()
+                    self.tally.cut_off += 1
+                    self._admission.leave(stranger)
+                    self.complain(
+                        f"cut off {stranger.name}: too many connections without authentication",
+                        stranger.log_fields,
+                    )
+        return refusal
+
+    def trust(self, peer: Peer) -> None:
+        """A connection has proved who it is."""
+        self._admission.trust(peer)
 
     def forget(self, peer: Peer) -> None:
         """A connection has gone."""
+        self._admission.leave(peer)
         self._peers.discard(peer)
 
+    def reserve(self, count: int) -> bool:
+        """Take memory for messages that are not complete, or give it back where `count` is below 0."""
+        if count > 0 and self._unfinished + count > self.limits.unfinished_bytes:
+            return False
+        self._unfinished += count
+        return True
+
+    def linger(self, peer: Peer, seconds: float) -> None:
+        """Close a connection that was refused, in a moment: it should hear why, if there are not too many."""
+        if self._lingering >= _LINGERING:
+            peer.transport.abort()
+            return
+        self._lingering += 1
+        asyncio.get_running_loop().call_later(seconds, self._end_lingering, peer)
+
+    def complain(self, text: str, fields: Mapping[str, Any]) -> None:
+        """Log what a peer did wrong, unless others fill the log with the like."""
+        self._complaints(logging.WARNING, "%s", text, extra=fields)
+
+    def _end_lingering(self, peer: Peer) -> None:
+        self._lingering -= 1
+        peer.transport.abort()
+
+    def _make_protocol(self) -> asyncio.BufferedProtocol:
+        peer = Peer(self)
+        return peer if self.contexts is None else TlsLayer(peer, self.contexts.current(), self._buffer)
+
     async def _sweep(self) -> None:
+        before, held_up = time.monotonic(), False
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
+            late, before = now - before - _SWEEP_SECONDS, now
+            self.tally.late = max(0.0, late)
+            held_up = late > _HELD_UP_SECONDS and not held_up
+            if held_up:
+                continue  # it was us who were silent: what peers have sent meanwhile is read first
+            self._complaints.tick()
             for peer in list(self._peers):
                 peer.check_deadlines(now)
             self.service.tick(now)

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 from rpc import codec
-from rpc.errors import EvenpaceError
+from rpc.errors import DECLARED, EvenpaceError
+from rpc.tally import MethodTally
 
 if TYPE_CHECKING:
     from rpc.peer import Peer
+
+_OUTCOMES = {error: name for name, error in DECLARED.items()}
 
 
 class Sink(Protocol):
@@ -50,21 +53,33 @@ class Call:
         request: The first argument, a Thrift struct, or None where the peer left it out.
         sink: What `Service.open_sink` gave for the call's bulk field, if it has one.
         peer: The connection that it came on; the same object for all calls of one connection.
+        since: When it had come, in the monotonic clock's seconds.
     """
 
-    __slots__ = ("_header", "_result_type", "peer", "request", "sink")
+    __slots__ = ("_header", "_result_type", "_tally", "peer", "request", "since", "sink")
 
-    def __init__(self, header: codec.Header, request: Any, result_type: type, peer: "Peer") -> None:
+    def __init__(
+        self, header: codec.Header, request: Any, result_type: type, peer: "Peer", tally: MethodTally
+    ) -> None:
         self._header = header
         self._result_type = result_type
         self.request = request
         self.peer = peer
+        self._tally = tally
+        self.since = peer.active_at
         self.sink: Sink | None = None
 
     @property
     def method(self) -> str:
         """The name of the method called."""
         return self._header.method
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What lines of log about this call say beside their message."""
+        identity = getattr(self.request, "identity", None)
+        named = {name: getattr(identity, name, None) for name in ("job", "worker")}
+        return {"method": self.method} | {k: value for k, value in named.items() if type(value) is str}
 
     def reply(self, value: Any, bulk: memoryview | None = None) -> None:
         """Answer with a struct; `bulk` takes the place of its last field, an empty binary."""
@@ -74,6 +89,7 @@ class Call:
         else:
             head, tail = codec.frame_around_bulk(message, 2, bulk.nbytes)
             self.peer.answer([head, bulk, tail])
+        self._count("ok")
 
     def fail(self, error: EvenpaceError) -> None:
         """Answer with a declared exception."""
@@ -82,12 +98,17 @@ class Call:
             self.crash(str(error))
         else:
             self.peer.answer([codec.frame(self._encode(result))])
+            self._count(_OUTCOMES[type(error)])
 
     def crash(self, text: str) -> None:
         """Answer that the service itself has failed."""
         self.peer.answer(
             [codec.application_exception(self._header, TApplicationException.INTERNAL_ERROR, text)]
         )
+        self._count("failed")
+
+    def _count(self, outcome: str) -> None:
+        self._tally.answered(outcome, self.peer.active_at - self.since)
 
     def _encode(self, result: Any) -> bytes:
         reply = codec.Header(self._header.method, TMessageType.REPLY, self._header.sequence_id)

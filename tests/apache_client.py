@@ -68,6 +68,10 @@ class _DeclaredError(Struct, Exception):
 InvalidRequest = struct("InvalidRequest", ("message", STRING), base=_DeclaredError)
 NotMember = struct("NotMember", ("message", STRING), base=_DeclaredError)
 Unavailable = struct("Unavailable", ("message", STRING), base=_DeclaredError)
+Unauthorised = struct("Unauthorised", ("message", STRING), base=_DeclaredError)
+
+AuthenticateRequest = struct("AuthenticateRequest", ("job", STRING), ("token", STRING))
+AuthenticateReply = struct("AuthenticateReply", ("job", STRING))
 
 Identity = struct("Identity", ("job", STRING), ("worker", STRING), ("incarnation", STRING))
 Assignment = struct(
@@ -116,6 +120,7 @@ PullReply = struct(
 
 # method: its arguments, its reply
 METHODS = {
+    "authenticate": ((("request", of(AuthenticateRequest)),), AuthenticateReply),
     "join": ((("request", of(JoinRequest)),), AssignmentReply),
     "report": ((("request", of(ReportRequest)),), AssignmentReply),
     "leave": ((("request", of(LeaveRequest)),), LeaveReply),
@@ -162,13 +167,13 @@ class ApacheClient:
             f"{method}_result",
             ("success", of(reply)),
             *(("invalid", of(InvalidRequest)), ("not_member", of(NotMember))),
-            ("unavailable", of(Unavailable)),
+            *(("unavailable", of(Unavailable)), ("unauthorised", of(Unauthorised))),  # the manager's fourth
             first=0,
         )()
         result.read(protocol)
         protocol.readMessageEnd()
         assert (name, sequence_id) == (method, self._sequence_id)
-        for exception in (result.invalid, result.not_member, result.unavailable):
+        for exception in (result.invalid, result.not_member, result.unavailable, result.unauthorised):
             if exception is not None:
                 raise exception
         return result.success

@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import itertools
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import uvloop
 
 import idl
@@ -21,14 +25,17 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.bench.processes import server
 from evenpace.cluster import LISTENING, end_process
 from ps.service import ParameterServerConfig, ParameterServerService
-from rpc import codec
+from rpc import codec, tokens
 from rpc.address import Address
 from rpc.client import Client
-from rpc.peer import ServerLimits
-from rpc.server import Server
+from rpc.credentials import Credentials
+from rpc.limits import ServerLimits
+from rpc.server import Security, Server
 from rpc.service import Service
 
 ANYWHERE = Address("127.0.0.1", 0)
+_FIRST_PORT = 20_000 + 1_500 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8)
+_OUR_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 1_500))
 
 
 # -- processes
@@ -61,10 +68,79 @@ def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]"
         popen.stdout.close()
 
 
+class RestartableManager:
+    """A real `evenpace manager` that a test kills and starts again: on one port, with one state.
+
+    Args:
+        folder: Its `--state`.
+        options: More of its options.
+
+    Attributes:
+        address: Where it listens; nobody else gets it while no manager has it.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.address = address_of_our_own()
+        self._arguments = ("--listen", str(self.address), "--state", str(folder), *options)
+        self._popen: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "RestartableManager":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end(signal.SIGTERM)
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "evenpace", "manager", *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._popen.stdout is not None
+        assert self._popen.stdout.readline() == f"{LISTENING}{self.address}\n"
+
+    def end(self, number: signal.Signals) -> int:
+        """Send it a signal, and wait for its end; its exit status."""
+        assert self._popen is not None
+        assert self._popen.stdout is not None
+        status = ends_with(self._popen, number)
+        self._popen.stdout.close()
+        return status
+
+
+def address_of_our_own() -> Address:
+    """An address that stays free until somebody listens there, and while who listened is away.
+
+    Its port is below those that the kernel gives to clients, lest one of these gets it, be it one that looks
+    for who was there; and each process of tests has ports of its own.
+    """
+    while True:
+        with contextlib.closing(socket.socket()) as attempt, contextlib.suppress(OSError):
+            attempt.bind((ANYWHERE.host, next(_OUR_PORTS)))
+            return Address(*attempt.getsockname())
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether somebody else's child has, waited for or not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_frozen(popen: "subprocess.Popen[Any]") -> bool:
+    """Whether a process, which must not have ended, has stopped itself; see `scripts/freeze_and_run.py`."""
+    assert popen.poll() is None
+    return bool(psutil.Process(popen.pid).status() == psutil.STATUS_STOPPED)
+
+
 def ends_with(popen: "subprocess.Popen[str]", number: signal.Signals) -> int:
     """The exit status of a process that is sent a signal."""
     popen.send_signal(number)
-    return popen.wait(timeout=30)
+    return popen.wait(timeout=120)
 
 
 # -- in this process
@@ -72,14 +148,17 @@ def ends_with(popen: "subprocess.Popen[str]", number: signal.Signals) -> int:
 
 @contextlib.contextmanager
 def serving(
-    service: Service, limits: ServerLimits | None = None, address: Address = ANYWHERE
+    service: Service,
+    limits: ServerLimits | None = None,
+    address: Address = ANYWHERE,
+    security: Security | None = None,
 ) -> Iterator[Address]:
     """Serve in a thread of this process, with limits of its own."""
+    instance = Server(service, limits or ServerLimits(), security or Security())
     started: Future[tuple[Address, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def run() -> None:
         stop = asyncio.Event()
-        instance = Server(service, limits or ServerLimits())
         try:
             started.set_result((await instance.start(address), asyncio.get_running_loop(), stop))
         except BaseException as error:
@@ -91,7 +170,7 @@ def serving(
     thread = threading.Thread(target=uvloop.run, args=(run(),))
     thread.start()
     try:
-        listening, loop, stop = started.result(timeout=30)
+        listening, loop, stop = started.result(timeout=120)
         yield listening
         loop.call_soon_threadsafe(stop.set)
     except BaseException:
@@ -100,7 +179,7 @@ def serving(
             loop.call_soon_threadsafe(stop.set)
         raise
     finally:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
 
 
 def manager_service(workers: int = 1, **job: Any) -> ManagerService:
@@ -113,6 +192,11 @@ def shard_service(**config: Any) -> ParameterServerService:
     return ParameterServerService(ParameterServerConfig(**config))
 
 
+def with_token(key: Path, job: str) -> Credentials:
+    """Credentials with a token of a job, or of all jobs, signed with a key file's first key."""
+    return Credentials(token_text=tokens.issue(tokens.TokenKeys(key), job, 0))
+
+
 # -- well-behaved workers
 
 
@@ -122,23 +206,34 @@ class MemberWorker:
     BATCH = 10
     DATASET = 1000
 
-    def __init__(self, address: Address) -> None:
-        self.identity = idl.common.Identity(f"job-{uuid.uuid4().hex}", "good", uuid.uuid4().hex)
-        self.client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30)
+    def __init__(
+        self, address: Address, name: str | None = None, credentials: Credentials | None = None
+    ) -> None:
+        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}", "good", uuid.uuid4().hex)
+        self.client = Client(
+            idl.batchsize_manager.BatchSizeManager,
+            address,
+            "manager",
+            call_timeout=120,
+            credentials=credentials,
+        )
         reply = self.client.call("join", join_request(self.identity))
-        assert reply.assignment == idl.common.Assignment(0, 0, 0, self.BATCH, self.BATCH)
         self.iteration = 0
+        self._check(reply.assignment)
 
     def iterate(self) -> None:
         """Go on by one iteration, and see that the answer is the right one."""
         request = idl.batchsize_manager.ReportRequest(self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5)
         reply = self.client.call("report", request)
         self.iteration += 1
-        start = self.BATCH * self.iteration
-        epoch, start = divmod(start, self.DATASET)
         assert reply.identity == self.identity
         assert reply.reported_iteration == self.iteration - 1
-        assert reply.assignment == idl.common.Assignment(self.iteration, epoch, start, self.BATCH, self.BATCH)
+        self._check(reply.assignment)
+
+    def _check(self, assignment: Any) -> None:
+        epoch, start = divmod(self.BATCH * self.iteration, self.DATASET)
+        whole = idl.common.Assignment(self.iteration, epoch, start, self.BATCH, self.BATCH, batch_start=start)
+        assert assignment == whole
 
     def close(self) -> None:
         """Leave the job."""
@@ -153,13 +248,22 @@ class ShardWorker:
         address: The shard's.
         elements: How many parameters.
         name: The job's; drawn if left out.
+        credentials: Where the shard asks for them.
     """
 
-    def __init__(self, address: Address, elements: int = 1000, name: str | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        elements: int = 1000,
+        name: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self.elements = elements
         self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", "good", uuid.uuid4().hex)
-        self.client = Client(idl.parameter_server.ParameterServer, address, "shard", call_timeout=30)
+        self.client = Client(
+            idl.parameter_server.ParameterServer, address, "shard", call_timeout=120, credentials=credentials
+        )
         self.version = 0
         self.expected = np.zeros(elements, dtype=np.float32)
         self.client.call("open", open_request(self.identity, elements))
@@ -232,11 +336,15 @@ def open_request(identity: Any, elements: int, **changes: Any) -> Any:
 class Raw:
     """A bare connection, on which a test writes what it likes."""
 
-    def __init__(self, address: Address, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, address: Address, receive_buffer: int | None = None, source: str | None = None
+    ) -> None:
         self.socket = socket.socket()
+        if source is not None:
+            self.socket.bind((source, 0))
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(20)
+        self.socket.settimeout(120)
         self.socket.connect(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -256,7 +364,7 @@ class Raw:
         data = bytearray()
         while len(data) < count:
             try:
-                piece = self.socket.recv(count - len(data))
+                piece = self.socket.recv(min(count - len(data), 2**18))
             except ConnectionError:
                 break
             if not piece:
@@ -272,3 +380,26 @@ class Raw:
     def is_closed(self) -> bool:
         """Whether the server ends the connection without another word."""
         return self.read(1) == b""
+
+
+# -- workers in threads
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    """Run functions at once; raise what any of them raised."""
+    errors: list[Exception] = []
+
+    def guarded(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]

@@ -21,6 +21,7 @@ from evenpace.cli import cli
 from evenpace.traces import Series, contention_trace, write_trace
 from predictors import PREDICTORS, Predictor, PredictorOptions
 from rpc.errors import EvenpaceError
+from tests.services import has_ended
 
 NAN = float("nan")
 ROOT = Path(__file__).parent.parent
@@ -431,6 +432,6 @@ def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_unt
             assert line, "the benchmark has ended"
         children = process.children(recursive=True)
         process.send_signal(number)
-        assert process.wait(30) == (-9 if number == signal.SIGKILL else 130)
+        assert process.wait(120) == (-9 if number == signal.SIGKILL else 130)
     assert children
-    wait_until(lambda: not any(child.is_running() for child in children), "the children's end")
+    wait_until(lambda: all(map(has_ended, children)), "the children's end")

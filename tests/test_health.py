@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 
 
-def health(*arguments):
-    """Run the command."""
-    return CliRunner().invoke(cli, ["health", "--timeout", "1", *arguments])
+def health(*arguments, timeout=60):
+    """Run the command, which gives services so many seconds."""
+    return CliRunner().invoke(cli, ["health", "--timeout", str(timeout), *arguments])
 
 
 def test_services_that_answer_are_healthy(manager, shard):
@@ -32,7 +32,7 @@ def test_a_service_that_is_away_is_not_healthy(option):
     """Status 1 and the address when nothing listens there."""
     with listening(1) as address:
         pass
-    done = health(option, address)
+    done = health(option, address, timeout=1)
     assert done.exit_code == 1
     assert address in done.output
 
@@ -41,7 +41,7 @@ def test_a_service_that_is_away_is_not_healthy(option):
 def test_a_service_that_is_silent_is_not_healthy(option):
     """That a port takes connections is not enough: a frozen service's does, too."""
     with listening(5) as address:
-        done = health(option, address)
+        done = health(option, address, timeout=1)
     assert done.exit_code == 1
     assert address in done.output
 

@@ -15,6 +15,7 @@ import pytest
 
 from evenpace.duty_cycle import Budget
 from evenpace.limits import limit_cpu
+from tests.services import has_ended
 from worker import cgroups
 from worker.cgroups import Group
 
@@ -62,14 +63,14 @@ def cpu_seconds(pid):
     return times.user + times.system
 
 
-def cores_used(pid, window=1.2):
+def cores_used(pid, window=0.6):
     """Measure how many cores a process uses."""
     began, used = time.monotonic(), cpu_seconds(pid)
     time.sleep(window)
     return (cpu_seconds(pid) - used) / (time.monotonic() - began)
 
 
-def wait_until(condition, timeout=10.0):
+def wait_until(condition, timeout=240.0):
     """Wait until the condition holds, and fail if it does not in time."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -77,11 +78,32 @@ def wait_until(condition, timeout=10.0):
         time.sleep(0.002)
 
 
+def uses(pid, least, most, limit):
+    """Wait until a busy process uses as many cores as its limit gives it.
+
+    A machine that is busy with others may give it less for a while, but the kernel never more than its quota.
+    A duty cycler that is held up lets it run on, and makes up for that afterwards.
+    """
+
+    def as_limited():
+        used = cores_used(pid)
+        assert used < most or limit.kind == "stop/continue"
+        return least < used < most
+
+    wait_until(as_limited)
+
+
 def runs_on(pid):
     """Wait until a process has used CPU that a limit of a tenth could not have given it."""
     used = cpu_seconds(pid)
     wait_until(lambda: cpu_seconds(pid) > used + 0.1)
     return psutil.Process(pid).status() != psutil.STATUS_STOPPED
+
+
+def say(child, line):
+    """Write a line to a child."""
+    child.stdin.write(f"{line}\n")
+    child.stdin.flush()
 
 
 def is_stopped(pid):
@@ -118,7 +140,7 @@ def test_control_group_limits_the_share(start, code):
     with limit_cpu(child.pid, 0.2, "share", "cgroup") as limit:
         assert limit.kind in ("cgroup v1", "cgroup v2")
         assert limit.share == 0.2
-        assert 0.1 < cores_used(child.pid) < 0.35
+        uses(child.pid, 0.1, 0.35, limit)
 
 
 @pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
@@ -129,7 +151,7 @@ def test_duty_cycle_limits_the_share(start, code):
         assert limit.kind == "stop/continue"
         assert limit.share == 0.2
         wait_until(lambda: is_stopped(child.pid))
-        assert 0.1 < cores_used(child.pid) < 0.35
+        uses(child.pid, 0.1, 0.35, limit)
 
 
 def test_auto_always_limits(start):
@@ -138,7 +160,7 @@ def test_auto_always_limits(start):
     with limit_cpu(child.pid, 0.3, "any") as limit:
         if limit.kind == "stop/continue":
             wait_until(lambda: is_stopped(child.pid))
-        assert 0.15 < cores_used(child.pid) < 0.5
+        uses(child.pid, 0.15, 0.5, limit)
 
 
 @pytest.mark.usefixtures("needs_cgroup")
@@ -150,16 +172,14 @@ def test_control_group_holds_children_that_come_later(start):
         "print(child.pid, flush=True)\nsys.stdin.readline()\nchild.kill()\nchild.wait()"
     )
     parent = start(code)
-    with limit_cpu(parent.pid, 0.3, "family", "cgroup"):
-        parent.stdin.write("start\n")
-        parent.stdin.flush()
+    with limit_cpu(parent.pid, 0.3, "family", "cgroup") as limit:
+        say(parent, "start")
         child = int(parent.stdout.readline())
         try:
-            assert 0.15 < cores_used(child, window=0.8) < 0.45
+            uses(child, 0.15, 0.45, limit)
         finally:
-            parent.stdin.write("end\n")
-            parent.stdin.flush()
-            parent.wait(10)
+            say(parent, "end")
+            parent.wait(120)
 
 
 @pytest.mark.usefixtures("needs_cgroup")
@@ -196,19 +216,26 @@ def test_a_monitor_sees_the_limit_as_its_capacity(start):
         "print(flush=True)\nsys.stdin.readline()\n"
         "other = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
         "monitor = ResourceMonitor()\n"
-        "end = time.monotonic() + 2.0\n"
-        "while time.monotonic() < end: pass\n"
-        "seen = monitor.sample().cpu\n"
-        "other.kill()\n"
-        "print(available_cpus(), seen, flush=True)"
+        "while True:\n"
+        "    end = time.monotonic() + 1.0\n"
+        "    while time.monotonic() < end: pass\n"
+        "    print(available_cpus(), monitor.sample().cpu, flush=True)\n"
+        "    if sys.stdin.readline() != 'again\\n': break\n"
+        "other.kill()"
     )
     child = start(code)
     with limit_cpu(child.pid, 0.3, "seen", "cgroup"):
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        cpus, taken = map(float, child.stdout.readline().split())
-    assert cpus == pytest.approx(0.3)
-    assert 0.3 < taken < 0.8
+        say(child, "go")
+
+        def half_is_taken():
+            cpus, taken = map(float, child.stdout.readline().split())
+            assert cpus == pytest.approx(0.3)
+            is_half = 0.3 < taken < 0.8
+            say(child, "enough" if is_half else "again")
+            return is_half
+
+        wait_until(half_is_taken)  # once nobody else keeps the two from what they may use
+        child.wait(120)
 
 
 def test_a_stopped_process_runs_on_after_close(start):
@@ -227,13 +254,20 @@ def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
     before = set(psutil.Process().children())
     limit = limit_cpu(child.pid, 0.01, "killed", "duty-cycle")
     (cycler,) = set(psutil.Process().children()) - before
-    wait_until(lambda: is_stopped(child.pid))
-    cycler.suspend()  # so that the process is stopped for good when the cycler is killed
-    wait_until(lambda: cycler.status() == psutil.STATUS_STOPPED)
-    still_stopped = is_stopped(child.pid)
+
+    def caught():
+        """Suspend it, so that the process is stopped for good, or lets go if the process is not."""
+        cycler.suspend()
+        wait_until(lambda: cycler.status() == psutil.STATUS_STOPPED)
+        if is_stopped(child.pid):
+            return True
+        cycler.resume()
+        return False
+
+    wait_until(caught)
     cycler.kill()
+    assert is_stopped(child.pid)
     limit.close()
-    assert still_stopped
     assert runs_on(child.pid)
 
 
@@ -243,7 +277,7 @@ def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle)
     cycler = cycle(child.pid, 0.02)
     wait_until(lambda: is_stopped(child.pid))
     cycler.send_signal(signal.SIGTERM)
-    assert cycler.wait(10) == 0
+    assert cycler.wait(120) == 0
     assert runs_on(child.pid)
 
 
@@ -267,7 +301,7 @@ def test_a_duty_cycler_ends_with_its_process(start, cycle):
     cycler = cycle(child.pid, 0.1)
     wait_until(lambda: is_stopped(child.pid))
     child.kill()
-    assert cycler.wait(10) == 0
+    assert cycler.wait(120) == 0
 
 
 def test_a_duty_cycler_ends_with_its_parent(start):
@@ -282,7 +316,7 @@ def test_a_duty_cycler_ends_with_its_parent(start):
     (cycler,) = psutil.Process(launcher.pid).children()
     wait_until(lambda: is_stopped(child.pid))
     launcher.kill()
-    wait_until(lambda: not cycler.is_running() or cycler.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(cycler))
     assert runs_on(child.pid)
 
 

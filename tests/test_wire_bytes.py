@@ -13,7 +13,7 @@ from thriftpy2.thrift import TMessageType
 import idl
 from rpc import codec
 from rpc.errors import ProtocolError
-from rpc.peer import ServerLimits
+from rpc.limits import ServerLimits
 from tests.services import (
     MemberWorker,
     Raw,
@@ -228,7 +228,7 @@ def test_push_with_options_of_many_groups(shard, groups, per_group):
     push = worker.push_request()
     push.groups = [_ps.ParameterGroup(per_group, {**options, "lr": 0.5}) for _ in range(groups)]
     gradient = 2 * worker.gradient()
-    worker.client.call("push", push, bulk=gradient.data.cast("B"), timeout=10)
+    worker.client.call("push", push, bulk=gradient.data.cast("B"))
     worker.stepped()
     worker.check()
     worker.close()

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from thriftpy2.thrift import TMessageType
 
 import idl
+from rpc import client as client_module
 from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
-from rpc.peer import ServerLimits
-from tests.services import ANYWHERE, Raw, ShardWorker, serving, shard_service
+from rpc.limits import ServerLimits
+from tests.services import ANYWHERE, Raw, ShardWorker, address_of_our_own, serving, shard_service
 from tests.wire import LARGE, STOP, message
 
 _manager = idl.batchsize_manager
@@ -88,8 +90,9 @@ def test_late_answer_is_never_taken_for_another():
 
     with scripted(silent, second) as address:
         client = history_client(address)
+        client.send("history", HISTORY, deadline=time.monotonic() + 20)
         with pytest.raises(DeadlineExceededError, match=f"at {address} did not answer history"):
-            client.call("history", HISTORY, timeout=0.3)
+            client.receive(deadline=time.monotonic() + 0.3)
         assert client.call("history", HISTORY, timeout=20).members == ["right"]
         assert late.is_set()
         client.close()
@@ -127,7 +130,7 @@ def test_client_goes_on_after_the_connection_broke():
 
 def test_client_goes_on_after_the_server_restarted():
     """A client finds a server that was restarted on its port."""
-    with serving(shard_service()) as address:
+    with serving(shard_service(), address=address_of_our_own()) as address:
         worker = ShardWorker(address)
         worker.iterate()
     with serving(shard_service(), address=address):
@@ -141,11 +144,19 @@ def test_client_goes_on_after_the_server_restarted():
 
 def test_nobody_listens():
     """Where nobody listens, the error names the service and the address."""
-    with socket.create_server(ANYWHERE) as listener:
-        address = Address(*listener.getsockname()[:2])
+    address = address_of_our_own()
     client = history_client(address, connect_timeout=0.2)
     with pytest.raises(ConnectionLostError, match=f"cannot reach the manager at {address}"):
         client.call("history", HISTORY)
+
+
+def test_user_is_told_while_nobody_listens(monkeypatch, caplog):
+    """Who waits for a service that is not there is told so once, long before it is given up."""
+    monkeypatch.setattr(client_module, "_SILENT_SECONDS", 0.1)
+    address = address_of_our_own()
+    with pytest.raises(ConnectionLostError):
+        history_client(address, connect_timeout=4.0).call("history", HISTORY)
+    assert caplog.text.count(f"cannot reach the manager at {address} yet") == 1
 
 
 @pytest.mark.parametrize(("held", "asked"), [(10, 9), (10, 11), (LARGE, LARGE + 1), (LARGE, 10), (10, LARGE)])
@@ -165,7 +176,56 @@ def test_client_hears_why_it_is_refused():
     """A client whose large call is refused while it is being sent gets the server's reason."""
     with serving(shard_service(), ServerLimits(bulk_bytes=2**16)) as address:
         worker = ShardWorker(address, elements=10)
+
+        def push_once():
+            deadline, large = time.monotonic() + 60, memoryview(bytes(2**25))
+            worker.client.send("push", worker.push_request(), bulk=large, deadline=deadline)
+            worker.client.receive(deadline=deadline)
+
         with pytest.raises((ConnectionLostError, ProtocolError), match="are allowed"):
-            worker.client.call("push", worker.push_request(), bulk=memoryview(bytes(2**25)), timeout=5)
+            push_once()
         worker.iterate()
         worker.close()
+
+
+def test_abandoned_client_fails_at_once_and_for_good():
+    """A call that waits for its answer ends when another thread abandons the client; later calls, too."""
+    reached = threading.Event()
+
+    def silent(raw: Raw) -> None:
+        raw.read_frame()
+        reached.set()
+        raw.read_frame()
+
+    with scripted(silent) as address:
+        client = history_client(address)
+        errors: list[Exception] = []
+
+        def call() -> None:
+            try:
+                client.call("history", HISTORY)
+            except NotMemberError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert reached.wait(20)
+        gone = NotMemberError("taken out")
+        client.abandon(gone)
+        thread.join(20)
+        assert errors == [gone]
+        with pytest.raises(NotMemberError, match="taken out"):
+            client.call("history", HISTORY)
+
+
+def test_twin_has_a_connection_of_its_own():
+    """A client's twin is answered while the client itself waits."""
+
+    def silent(raw: Raw) -> None:
+        raw.read_frame()
+
+    with scripted(silent, answering(["b"])) as address:
+        client = history_client(address)
+        client.send("history", HISTORY, deadline=time.monotonic() + 20)
+        assert client.twin().call("history", HISTORY).members == ["b"]
+        client.close()

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -16,8 +15,9 @@ import pytest
 import idl
 from rpc import codec
 from rpc.address import Address
+from rpc.dial import reset_when_closed
 from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
-from rpc.peer import ServerLimits
+from rpc.limits import ServerLimits
 from tests.services import (
     MemberWorker,
     Raw,
@@ -139,7 +139,7 @@ def test_peer_that_dies_while_its_pull_is_on_the_way(shard, heavy, pusher):
     with Raw(shard, receive_buffer=2**16) as raw:
         raw.send(pull_frame(heavy, -1))
         raw.read(2**17)
-        raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset_when_closed(raw.socket)
     heavy.iterate()
     pusher.iterate()
 
@@ -158,13 +158,13 @@ def test_peer_that_does_not_read_its_answer(caplog, wait_until):
 
 def test_peer_that_reads_slowly_is_not_cut_off():
     """A reader may take longer than the request deadline for an answer, while it keeps taking some."""
-    with serving(shard_service(), ServerLimits(request_timeout=0.6)) as address:
+    with serving(shard_service(), ServerLimits(request_timeout=3.0)) as address:
         worker = ShardWorker(address, MANY)
         with Raw(address, receive_buffer=2**16) as raw:
             raw.send(pull_frame(worker, -1))
             (length,) = codec.LENGTH.unpack(raw.read(4))
-            pieces = 30
-            for _ in range(pieces):  # 3 s in all
+            pieces = 40
+            for _ in range(pieces):  # 4 s in all
                 assert len(raw.read(length // pieces)) == length // pieces
                 time.sleep(0.1)
             assert len(raw.read(length % pieces)) == length % pieces
@@ -240,10 +240,10 @@ def test_idle_peer(impatient):
 
 def test_waiting_for_a_barrier_is_not_idle():
     """A peer whose call is being answered may be silent for as long as that takes."""
-    limits = ServerLimits(idle_timeout=0.3, handshake_timeout=0.3, request_timeout=0.3)
+    limits = ServerLimits(idle_timeout=2.0, handshake_timeout=2.0, request_timeout=0.3)
     with serving(manager_service(workers=2), limits) as address, Raw(address) as one:
         one.send(framed("join", join_request(Identity("j", "a", "a"))))
-        assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
+        assert refused_after_deadline(address) == "no call came within 2 s of connecting"
         with Raw(address) as two:
             two.send(framed("join", join_request(Identity("j", "b", "b"))))
             assert sum(answer(raw)[1].assignment.count for raw in (one, two)) == MemberWorker.BATCH

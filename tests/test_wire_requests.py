@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import idl
-from rpc.errors import InvalidRequestError, NotMemberError, ProtocolError
+from rpc.errors import InvalidRequestError, NotMemberError, ProtocolError, RewoundError
 from tests.services import MemberWorker, Raw, join_request, manager_service, open_request, serving
 from tests.wire import (
     DOUBLE,
@@ -67,7 +67,7 @@ def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
             "join",
             join_request(Identity(me.job, "another", "i"), seed=99),
             InvalidRequestError,
-            "runs with",
+            "runs with seed 1, but 'another' wants seed 99",
         ),
         "unknown job": ("report", report(other), NotMemberError, "no job 'new job'"),
         "iteration to come": ("report", report(iteration=2), InvalidRequestError, "1 is next"),
@@ -145,7 +145,12 @@ def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, type, str]]:
         "push, no gradient": ("push", push(), None, InvalidRequestError, "0 bytes, but the shard's 1000"),
         "push, short": ("push", push(), right[1:], InvalidRequestError, "3999 bytes"),
         "push, long": ("push", push(), bytes(2**19), InvalidRequestError, "524288 bytes"),
-        "push, past": ("push", push(iteration=0, count=3), right, InvalidRequestError, "is at 1"),
+        "push, outside": ("push", push(start=3, batch_start=4), right, InvalidRequestError, "not within"),
+        "push, batch": ("push", push(batch_start=-1), right, InvalidRequestError, "batch_start -1"),
+        "push, attempt": ("push", push(attempt=-1), right, InvalidRequestError, "attempt -1"),
+        "push, another attempt": ("push", push(attempt=3), right, RewoundError, "attempt 3, .* is in 0"),
+        "pull, another attempt": ("pull", _ps.PullRequest(me, 0, None, 1), None, RewoundError, "attempt 1"),
+        "fence": ("fence", _ps.FenceRequest(me), None, InvalidRequestError, "attempt"),
         "push, future": ("push", push(iteration=2), right, InvalidRequestError, "is at 1"),
         "push, options": ("push", push(groups=[group(7, lr)]), right, InvalidRequestError, "the job has"),
         "push, bad option": (

@@ -23,6 +23,7 @@ from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
+from rpc.credentials import Credentials
 from rpc.errors import (
     ConnectionLostError,
     EvenpaceError,
@@ -64,6 +65,7 @@ class SessionConfig:
         bounds: What batch sizes it can take.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
+        credentials: This worker's certificate and token, where the services ask for them.
 
     Raises:
         ValueError: A value is not allowed.
@@ -76,6 +78,7 @@ class SessionConfig:
     bounds: Bounds = field(default_factory=Bounds)
     connect_timeout: float = 30.0
     barrier_timeout: float = 600.0
+    credentials: Credentials | None = None
 
     def __post_init__(self) -> None:
         if not self.shards:
@@ -142,6 +145,7 @@ class Session:
             "BatchSizeManager",
             connect_timeout=config.connect_timeout,
             call_timeout=config.barrier_timeout,
+            credentials=config.credentials,
         )
         self._shards = [
             Client(
@@ -150,6 +154,7 @@ class Session:
                 "parameter server",
                 connect_timeout=config.connect_timeout,
                 call_timeout=config.barrier_timeout,
+                credentials=config.credentials,
             )
             for address in config.shards
         ]

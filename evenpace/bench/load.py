@@ -1,6 +1,5 @@
 """Many workers in one process: reports sent over a connection each, answers read as they come, by epoll."""
 
-import resource
 import select
 import socket
 import time
@@ -11,8 +10,10 @@ from typing import Any, Self
 from thriftpy2.thrift import TMessageType
 
 import idl
+from evenpace.bench.processes import allow_files
 from rpc import codec
 from rpc.address import Address
+from rpc.credentials import Credentials
 from rpc.errors import ProtocolError
 
 _wire = idl.batchsize_manager
@@ -26,22 +27,26 @@ class Load:
     Args:
         address: The manager's.
         workers: How many, each with a connection.
+        credentials: To speak TLS; None for plain TCP.
 
     Attributes:
         counts: The batch sizes that the last answers gave, by worker.
     """
 
-    def __init__(self, address: Address, workers: int) -> None:
-        _allow_files(workers + 100)
+    def __init__(self, address: Address, workers: int, credentials: Credentials | None = None) -> None:
+        allow_files(workers + 100)
         self._total = SAMPLES_PER_WORKER * workers
         self._identities = [idl.common.Identity("bench", f"worker-{i}", f"{i:032x}") for i in range(workers)]
         self._iteration = 0
         self._poll = select.epoll()
         self._connections: dict[int, socket.socket] = {}
         self.counts: list[int] = []
+        context = credentials.contexts(server=False).current() if credentials else None
         for _ in self._identities:
             connection = socket.create_connection(address)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                connection = context.wrap_socket(connection, server_hostname=address.host)
             self._connections[connection.fileno()] = connection
             self._poll.register(connection, select.EPOLLIN)
         spec = _wire.JobSpec(
@@ -132,10 +137,3 @@ class Load:
 def _frame(method: str, sequence: int, request: Any) -> bytes:
     arguments = getattr(_wire.BatchSizeManager, f"{method}_args")(request)
     return codec.frame(codec.encode(codec.Header(method, TMessageType.CALL, sequence), arguments))
-
-
-def _allow_files(count: int) -> None:
-    """Raise this process's, and so the servers', limit of open files if need be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -1,5 +1,6 @@
 """Push and pull of one large gradient: the parameter server, bare sockets, thriftpy2's binary argument."""
 
+import contextlib
 import json
 import socket
 import statistics
@@ -18,11 +19,13 @@ from thriftpy2.rpc import make_client
 from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
+from evenpace.bench.certificates import for_loopback
 from evenpace.bench.plain_shards import PULL, PUSH
 from evenpace.bench.processes import server
 from evenpace.reports import files
 from rpc.address import Address
 from rpc.client import Client
+from rpc.credentials import Credentials
 
 _wire = idl.parameter_server
 _TIMEOUT = 120  # seconds for one call
@@ -30,20 +33,22 @@ _TIMEOUT = 120  # seconds for one call
 Step = Callable[[], Any]
 
 
-def run(mib: int, repeats: int, json_path: Path | None) -> dict[str, Any]:
+def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
     """Measure all three, print the figures, and write them.
 
-    The three take turns, so that what else the machine does falls on all of them.
+    They take turns, so that what else the machine does falls on all of them.
 
     Args:
         mib: Size of the gradient in MiB.
         repeats: Medians are over these, after one round that does not count.
         json_path: Where to.
+        tls: Whether to measure the parameter server with TLS, too.
     """
     console = Console()
     nbytes = mib * 2**20
     gradient, parameters = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
     with (
+        contextlib.ExitStack() as stack,
         server("evenpace", "ps", "--listen", "127.0.0.1:0") as ours,
         server("evenpace.bench.plain_shards", "sockets", str(nbytes)) as bare,
         server("evenpace.bench.plain_shards", "thriftpy2", str(nbytes)) as plain,
@@ -53,6 +58,10 @@ def run(mib: int, repeats: int, json_path: Path | None) -> dict[str, Any]:
             "raw_": _sockets(bare, gradient, parameters),
             "thriftpy2_": _thriftpy2(plain, gradient),
         }
+        if tls:
+            credentials, options = stack.enter_context(for_loopback())
+            secure = stack.enter_context(server("evenpace", "ps", "--listen", "127.0.0.1:0", *options))
+            steps["tls_"] = _evenpace(secure, gradient, parameters, credentials)
         seconds: dict[str, list[float]] = {}
         for repeat in track(range(repeats + 1), description=f"{mib} MiB", console=console):
             for who, (push, pull) in steps.items():
@@ -66,7 +75,15 @@ def run(mib: int, repeats: int, json_path: Path | None) -> dict[str, Any]:
     table = Table(title=f"{mib} MiB over loopback, medians of {repeats}", title_justify="left")
     for column in ("", "push GB/s", "pull GB/s"):
         table.add_column(column, justify="right" if column else "left")
-    for name, who in (("evenpace", ""), ("bare sockets", "raw_"), ("thriftpy2 binary", "thriftpy2_")):
+    names = {
+        "": "evenpace",
+        "raw_": "bare sockets",
+        "thriftpy2_": "thriftpy2 binary",
+        "tls_": "evenpace, TLS",
+    }
+    for who, name in names.items():
+        if who not in steps:
+            continue
         table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
     console.print(table)
     if json_path is not None:
@@ -76,8 +93,16 @@ def run(mib: int, repeats: int, json_path: Path | None) -> dict[str, Any]:
     return figures
 
 
-def _evenpace(address: Address, gradient: memoryview, parameters: memoryview) -> tuple[Step, Step]:
-    client = Client(_wire.ParameterServer, address, "parameter server", call_timeout=_TIMEOUT)
+def _evenpace(
+    address: Address, gradient: memoryview, parameters: memoryview, credentials: Credentials | None = None
+) -> tuple[Step, Step]:
+    client = Client(
+        _wire.ParameterServer,
+        address,
+        "parameter server",
+        call_timeout=_TIMEOUT,
+        credentials=credentials,
+    )
     identity = idl.common.Identity("bench/0", "worker", uuid.uuid4().hex)
     group = _wire.ParameterGroup(elements=gradient.nbytes // 4, options={"lr": 0.1})
     client.call(

@@ -25,12 +25,13 @@ def bench() -> None:
     show_default=True,
     help="Barrier rounds, after a warm-up.",
 )
+@click.option("--tls", is_flag=True, help="Measure with TLS, too.")
 @json_path
-def bench_rpc(workers: int, rounds: int, json_path: Path | None) -> None:
+def bench_rpc(workers: int, rounds: int, tls: bool, json_path: Path | None) -> None:
     """Time barrier rounds of the manager, and of thriftpy2's threaded server doing the same."""
     from evenpace.bench.rpc import run
 
-    run(workers, rounds, json_path)
+    run(workers, rounds, json_path, tls=tls)
 
 
 @bench.command("ps")
@@ -41,12 +42,13 @@ def bench_rpc(workers: int, rounds: int, json_path: Path | None) -> None:
 @click.option(
     "--repeats", type=click.IntRange(1), default=9, show_default=True, help="Medians are over these."
 )
+@click.option("--tls", is_flag=True, help="Measure with TLS, too.")
 @json_path
-def bench_ps(mib: int, repeats: int, json_path: Path | None) -> None:
+def bench_ps(mib: int, repeats: int, tls: bool, json_path: Path | None) -> None:
     """Time push and pull of the parameter server, of bare sockets, and of thriftpy2's binary argument."""
     from evenpace.bench.ps import run
 
-    run(mib, repeats, json_path)
+    run(mib, repeats, json_path, tls=tls)
 
 
 @bench.command("predictors")

@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
-from evenpace.cli.options import example
-from rpc.errors import InvalidRequestError, NotMemberError
+from evenpace.cli.options import as_client, example
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 
 _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 
@@ -21,8 +22,14 @@ _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
     show_default=True,
     help="Seconds for each service to answer in.",
 )
-def health(manager: str | None, shards: tuple[str, ...], timeout: float) -> None:
-    """Call services; status 0 if each answers, else 1 and a line that says which does not."""
+@as_client
+def health(
+    manager: str | None, shards: tuple[str, ...], timeout: float, credentials: Credentials | None
+) -> None:
+    """Call services; status 0 if each answers, else 1 and a line that says which does not.
+
+    Where they speak TLS, a certificate is needed; a token is not.
+    """
     import idl
 
     if manager is None and not shards:
@@ -30,22 +37,40 @@ def health(manager: str | None, shards: tuple[str, ...], timeout: float) -> None
     if manager is not None:
         service = idl.batchsize_manager
         history = service.HistoryRequest(job=_NOBODY, first_iteration=0, limit=1)
-        _call(service.BatchSizeManager, manager, "BatchSizeManager", "history", history, timeout)
+        _call(service.BatchSizeManager, manager, "BatchSizeManager", "history", history, timeout, credentials)
     for shard in shards:
         service = idl.parameter_server
         pull = service.PullRequest(identity=idl.common.Identity(_NOBODY, _NOBODY, _NOBODY), version=-1)
-        _call(service.ParameterServer, shard, "parameter server", "pull", pull, timeout)
+        _call(service.ParameterServer, shard, "parameter server", "pull", pull, timeout, credentials)
 
 
-def _call(definition: type, address: str, name: str, method: str, request: Any, timeout: float) -> None:
+def _call(
+    definition: type,
+    address: str,
+    name: str,
+    method: str,
+    request: Any,
+    timeout: float,
+    credentials: Credentials | None,
+) -> None:
     """Ask for a job that there is not: to be told so is the sign of life, and costs the service nothing."""
     from rpc.address import Address
     from rpc.client import Client
 
-    client = Client(definition, Address.parse(address), name, connect_timeout=timeout, call_timeout=timeout)
+    client = Client(
+        definition,
+        Address.parse(address),
+        name,
+        connect_timeout=timeout,
+        call_timeout=timeout,
+        credentials=credentials,
+    )
     try:
         client.call(method, request)
     except (InvalidRequestError, NotMemberError):
         pass
+    except UnauthorisedError:
+        if not client.connected:  # it was not the service that said so, but TLS
+            raise
     finally:
         client.close()

@@ -7,14 +7,28 @@ import click
 
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.synchronisation import MODES, Synchronisation
-from evenpace.cli.options import example, hidden_parent, learning, tolerance, user_mistakes
+from evenpace.cli.options import (
+    announce,
+    as_client,
+    as_server,
+    example,
+    hidden_parent,
+    learning,
+    limit_kind,
+    start_part,
+    tolerance,
+    user_mistakes,
+)
 from predictors import PREDICTORS, PredictorOptions
+from rpc.credentials import Credentials
+from rpc.limits import ServerLimits
+from rpc.server import Security
 
 _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
 
 
 @click.command()
-@example("evenpace manager --listen 0.0.0.0:4300 --workers 4 --policy proportional --predictor ema")
+@example("evenpace manager --listen 0.0.0.0:4300 --tls secrets/manager --token-key tokens.key --workers 4")
 @click.option("--listen", default="127.0.0.1:4300", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--workers", type=click.IntRange(1), default=1, show_default=True, help="A job starts with so many."
@@ -62,6 +76,7 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     default=None,
     help="Start predictors from models that were kept: a file, or a folder of them.",
 )
+@as_server
 @hidden_parent
 def manager(
     listen: str,
@@ -77,18 +92,21 @@ def manager(
     refit_every: int,
     models: Path | None,
     reuse: Path | None,
+    security: Security,
+    limits: ServerLimits,
     parent: int | None,
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
-    _start_part(parent)
+    start_part(parent)
     from batchsize_manager.job import JobConfig
     from batchsize_manager.policies import PolicyOptions
     from batchsize_manager.saved_models import load_models
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
     from rpc.address import Address
-    from rpc.peer import ServerLimits
 
+    address = Address.parse(listen)
+    security.check_address(address)
     if sync == "ssp" and staleness is None:
         staleness = _STALENESS
     with user_mistakes():
@@ -97,11 +115,11 @@ def manager(
         learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
         service = ManagerService(ManagerConfig(policy, options, job, models))
-    serve(service, Address.parse(listen), ServerLimits(), _announce)
+    serve(service, address, limits, security, announce)
 
 
 @click.command()
-@example("evenpace ps --listen 0.0.0.0:4400")
+@example("evenpace ps --listen 0.0.0.0:4400 --tls secrets/ps --token-key tokens.key")
 @click.option("--listen", default="127.0.0.1:4400", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--deterministic",
@@ -114,27 +132,43 @@ def manager(
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="For the optimiser's steps."
 )
+@as_server
 @hidden_parent
-def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: int | None) -> None:
+def ps(
+    listen: str,
+    deterministic: bool,
+    memory_mib: int,
+    threads: int,
+    security: Security,
+    limits: ServerLimits,
+    parent: int | None,
+) -> None:
     """Run one shard of the parameter server, which sums gradients and steps the optimiser."""
-    _start_part(parent)
+    start_part(parent)
+    from rpc.address import Address
+
+    address = Address.parse(listen)
+    security.check_address(address)  # before PyTorch is imported, which takes seconds
     import torch
 
     from evenpace.serve import serve
     from ps.service import ParameterServerConfig, ParameterServerService
-    from rpc.address import Address
-    from rpc.peer import ServerLimits
 
     torch.set_num_threads(threads)
     service = ParameterServerService(ParameterServerConfig(deterministic, memory_mib * 2**20))
-    serve(service, Address.parse(listen), ServerLimits(), _announce)
+    serve(service, address, limits, security, announce)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
 @click.option("--manager", required=True, metavar="HOST:PORT", help="The BatchSizeManager.")
 @click.option(
-    "--ps", "shards", required=True, multiple=True, metavar="HOST:PORT", help="A shard; may be repeated."
+    "--ps",
+    "shards",
+    required=True,
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A shard of the parameter server; may be repeated.",
 )
 @click.option("--job", default="default", show_default=True, help="The job's name.")
 @click.option("--name", default=None, help="This worker's name, unique in the job.  [default: HOST-PID]")
@@ -146,11 +180,10 @@ def ps(listen: str, deterministic: bool, memory_mib: int, threads: int, parent: 
 @click.option(
     "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
 )
-@click.option(
-    "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
-)
+@limit_kind
 @click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
 @click.option("--limit-name", default=None, hidden=True)
+@as_client
 @hidden_parent
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -166,6 +199,7 @@ def worker(
     cpu: int | None,
     limit_kind: Any,
     limit_name: str | None,
+    credentials: Credentials | None,
     parent: int | None,
     script: Path,
     arguments: tuple[str, ...],
@@ -175,7 +209,7 @@ def worker(
     SCRIPT is run as `python SCRIPT ARGUMENTS` would run it, with a session in which evenpace's loader and
     optimiser find the manager and the parameter server.
     """
-    _start_part(parent)
+    start_part(parent)
     from evenpace.context import connect
     from evenpace.launch import check_script, limit_when_ready, pin, run_script
 
@@ -189,22 +223,10 @@ def worker(
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             granularity=granularity,
+            credentials=credentials,
         )
         if cpu is not None:
             pin(cpu)
         if cpu_share is not None:
             limit_when_ready(session, cpu_share, limit_name or session.config.worker, limit_kind)
     run_script(script, arguments)
-
-
-def _start_part(parent: int | None) -> None:
-    if parent is not None:
-        from worker.parent import end_with_parent
-
-        end_with_parent(parent)
-
-
-def _announce(address: Any) -> None:
-    from evenpace.cluster import LISTENING
-
-    click.echo(f"{LISTENING}{address}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.options import F, as_client, example, user_mistakes
+from rpc.credentials import Credentials
 
 if TYPE_CHECKING:  # importing them takes a while
     from evenpace.observer import Observer
@@ -162,7 +163,8 @@ def trace_contention(
     show_default=True,
     help="Seconds without a new iteration after which to stop.",
 )
-def trace_live(manager: str, job: str, out: Path, idle: float) -> None:
+@as_client
+def trace_live(manager: str, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
     """Record a job, until it ends: one that is running, is about to start, or has just ended.
 
     A file that is there is continued if it has the same run of the job, so the command may be stopped and
@@ -173,7 +175,7 @@ def trace_live(manager: str, job: str, out: Path, idle: float) -> None:
         from evenpace.traces import TraceRecorder
         from rpc.address import Address
 
-        observer = Observer(Address.parse(manager), (), job)
+        observer = Observer(Address.parse(manager), (), job, credentials)
         with contextlib.closing(observer), contextlib.closing(TraceRecorder(out)) as recorder:
             rows, why = _follow(observer, recorder, job, idle)
     click.echo(f"{why}: {rows:,} new rows in {out}")

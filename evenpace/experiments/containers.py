@@ -14,6 +14,7 @@ from pathlib import Path
 from evenpace.cluster import LocalCluster, Process, read_address
 from evenpace.experiments.contention import ContainerPlace
 from evenpace.limits import LimitKind
+from evenpace.logs import options_in_force
 from rpc.address import Address
 from rpc.errors import EvenpaceError
 
@@ -94,7 +95,8 @@ class ContainerCluster(LocalCluster):
 
     def _start(self, name: str, command: str, *arguments: str) -> Process:
         listen = arguments.index("--listen") + 1
-        line = [*arguments[:listen], f"0.0.0.0:{_PORT}", *arguments[listen + 1 :]]
+        # On a network of its own, which nobody else is on.
+        line = [*arguments[:listen], f"0.0.0.0:{_PORT}", "--insecure", *arguments[listen + 1 :]]
         return self._start_container(name, command, line, [], _named_files(arguments))
 
     def _start_container(
@@ -108,7 +110,7 @@ class ContainerCluster(LocalCluster):
             # What it writes into the run's folder is to belong to whoever runs the experiment.
             *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--workdir", str(folder)),
             *(word for mount in mounts for word in ("--volume", mount)),
-            *(*limits, "--entrypoint", "evenpace", _IMAGES[command], command, *line),
+            *(*limits, "--entrypoint", "evenpace", _IMAGES[command], *options_in_force(), command, *line),
         ]
         with log.open("wb") as stream:
             popen = subprocess.Popen(

@@ -1,0 +1,125 @@
+"""What proves to others who a process is: a certificate, and a job's token; and what it trusts itself.
+
+All of it is in files, which may be replaced while the process runs. Nothing is ever printed but their names.
+"""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from rpc.address import Address
+from rpc.errors import InvalidRequestError
+from rpc.watched import Watched
+
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Files of one side.
+
+    Attributes:
+        ca: Certificates of the authorities whose certificates are trusted, one after another; PEM.
+        certificate: This side's own, with what leads to its authority; PEM.
+        key: Its private key; PEM, not encrypted.
+        token: A job's, for who calls.
+        token_text: Instead of a file: a token that this process has made itself.
+
+    Raises:
+        InvalidRequestError: Some of the first three are missing, but not all.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    token: Path | None = None
+    token_text: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        given = [file is not None for file in (self.ca, self.certificate, self.key)]
+        if any(given) and not all(given):
+            raise InvalidRequestError(
+                "TLS needs three files: the authority's certificates (ca), a certificate, and its key"
+            )
+
+    @classmethod
+    def of_folder(cls, folder: Path, token: Path | None = None) -> Self:
+        """Those of a folder as `evenpace certs issue` makes it."""
+        return cls(folder / CA_FILE, folder / CERTIFICATE_FILE, folder / KEY_FILE, token)
+
+    @property
+    def tls(self) -> bool:
+        """Whether there are certificates."""
+        return self.ca is not None
+
+    def contexts(self, *, server: bool) -> Watched[ssl.SSLContext]:
+        """TLS 1.3 with certificates on both sides, as the files have it at each connection.
+
+        Raises:
+            InvalidRequestError: A file cannot be read, or they do not fit together.
+        """
+        assert self.ca is not None
+        assert self.certificate is not None
+        assert self.key is not None
+        ca, certificate, key = self.ca, self.certificate, self.key
+        return Watched((ca, certificate, key), lambda: _context(ca, certificate, key, server))
+
+    def read_token(self) -> str:
+        """The token, as its file has it now; nothing where there is none.
+
+        Raises:
+            InvalidRequestError: It cannot be read.
+        """
+        if self.token is None:
+            return self.token_text or ""
+        try:
+            return self.token.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"token file {str(self.token)!r}: {_reason(error)}") from None
+
+    def check_target(self, address: Address) -> None:
+        """See that no token is sent where others could read it.
+
+        Raises:
+            InvalidRequestError: It would be.
+        """
+        if (self.token or self.token_text) and not self.tls and not address.is_loopback:
+            raise InvalidRequestError(
+                f"a token would go to {address} in the clear: give certificates for TLS, too"
+            )
+
+
+def _context(ca: Path, certificate: Path, key: Path, server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        # Nobody resumes a session here; and a ticket must not look like an answer to a call.
+        context.num_tickets = 0
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"certificates of authorities {str(ca)!r}: {_reason(error)}") from None
+    try:
+        context.load_cert_chain(certificate, key, _no_password)
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(
+            f"certificate {str(certificate)!r} with key {str(key)!r}: {_reason(error)}"
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one that is not, readable by its owner alone")
+
+
+def _reason(error: Exception) -> str:
+    """Why a file is of no use, in words."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "they do not belong together"
+        return "not PEM files of the kind that is needed"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

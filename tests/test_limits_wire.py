@@ -1,0 +1,326 @@
+"""Limits on real sockets: each is reached by one peer, while an honest one goes on undisturbed."""
+
+import contextlib
+import logging
+import select
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import idl
+from rpc.address import Address
+from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError, UnavailableError
+from rpc.limits import Admission, Rate, ServerLimits
+from rpc.server import Security
+from rpc.tokens import write_new_key
+from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
+from tests.wire import answer, framed, pull_frame
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+
+
+@contextlib.contextmanager
+def honest(**limits: float) -> Iterator[tuple[Address, MemberWorker]]:
+    """A manager with the limits, and a member that must come to no harm."""
+    with serving(manager_service(reconnect_grace=30.0), ServerLimits(**limits)) as address:
+        worker = MemberWorker(address)
+        worker.iterate()
+        yield address, worker
+        worker.iterate()
+        worker.close()
+
+
+def history(worker: MemberWorker, sequence_id: int = 1) -> bytes:
+    """A call that a manager answers at once."""
+    return framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1), sequence_id=sequence_id)
+
+
+@pytest.mark.parametrize("name", list(ServerLimits.__dataclass_fields__))
+def test_limits_are_above_zero(name):
+    """No limit can be switched off by mistake."""
+    for value in (-1, float("nan")) if name == "bulk_bytes" else (0, -1, float("nan")):
+        with pytest.raises(InvalidRequestError, match=f"{name} .*: must be above 0"):
+            ServerLimits(**{name: value})
+
+
+def test_connections_of_one_address():
+    """One address cannot take all places: others still get in, and it does again once it leaves some."""
+    with honest(address_connections=3) as (address, worker), contextlib.ExitStack() as stack:
+        for _ in range(2):
+            raw = stack.enter_context(Raw(address))
+            raw.send(history(worker))
+            answer(raw)
+        with Raw(address) as raw:
+            with pytest.raises(ProtocolError, match=r"3 connections are open from 127\.0\.0\.1 already"):
+                answer(raw)
+            assert raw.is_closed()
+        worker.iterate()
+        with Raw(address, source="127.0.0.2") as raw:
+            raw.send(history(worker))
+            assert answer(raw)[1].members == ["good"]
+
+
+def test_strangers_make_room_for_newcomers(tmp_path, wait_until):
+    """Who says nothing and proves nothing is cut off for the sake of newcomers, the oldest first."""
+    key = tmp_path / "keys"
+    write_new_key(key, add=False)
+    with (
+        serving(manager_service(), ServerLimits(strangers=5), security=Security(token_keys=key)) as address,
+        contextlib.ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(Raw(address)) for _ in range(5)]
+        for round_ in range(3):
+            other = stack.enter_context(Raw(address, source=f"127.0.0.{round_ + 2}"))
+            other.send(framed("history", _manager.HistoryRequest("j", 0, 1)))
+            with pytest.raises(UnauthorisedError):
+                answer(other)
+            assert silent[round_].is_closed()
+        assert not select.select([raw.socket for raw in silent[3:]], [], [], 0)[0]
+
+
+def outcome(raw: Raw) -> str:
+    """What became of a call: "answered", or the refusal."""
+    try:
+        answer(raw)
+    except (UnavailableError, ProtocolError) as error:
+        return str(error)
+    return "answered"
+
+
+def test_calls_per_second():
+    """Who calls too often is refused as unavailable, then cut off if that does not help."""
+    with honest(calls_per_second=50.0, calls_in_flight=1000) as (address, worker), Raw(address) as raw:
+        raw.send(b"".join(history(worker, i) for i in range(400)))
+        outcomes = [outcome(raw)]
+        while "in spite of refusals" not in outcomes[-1]:
+            outcomes.append(outcome(raw))
+        assert raw.is_closed()
+        assert 50 <= outcomes.count("answered") <= 300
+        assert sum("more than 50 calls per second on one connection" in text for text in outcomes) >= 50
+        worker.iterate()
+
+
+def test_calls_per_second_come_back(wait_until):
+    """Who waits a moment after a refusal is answered again, on the same connection."""
+    with honest(calls_per_second=20.0) as (address, worker), Raw(address) as raw:
+
+        def outcomes() -> list[str]:
+            raw.send(b"".join(history(worker, i) for i in range(30)))
+            return [outcome(raw) for _ in range(30)]
+
+        first = outcomes()
+        assert first[:20] == ["answered"] * 20
+        # A service that was held up while it answered has given out another second's worth by then.
+        wait_until(lambda: first[-1] != "answered" or outcomes()[-1] != "answered", "a refusal")
+
+        def goes_on() -> bool:
+            select.select([], [], [], 0.2)
+            raw.send(history(worker))
+            return outcome(raw) == "answered"
+
+        wait_until(goes_on, "an answer")
+
+
+def test_calls_per_second_of_gradients():
+    """A gradient that comes too soon is read away and refused, and nothing of it is added."""
+    limits = ServerLimits(calls_per_second=5.0)
+    with serving(shard_service(), limits) as address:
+        worker = ShardWorker(address, 50_000)
+        with Raw(address) as raw:
+            for i in range(7):
+                raw.send(framed("push", worker.push_request(0, 4), worker.gradient(), sequence_id=i))
+            outcomes = []
+            for _ in range(7):
+                try:
+                    outcomes.append(answer(raw)[1].iteration)
+                except UnavailableError:
+                    outcomes.append(None)
+        assert outcomes[0] == 0
+        worker.push(start=4, count=4)
+        worker.stepped()
+        worker.check()
+        worker.close()
+
+
+def beginning(size: int, sent: int) -> bytes:
+    """The first bytes of a call of `history` whose frame says that it is so long."""
+    head = struct.pack(">iHHi", size, 0x8001, 1, 7) + b"history" + struct.pack(">i", 1)
+    return head + struct.pack(">bhbhi", 12, 1, 11, 1, size) + bytes(sent)
+
+
+def test_memory_of_unfinished_messages(wait_until):
+    """What has not arrived as a whole takes memory up to a limit over all; small calls are always taken."""
+    with honest(unfinished_bytes=200_000) as (address, worker), contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(Raw(address)) for _ in range(8)]
+        for raw in raws:
+            raw.send(beginning(400_000, 60_000))
+        worker.iterate()
+        refused = set()
+
+        def some_refused() -> bool:
+            for raw in select.select([raw.socket for raw in raws], [], [], 0)[0]:
+                refused.add(raw)
+            return len(refused) >= 5
+
+        wait_until(some_refused, "refusals")
+        for raw in raws:
+            if raw.socket in refused:
+                with pytest.raises(ProtocolError, match="holds too much of unfinished messages"):
+                    answer(raw)
+        assert len(refused) < 8
+
+
+def test_memory_of_messages_is_given_back():
+    """What long messages took is there again once they are done, or their connections have gone."""
+    with serving(shard_service(), ServerLimits(unfinished_bytes=300_000)) as address:
+        worker = ShardWorker(address)
+        tensors = [_ps.Tensor(f"layer-{i}", [10, 10], "float32") for i in range(2000)]
+        for i in range(12):
+            with Raw(address) as raw:
+                identity = idl.common.Identity(f"j{i}", "a", "a")
+                group = _ps.ParameterGroup(10, {"lr": 1.0})
+                request = _ps.OpenRequest(identity, "float32", "sgd", [group], None, tensors)
+                data = framed("open", request)
+                assert 60_000 < len(data) < 200_000
+                raw.send(data if i % 2 else data[:-1])
+                if i % 2:
+                    assert not answer(raw)[1].initialised
+        worker.iterate()
+        worker.close()
+
+
+def test_answers_that_nobody_takes(wait_until):
+    """Whoever asks on and on and takes no answer is not read from any more; what was asked is answered."""
+    with serving(shard_service(), ServerLimits(unsent_bytes=10_000)) as address:
+        worker = ShardWorker(address, 2**18)  # an answer of 1 MiB
+        with Raw(address, receive_buffer=2**16) as raw:
+            count = 60
+            for i in range(count):
+                raw.send(pull_frame(worker, -1, i))
+            worker.iterate()
+            for i in range(count):
+                header, reply = answer(raw)
+                assert header.sequence_id == i
+                assert len(reply.parameters) == 2**20
+        worker.iterate()
+        worker.close()
+
+
+def test_answers_that_are_never_taken(caplog, wait_until):
+    """And is cut off, if it takes none for the deadline."""
+    limits = ServerLimits(unsent_bytes=10_000, request_timeout=0.5)
+    with serving(shard_service(), limits) as address:
+        worker = ShardWorker(address, 2**20)
+        with Raw(address, receive_buffer=2**16) as raw:
+            raw.send(b"".join(pull_frame(worker, -1, i) for i in range(50)))
+            wait_until(lambda: "did not take its answer within 0.5 s" in caplog.text, "the cut")
+            worker.iterate()
+        worker.close()
+
+
+def test_the_log_is_not_flooded(caplog, wait_until):
+    """Hundreds of refusals take a few lines of the log, which has their number."""
+    began, crowd = time.monotonic(), 300
+    with honest() as (address, _), contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(Raw(address)) for _ in range(crowd)]
+        for raw in raws:
+            raw.send(b"GET / HTTP/1.1\r\n\r\n")
+        for raw in raws:
+            with pytest.raises(ProtocolError):
+                answer(raw)
+
+        def counted() -> list[logging.LogRecord]:
+            lines = [record for record in caplog.records if "refused" in record.message]
+            left_out = sum(record.args[0] - 1 for record in lines if "more connections" in record.msg)
+            return lines if len(lines) + left_out == crowd else []
+
+        lines = wait_until(counted, "a line for each refusal, or its count")
+    seconds = time.monotonic() - began
+    assert 20 < len(lines) <= 21 * (seconds + 1)  # 20 a second, and how many more there were
+
+
+# -- the counts
+
+
+def test_a_rate_over_time():
+    """A second's worth at once, then as much as flows in; a debt is never more than two seconds' worth."""
+    rate = Rate(10.0, 0.0)
+    assert [rate.take(0.0) for _ in range(3)] == [9.0, 8.0, 7.0]
+    assert rate.take(100.0) == 9.0
+    for _ in range(1000):
+        left = rate.take(100.0)
+    assert left == -20.0
+    assert rate.take(102.5) == pytest.approx(4.0)
+
+
+class Doors(RuleBasedStateMachine):
+    """Peers come from three addresses, prove who they are, and go, in any order."""
+
+    LIMITS = ServerLimits(connections=8, address_connections=5, strangers=3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission: Admission[int] = Admission(self.LIMITS)
+        self.hosts: dict[int, str] = {}
+        self.strangers: list[int] = []
+        self.next = 0
+
+    @rule(host=st.sampled_from("abc"))
+    def enter(self, host):
+        """Refused exactly where a limit says so; too many strangers cost one of the largest crowd."""
+        peer = self.next
+        self.next += 1
+        mine = sum(other == host for other in self.hosts.values())
+        full = len(self.hosts) >= 8 or mine >= 5
+        assert bool(self.admission.enter(peer, host)) == full
+        if full:
+            return
+        self.hosts[peer] = host
+        self.strangers.append(peer)
+        gone = self.admission.stranger_too_many()
+        assert (gone is not None) == (len(self.strangers) > 3)
+        if gone is not None:
+            crowd = [p for p in self.strangers if self.hosts[p] == self.hosts[gone]]
+            assert gone == crowd[0]
+            assert all(sum(self.hosts[p] == host for p in self.strangers) <= len(crowd) for host in "abc")
+            self.go(gone)
+
+    @rule(data=st.data())
+    def trust(self, data):
+        """A stranger is none any more; who was none is no less known."""
+        if self.hosts:
+            peer = data.draw(st.sampled_from(sorted(self.hosts)))
+            self.admission.trust(peer)
+            if peer in self.strangers:
+                self.strangers.remove(peer)
+
+    @rule(data=st.data())
+    def leave(self, data):
+        """Going, even twice, makes room."""
+        if self.hosts:
+            peer = data.draw(st.sampled_from(sorted(self.hosts)))
+            self.go(peer)
+            self.admission.leave(peer)
+
+    def go(self, peer):
+        """One goes."""
+        self.admission.leave(peer)
+        del self.hosts[peer]
+        if peer in self.strangers:
+            self.strangers.remove(peer)
+
+    @invariant()
+    def counts_agree(self):
+        """There are never more strangers than allowed, once one too many has gone."""
+        assert len(self.strangers) <= 3
+        assert self.admission.stranger_too_many() is None
+
+
+TestDoors = Doors.TestCase
+TestDoors.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
