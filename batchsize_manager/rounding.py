@@ -1,8 +1,9 @@
-"""Whole batch sizes from speeds: the split whose slowest worker finishes soonest."""
+"""Whole batch sizes from speeds or time curves: the split whose slowest worker finishes soonest."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,18 +46,48 @@ class InfeasibleError(ValueError):
     """No split of the batch keeps within every worker's maximum."""
 
 
-def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list[int]:
-    """Split a batch in proportion to speeds, minimising max(count / speed).
+class TimeCurves(Protocol):
+    """How long each worker takes for a batch size: never less for a larger one."""
 
-    The proportional shares are rounded down, and each sample that is left goes to the worker that would
-    finish it soonest (as the errata to Alg. 1 of LB-BSP ask: rounding to nearest loses the sum). Going
-    by steps of one granularity, this greedy rule is optimal, because a worker's time only grows with its
-    count. Where the batch is smaller than the minima together, as an epoch's last may be, minima do not
-    hold; where it is smaller than the multiples that reach the minima, granularities do not. What is left
-    by whole granularities goes to one worker, if one has room.
+    def time(self, worker: int, count: int) -> float:
+        """Seconds of one worker, by its row, for `count` samples; at least 1."""
+
+    def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Whole counts just below the best split within the bounds, of `total` samples or a few less.
+
+        Whoever has a sample in them beyond `low` has it in a best split, too.
+        """
+
+
+def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list[int]:
+    """Split a batch in proportion to speeds, minimising max(count / speed); see `split_evenly_in_time`.
 
     Args:
         speeds: (workers,), samples per second, above 0.
+        total: Samples to split.
+        bounds: (workers,).
+
+    Returns:
+        (workers,) counts that sum to `total`.
+
+    Raises:
+        InfeasibleError: The maxima together are below `total`.
+    """
+    return split_evenly_in_time(_Proportional(np.asarray(speeds, dtype=np.float64)), total, bounds)
+
+
+def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds]) -> list[int]:
+    """Split a batch so that the longest of the workers' times is the shortest possible.
+
+    The shares that take equally long are rounded down, and each sample that is left goes to the worker
+    that would finish it soonest (as the errata to Alg. 1 of LB-BSP ask: rounding to nearest loses the
+    sum). Going by steps of one granularity, this greedy rule is optimal, because a worker's time only
+    grows with its count. Where the batch is smaller than the minima together, as an epoch's last may be,
+    minima do not hold; where it is smaller than the multiples that reach the minima, granularities do
+    not. What is left by whole granularities goes to one worker, if one has room.
+
+    Args:
+        curves: Of the workers.
         total: Samples to split.
         bounds: (workers,).
 
@@ -71,7 +102,6 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
         raise InfeasibleError(
             f"a batch of {total} samples over {len(bounds)} workers that can take at most {capacity} together"
         )
-    speed = np.asarray(speeds, dtype=np.float64)
     step = np.array([bound.granularity for bound in bounds], dtype=np.int64)
     minimum = np.array([bound.minimum for bound in bounds], dtype=np.int64)
     maximum = np.array([bound.maximum for bound in bounds], dtype=np.int64)
@@ -83,24 +113,70 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
         # Every minimum holds, but not as a multiple: go by single samples.
         step, low, high = np.ones_like(step), minimum, maximum
 
-    counts = _fill(speed, total, low, high) // step * step
-    counts = np.clip(counts, low, high)
-    left = total - int(counts.sum())
+    counts: list[int] = np.clip(curves.fill(total, low, high) // step * step, low, high).tolist()
+    left = total - sum(counts)
+    steps, most = step.tolist(), high.tolist()
 
     # (time with one step more, worker) of everyone who can take a step more
     heap = [
-        ((counts[i] + step[i]) / speed[i], i) for i in range(len(counts)) if counts[i] + step[i] <= high[i]
+        (curves.time(i, counts[i] + steps[i]), i)
+        for i in range(len(counts) if left else 0)
+        if counts[i] + steps[i] <= most[i]
     ]
     heapq.heapify(heap)
     while heap and left:
         _, i = heapq.heappop(heap)
-        if step[i] > left:
+        if steps[i] > left:
             continue
-        counts[i] += step[i]
-        left -= int(step[i])
-        if counts[i] + step[i] <= high[i]:
-            heapq.heappush(heap, ((counts[i] + step[i]) / speed[i], i))
-    return _place_remainder(counts, left, speed, bounds) if left else [int(c) for c in counts]
+        counts[i] += steps[i]
+        left -= steps[i]
+        if counts[i] + steps[i] <= most[i]:
+            heapq.heappush(heap, (curves.time(i, counts[i] + steps[i]), i))
+    return _place_remainder(counts, left, curves, bounds) if left else counts
+
+
+def fill_to_level(
+    within: Callable[[float], NDArray[np.float64]],
+    longest: float,
+    total: int,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Find the time in which the workers get through `total` samples, by bisection; see `TimeCurves.fill`.
+
+    Args:
+        within: By a time in seconds, the most samples that each worker gets through in it, (workers,).
+        longest: Seconds in which they get through `total`.
+        total: Samples.
+        low: (workers,), lower bounds; they sum to at most `total`.
+        high: (workers,), upper bounds.
+    """
+    counts, soonest = low, 0.0
+    while longest - soonest > 1e-12 * longest:
+        level = (soonest + longest) / 2
+        more = np.clip(within(level), low, high).astype(np.int64)
+        left = total - int(more.sum())
+        if left < 0:
+            longest = level
+            continue
+        counts, soonest = more, level
+        if left < len(counts):
+            break
+    return counts
+
+
+class _Proportional:
+    """Times in proportion to the counts."""
+
+    def __init__(self, speed: NDArray[np.float64]) -> None:
+        self._speed = speed  # (workers,), samples per second
+        self._speeds: list[float] = speed.tolist()
+
+    def time(self, worker: int, count: int) -> float:
+        return count / self._speeds[worker]
+
+    def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _fill(self._speed, total, low, high)
 
 
 def _fill(
@@ -129,12 +205,10 @@ def _fill(
     return floors if floors.sum() <= total else np.floor(share).astype(np.int64)
 
 
-def _place_remainder(
-    counts: NDArray[np.int64], left: int, speed: NDArray[np.float64], bounds: Sequence[Bounds]
-) -> list[int]:
+def _place_remainder(counts: list[int], left: int, curves: TimeCurves, bounds: Sequence[Bounds]) -> list[int]:
     """Give away what no whole granularity fits, breaking as few workers' granularity as possible."""
-    result = [int(count) for count in counts]
-    order = sorted(range(len(result)), key=lambda i: ((result[i] + left) / speed[i], i))
+    result = list(counts)
+    order = sorted(range(len(result)), key=lambda i: (curves.time(i, result[i] + left), i))
     fitting = [i for i in order if result[i] + left <= bounds[i].maximum]
     for i in fitting[:1] or sorted(order, key=lambda i: result[i] - bounds[i].maximum):
         part = min(left, bounds[i].maximum - result[i])

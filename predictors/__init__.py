@@ -17,22 +17,22 @@ from predictors.networks import Network
 
 def _auto(options: PredictorOptions, models: Models) -> Predictor:
     members: list[Predictor] = [
-        ExponentialMovingAverage(),
+        ExponentialMovingAverage(models=models),
         Memoryless(),
         Arx(),
         Network("narx", options, models),
     ]
-    return Guarded(Blend(members))
+    return Guarded(Blend(members), models)
 
 
 PREDICTORS: dict[str, Callable[[PredictorOptions, Models], Predictor]] = {
     "memoryless": lambda options, models: Memoryless(),
-    "ema": lambda options, models: ExponentialMovingAverage(),
-    "arima": lambda options, models: Guarded(Arima(options, models)),
-    "simple_rnn": lambda options, models: Guarded(Network("simple_rnn", options, models)),
-    "lstm": lambda options, models: Guarded(Network("lstm", options, models)),
-    "narx": lambda options, models: Guarded(Network("narx", options, models)),
-    "arx": lambda options, models: Guarded(Arx()),
+    "ema": lambda options, models: ExponentialMovingAverage(models=models),
+    "arima": lambda options, models: Guarded(Arima(options, models), models),
+    "simple_rnn": lambda options, models: Guarded(Network("simple_rnn", options, models), models),
+    "lstm": lambda options, models: Guarded(Network("lstm", options, models), models),
+    "narx": lambda options, models: Guarded(Network("narx", options, models), models),
+    "arx": lambda options, models: Guarded(Arx(), models),
     "auto": _auto,
 }
 

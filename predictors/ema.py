@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictors.base import Array, Predictor
+from predictors.base import Array, Models, Predictor, reindexed
+from predictors.learner import check_weights
+
+_SHAPES: dict[str, tuple[int, ...]] = {"speed": ()}
 
 
 class ExponentialMovingAverage(Predictor):
@@ -15,15 +18,21 @@ class ExponentialMovingAverage(Predictor):
 
     Args:
         alpha: Weight of the latest measurement, above 0 and at most 1.
+        models: The averages of an earlier run, under "ema". A worker's counts as its first measurement, so
+            that it is soon forgotten if all is different now.
 
     Raises:
-        ValueError: `alpha` is out of its range.
+        ValueError: `alpha` is out of its range, or a saved model is not an average.
     """
 
-    def __init__(self, alpha: float = 0.2) -> None:
+    def __init__(self, alpha: float = 0.2, models: Models | None = None) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha {alpha}: must be above 0 and at most 1")
         self._alpha = alpha
+        self._earlier = {
+            worker: float(check_weights(f"ema model of {worker}", _SHAPES, weights)["speed"])
+            for worker, weights in (models or {}).get("ema", {}).items()
+        }
         self._sums = np.empty(0)  # (workers,) of weight times speed
         self._weights = np.empty(0)  # (workers,)
 
@@ -39,6 +48,15 @@ class ExponentialMovingAverage(Predictor):
         with np.errstate(invalid="ignore"):
             return self._sums / self._weights  # 0 / 0 is NaN: never measured
 
+    def models(self) -> Models:
+        """Each worker's average."""
+        averages = zip(self.workers, self.predict(), strict=True)
+        known = {worker: {"speed": np.array(speed)} for worker, speed in averages if np.isfinite(speed)}
+        return {"ema": known} if known else {}
+
     def _reindex(self, rows: Sequence[int | None]) -> None:
-        self._sums = np.array([0.0 if row is None else self._sums[row] for row in rows])
-        self._weights = np.array([0.0 if row is None else self._weights[row] for row in rows])
+        self._sums = reindexed(self._sums, rows, 0.0)
+        self._weights = reindexed(self._weights, rows, 0.0)
+        for row, (worker, old) in enumerate(zip(self.workers, rows, strict=True)):
+            if old is None and worker in self._earlier:
+                self._sums[row], self._weights[row] = self._alpha * self._earlier[worker], self._alpha

@@ -30,11 +30,12 @@ class Guarded(Predictor):
 
     Args:
         inner: Its predictions may be anything.
+        models: What earlier runs have learnt, for the moving average to start from.
     """
 
-    def __init__(self, inner: Predictor) -> None:
+    def __init__(self, inner: Predictor, models: Models | None = None) -> None:
         self._inner = inner
-        self._average = ExponentialMovingAverage()
+        self._average = ExponentialMovingAverage(models=models)
         self._predicted = np.empty(0)  # what was handed out: all else here is judged by that
         self._safe = np.empty(0)  # the moving average's prediction
         self._tried = np.empty(0)  # the inner prediction, cut to the range; NaN where it is none
@@ -75,8 +76,8 @@ class Guarded(Predictor):
         self._inner.take_fit(weights)
 
     def models(self) -> Models:
-        """The inner predictor's."""
-        return self._inner.models()
+        """The inner predictor's, and the moving average."""
+        return {**self._average.models(), **self._inner.models()}
 
     def _settle(self, speeds: Array) -> None:
         average, predicted, tried = ((speeds - p) ** 2 for p in (self._safe, self._predicted, self._tried))
@@ -92,8 +93,9 @@ class Guarded(Predictor):
         return np.clip(np.where(np.isnan(most), 0.0, wanted), -np.nan_to_num(most), np.nan_to_num(most))
 
     def _reindex(self, rows: Sequence[int | None]) -> None:
+        self._safe = self._average.predict()
         self._predicted = reindexed(self._predicted, rows, np.nan)
-        self._safe = reindexed(self._safe, rows, np.nan)
+        self._predicted = np.where(np.isnan(self._predicted), self._safe, self._predicted)
         self._tried = reindexed(self._tried, rows, np.nan)
         self._allowance = reindexed(self._allowance, rows, 0.0)
         self._lead = reindexed(self._lead, rows, 0.0)

@@ -6,8 +6,9 @@ It is imported where a fit runs, in a process of its own, and nowhere else.
 import os
 from typing import Any
 
-# Keras chooses its backend when it is imported; PyTorch is the one that is always there.
-os.environ.setdefault("KERAS_BACKEND", "torch")
+# Keras chooses its backend when it is imported; PyTorch is the one that is always there, whatever the
+# environment says for workers that train with another.
+os.environ["KERAS_BACKEND"] = "torch"
 
 import keras
 import numpy as np

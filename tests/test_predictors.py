@@ -199,12 +199,39 @@ def test_fits_serve_those_that_moved_meanwhile(name):
     moved.take_fit(found)
 
     ours, theirs = moved.models(), stayed.models()
-    assert list(ours) == list(theirs) == ["narx" if name == "auto" else name]
-    for there, here in zip(theirs.values(), ours.values(), strict=True):
-        assert there.keys() == here.keys() == {"w0", "w1", "w2"}
-        for worker in there:
-            for array in there[worker]:
-                assert np.array_equal(there[worker][array], here[worker][array])
+    fitted = "narx" if name == "auto" else name
+    assert ours.keys() == theirs.keys() == {fitted, "ema"}
+    assert ours[fitted].keys() == theirs[fitted].keys() == {"w0", "w1", "w2"}
+    for worker, there in theirs[fitted].items():
+        for array in there:
+            assert np.array_equal(there[array], ours[fitted][worker][array])
+
+
+@pytest.mark.parametrize("name", [name for name in PREDICTORS if name != "memoryless"])
+def test_a_resumed_run_begins_where_the_last_one_ended(name):
+    """Without a fit, the first prediction is the moving average as it was; it counts as one measurement."""
+    before = new(name, 2)
+    for speeds in ((1.0, 20.0), (2.0, 30.0), (3.0, 40.0)):
+        observe(before, *speeds)
+    models = before.models()
+    assert models.keys() == {"ema"}
+    resumed = make_predictor(name, models=models)
+    resumed.set_workers(["w1", "new", "w0"])
+    average = new("ema", 2)
+    for speeds in ((1.0, 20.0), (2.0, 30.0), (3.0, 40.0)):
+        observe(average, *speeds)
+    slow, fast = average.predict()
+    assert np.allclose(resumed.predict(), [fast, NAN, slow], rtol=1e-12, equal_nan=True)
+    for _ in range(20):
+        observe(resumed, 400.0, 5.0, 30.0)
+    assert np.allclose(resumed.predict(), [400.0, 5.0, 30.0], rtol=0.02)
+
+
+@pytest.mark.parametrize("weights", [{}, {"speed": np.zeros(2)}, {"speed": np.array(NAN)}])
+def test_an_average_that_is_none_is_refused(weights):
+    """The error says which worker's it is."""
+    with pytest.raises(ValueError, match="ema model of w7"):
+        make_predictor("ema", models={"ema": {"w7": weights}})
 
 
 @pytest.mark.parametrize("name", FITTING)

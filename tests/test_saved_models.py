@@ -1,13 +1,16 @@
 """Saved models: what predictors have learnt, in files."""
 
+import io
 import os
+import struct
+import zipfile
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.saved_models import load_models, models_file, save_models
+from batchsize_manager.saved_models import load_models, models_file, pack_models, save_models, unpack_models
 
 NAMES = st.text(min_size=1, max_size=8)
 
@@ -83,3 +86,33 @@ def test_arrays_that_are_not_models_are_refused(tmp_path):
     for name in ("other.npz", "objects.npz", "nan.npz"):
         with pytest.raises(ValueError, match=name):
             load_models(tmp_path / name)
+
+
+def packed(*entries, compression=zipfile.ZIP_STORED):
+    """A zip file of names and contents."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as file:
+        for name, content in entries:
+            file.writestr(name, content)
+    return stream.getvalue()
+
+
+def test_what_was_sent_takes_no_more_memory_than_it_is_long():
+    """Zip bombs, and arrays that claim to be longer than they are, are refused before they are read."""
+    good = pack_models({"narx": {"w": {"x": np.ones(3)}}})
+    assert plain(unpack_models(good)) == {"narx": {"w": {"x": [1.0, 1.0, 1.0]}}}
+    zeros = io.BytesIO()
+    np.save(zeros, np.zeros(10**6))
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }"
+    claims = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    content = packed(("narx/w/x.npy", b"x" * 500))
+    longer = content.replace(struct.pack("<II", 500, 500), struct.pack("<II", 2**31, 2**31))
+    assert longer != content
+    for sent in (
+        packed(("narx/w/x.npy", zeros.getvalue()), compression=zipfile.ZIP_DEFLATED),
+        packed(("narx/w/x.npy", claims)),
+        longer,
+        b"rubbish",
+    ):
+        with pytest.raises(ValueError, match="models that were sent: not a file of saved models"):
+            unpack_models(sent)

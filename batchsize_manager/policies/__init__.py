@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
+from batchsize_manager.policies.learned import Learned
 from batchsize_manager.policies.proportional import Proportional
 from predictors import Models, Predictor, PredictorOptions, make_predictor
 
@@ -21,7 +22,8 @@ class PolicyOptions:
 
     Attributes:
         predictor: A name in `predictors.PREDICTORS`.
-        tolerance: How much slower than the best a split may be before it is changed; see `Proportional`.
+        tolerance: How much slower than the best a split may be before it is changed; see `Proportional`
+            and `Learned`.
         learning: For predictors that learn.
         models: What earlier runs have learnt.
 
@@ -48,7 +50,10 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "even": lambda options: Even(),
     "proportional": lambda options: Proportional(options.make_predictor(), options.tolerance),
     "leader_straggler": lambda options: LeaderStraggler(),
+    "learned": lambda options: Learned(options.tolerance, options.models),
 }
+
+PREDICTING = frozenset({"proportional"})  # the policies that go by a predictor
 
 
 def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
@@ -62,4 +67,13 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     return POLICIES[name](options or PolicyOptions())
 
 
-__all__ = ["POLICIES", "Member", "Observation", "Policy", "PolicyOptions", "Split", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "PREDICTING",
+    "Member",
+    "Observation",
+    "Policy",
+    "PolicyOptions",
+    "Split",
+    "make_policy",
+]

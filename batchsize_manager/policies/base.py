@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchsize_manager.rounding import Bounds
 from predictors import Fit, Models, Weights
@@ -48,11 +48,14 @@ class Split:
         counts: Samples.
         warnings: What the user should know.
         predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
+        dispensable: By name, workers without which the job would be faster, with why and by how much in
+            words. If there are several, it is so without all of them together.
     """
 
     counts: list[int]
     warnings: tuple[str, ...] = ()
     predicted_speeds: Sequence[float] = ()
+    dispensable: Mapping[str, str] = field(default_factory=dict)
 
 
 class Policy(ABC):
@@ -65,6 +68,9 @@ class Policy(ABC):
         Raises:
             InfeasibleError: They cannot take the batch that the policy is holding.
         """
+
+    def expect(self, total: int) -> None:  # noqa: B027 - most need not know
+        """Whole batches have so many samples from now on; an epoch's last may be smaller."""
 
     @abstractmethod
     def observe(self, observations: Mapping[str, Observation]) -> None:

@@ -34,8 +34,9 @@ class LeaderStraggler(Policy):
         self.step_size = FAST_STEP_SIZE
         self.observation_window = FAST_OBSERVATION_WINDOW
         self._members: Sequence[Member] = ()
-        self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until the first split
+        self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until they are known
         self._usual_total = 0
+        self._begun = False  # whether anything was split
         self._forget()
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -48,14 +49,26 @@ class LeaderStraggler(Policy):
             self._batch_sizes = self._scale(shares, self._usual_total)
         self._forget()
 
+    def expect(self, total: int) -> None:
+        """See `Policy`; batch sizes keep their proportions."""
+        self._usual_total = total
+
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`; takes in what is of the current members and their usual batch sizes."""
+        """See `Policy`; takes in what is of the current members and their usual batch sizes.
+
+        What is seen before the first split shows how another policy had split; this one begins there.
+        """
         seen = [observations.get(member.name) for member in self._members]
         if any(observation is None for observation in seen):
             return
         complete = [observation for observation in seen if observation is not None]
         if sum(observation.batch_size for observation in complete) != self._usual_total:
             return
+        if not self._begun:
+            sizes = [observation.batch_size for observation in complete]
+            if sizes != self._batch_sizes:
+                self._forget()
+            self._batch_sizes = sizes
         times = np.array([observation.batch_processing_time for observation in complete])
         self._window.append(times)
         self._was_behind |= times[:, None] > times[None, :]
@@ -65,8 +78,14 @@ class LeaderStraggler(Policy):
     def split(self, total: int) -> Split:
         """See `Policy`."""
         if not self._batch_sizes:
-            self._usual_total = total
-            self._batch_sizes = self._scale([1.0] * len(self._members), total)
+            self._usual_total = self._usual_total or total
+            self._batch_sizes = self._scale([1.0] * len(self._members), self._usual_total)
+        elif not self._begun or sum(self._batch_sizes) != self._usual_total:
+            sizes = self._scale([float(size) for size in self._batch_sizes], self._usual_total)
+            if sizes != self._batch_sizes:
+                self._batch_sizes = sizes
+                self._forget()
+        self._begun = True
         if total != self._usual_total:
             return Split(self._scale([float(size) for size in self._batch_sizes], total))
         warnings: tuple[str, ...] = ()
@@ -84,6 +103,7 @@ class LeaderStraggler(Policy):
             return ()
         leader = min(able, key=lambda i: times[i])
         step = self._step(leader, straggler)
+        # Line 8: x_straggler <= step size, where the minimum is one sample.
         if self._batch_sizes[straggler] - step < self._members[straggler].bounds.minimum:
             return (
                 f"{self._members[straggler].name} is the straggler with "

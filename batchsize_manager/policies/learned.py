@@ -1,0 +1,177 @@
+"""Batch sizes by time curves that are fitted as the job runs: a batch is split so that all take equally long.
+
+What LB-BSP's sections 3.3.1 and 3.3.2 are after, without Alg. 2's steps: once the curves are known, the
+best split follows from them at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.curves import Curves, EqualTime, fit
+from batchsize_manager.policies.dispensable import dispensable
+from batchsize_manager.policies.sightings import Sightings
+from batchsize_manager.rounding import Bounds, split, split_evenly_in_time
+from predictors import Array, Models, Weights
+
+_SURE = 1.0  # standard deviations of the straggler's time by which a new split must be better
+MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples than it has had (Alg. 2, line 5)
+
+
+class Learned(Policy):
+    """Fits each worker's time curve online, and solves for the split with the smallest longest time.
+
+    There are no iterations spent on exploring: the first splits differ from each other anyway, and each
+    shows the curves where the next one is looked for. A worker that was never seen is taken to be as the
+    others are on average. A split stays until another is better by more than `tolerance` and by more than
+    the curves may be wrong.
+
+    Args:
+        tolerance: Keep a split while its slowest worker is expected to take at most 1 + `tolerance` times
+            as long as with the best one; see `Proportional`.
+        models: What earlier runs have learnt; curves of workers that join under the same names are used.
+
+    Raises:
+        ValueError: A model is not one of this policy's.
+    """
+
+    def __init__(self, tolerance: float = 0.0, models: Models | None = None) -> None:
+        self._tolerance = tolerance
+        saved = (models or {}).get("learned", {})
+        self._saved = {name: _checked(name, weights) for name, weights in saved.items()}
+        self._met: dict[str, tuple[Array, Array]] = {}  # by member: batch sizes seen, and their times
+        self._members: Sequence[Member] = ()
+        self._sightings = Sightings()
+        self._curves: Curves | None = None  # as last fitted; None if that was before the last sighting
+        self._centres = np.zeros(0)  # (workers,), samples: where they are to be right
+        self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
+        self._largest = np.zeros(0)  # (workers,), samples: the largest batch that each has gone through
+        self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short when last heard of
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """See `Policy`; who stays keeps its curve, whatever its bounds are now."""
+        row_of = {member.name: row for row, member in enumerate(self._members)}
+        rows = [row_of.get(member.name) for member in members]
+        self._keep()
+        self._sightings.reindex(rows)
+        self._largest = np.array([0.0 if row is None else self._largest[row] for row in rows])
+        self._guarded = np.array([row is not None and self._guarded[row] for row in rows], dtype=bool)
+        known = {**self._saved, **self._met}
+        for row, (member, old) in enumerate(zip(members, rows, strict=True)):
+            if old is None and member.name in known:
+                self._sightings.restore(row, *known[member.name])
+        self._members = members
+        self._last.clear()
+        self._curves = None
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """See `Policy`; every batch size tells something, those of an epoch's last batch, too."""
+        seen = [
+            (row, observation)
+            for row, member in enumerate(self._members)
+            if (observation := observations.get(member.name)) is not None and observation.batch_size
+        ]
+        if not seen:
+            return
+        workers = np.array([row for row, _ in seen], dtype=np.int64)
+        sizes = np.array([float(observation.batch_size) for _, observation in seen])
+        times = np.array([observation.batch_processing_time for _, observation in seen])
+        self._largest[workers] = np.maximum(self._largest[workers], sizes)
+        self._guarded[workers] = [observation.memory_usage > MEMORY_GUARD for _, observation in seen]
+        everyone = self._sightings.latest_sizes
+        everyone[workers] = sizes
+        expected = self._fit(everyone).times(everyone)[workers]
+        self._sightings.add(workers, sizes, times, expected)
+        self._curves = None
+
+    def split(self, total: int) -> Split:
+        """See `Policy`."""
+        bounds = self._bounds(total)
+        seen = self._sightings.seen
+        if not seen.any():
+            return Split(split([1.0] * len(bounds), total, bounds))
+        last = self._last.get(total)
+        curves = self._fit(np.array(last or self._usual_sizes(total), dtype=float))
+        best = split_evenly_in_time(EqualTime(curves), total, bounds)
+        if last is None or not _fits(last, bounds) or self._pays(curves, last, best):
+            last = best
+        self._last[total] = last
+        counts = np.array(last, dtype=float)
+        times = curves.times(counts)
+        speeds = np.where(seen & (counts > 0), counts / times, np.nan)
+        needless = dispensable(
+            [member.name for member in self._members], curves, self._sightings, last, total, bounds
+        )
+        return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
+
+    def models(self) -> Models:
+        """What was seen of each worker, which its curve follows from; of those that have gone, too."""
+        self._keep()
+        learnt = {name: {"sizes": sizes, "times": times} for name, (sizes, times) in self._met.items()}
+        return {"learned": learnt} if learnt else {}
+
+    def _keep(self) -> None:
+        """Remember who has been seen, should it go and come back."""
+        for row, member in enumerate(self._members):
+            places = self._sightings.repeats[row] > 0
+            if places.any():
+                self._met[member.name] = (
+                    self._sightings.sizes[row, places],
+                    self._sightings.times[row, places],
+                )
+
+    def _fit(self, centres: Array) -> Curves:
+        """The curves, right near these batch sizes, (workers,); who was never seen has the average."""
+        sightings = self._sightings
+        if self._curves is not None and np.array_equal(centres, self._centres):
+            return self._curves
+        curves = fit(sightings.sizes, sightings.times, sightings.variances, np.maximum(centres, 1.0))
+        self._curves, self._centres = curves.averaged_over(sightings.seen), centres
+        return self._curves
+
+    def _usual_sizes(self, total: int) -> Array:
+        """About what each worker would have of a batch for which there is no split yet, (workers,)."""
+        sizes = self._sightings.latest_sizes
+        usual: Array = sizes * (total / sizes.sum())
+        return usual
+
+    def _bounds(self, total: int) -> list[Bounds]:
+        """The members' bounds, those that are short of memory at the largest batch that they have had."""
+        bounds = [member.bounds for member in self._members]
+        narrowed = [
+            _at_most(bound, int(largest)) if guarded else bound
+            for bound, largest, guarded in zip(bounds, self._largest, self._guarded, strict=True)
+        ]
+        return narrowed if sum(bound.maximum for bound in narrowed) >= total else bounds
+
+    def _pays(self, curves: Curves, last: Sequence[int], best: Sequence[int]) -> bool:
+        """Whether the best split is better than the last one by more than what the curves may be wrong."""
+        times = curves.times(np.array(last, dtype=float))
+        straggler = int(times.argmax())
+        longest = float(curves.times(np.array(best, dtype=float)).max())
+        return bool(
+            times[straggler] > longest * (1 + self._tolerance + _SURE * float(curves.error[straggler]))
+        )
+
+
+def _fits(counts: Sequence[int], bounds: Sequence[Bounds]) -> bool:
+    return all(count <= bound.maximum for count, bound in zip(counts, bounds, strict=True))
+
+
+def _at_most(bound: Bounds, largest: int) -> Bounds:
+    """A worker's bounds with a lower maximum, as far as its minimum allows."""
+    least = -(-bound.minimum // bound.granularity) * bound.granularity
+    return replace(bound, maximum=min(bound.maximum, max(least, largest)))
+
+
+def _checked(worker: str, weights: Weights) -> tuple[Array, Array]:
+    """The sizes and times of a saved model."""
+    sizes, times = (np.asarray(weights.get(name, ())) for name in ("sizes", "times"))
+    if sizes.ndim != 1 or sizes.shape != times.shape or not sizes.size or min(sizes.min(), times.min()) <= 0:
+        raise ValueError(
+            f"model of worker {worker!r}: 'sizes' and 'times' must be as many numbers above 0, "
+            f"but have shapes {sizes.shape} and {times.shape}"
+        )
+    return sizes, times

@@ -1,0 +1,216 @@
+"""Time curves: fits that find what made the times, and splits that no other beats."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.policies.curves import Curves, EqualTime, fit
+from batchsize_manager.policies.sightings import Sightings
+from batchsize_manager.rounding import Bounds, InfeasibleError, split_evenly_in_time
+
+SIZES = np.array([8.0, 16, 32, 64, 96, 128, 192, 256])
+
+
+def hinge(level, threshold, per_sample, counts):
+    """Times that are flat up to a threshold and then grow in a line."""
+    return level + per_sample * np.maximum(0, np.asarray(counts, dtype=float) - threshold)
+
+
+def curves(*workers):
+    """Make curves of (level, threshold, per_sample), seen from 1 to 100 samples."""
+    level, threshold, per_sample = np.array(workers, dtype=float).T
+    one = np.ones(len(workers))
+    return Curves(level, threshold, per_sample, one, 100 * one, 0.01 * one)
+
+
+# -- fit
+
+
+@settings(deadline=None)
+@given(
+    st.floats(1e-4, 100),
+    st.sampled_from([0.0, 32.0, 64.0, 96.0]),
+    st.floats(0.002, 0.02),
+    st.integers(0, 2**32),
+)
+def test_fit_finds_the_curve(level, threshold, slope, seed):
+    """Between the sizes that were seen, a curve is found from times with 1% noise, best near the centre."""
+    times = hinge(level, threshold, slope * level, SIZES)
+    noisy = times * np.random.default_rng(seed).normal(1, 0.01, len(SIZES))
+    found = fit(SIZES[None], noisy[None], np.full((1, len(SIZES)), 1e-4), np.array([64.0]))
+
+    counts = np.arange(8, 257.0)
+    errors = np.abs(found.times(counts) / hinge(level, threshold, slope * level, counts) - 1)
+    assert errors.max() < 0.4
+    assert errors[(counts > 48) & (counts < 85)].max() < 0.1
+
+
+def test_fit_tells_overhead_from_saturation():
+    """A line through an offset has no threshold; a flat part has one, and its level is found."""
+    times = np.stack([hinge(1.0, 0, 0.01, SIZES), hinge(1.0, 96, 0.01, SIZES)])
+    found = fit(np.stack([SIZES] * 2), times, np.full((2, len(SIZES)), 1e-4), np.array([128.0, 128.0]))
+
+    assert found.threshold.tolist() == pytest.approx([0, 96], abs=1)
+    assert found.level.tolist() == pytest.approx([1.0, 1.0], rel=0.01)
+    assert found.per_sample.tolist() == pytest.approx([0.01, 0.01], rel=0.02)
+
+
+def test_fit_is_right_where_it_is_asked():
+    """A bent curve is no hinge: near the centre the fit follows the sightings there."""
+    times = SIZES**1.3
+    for centre in (16.0, 64.0, 256.0):
+        found = fit(SIZES[None], times[None], np.full((1, len(SIZES)), 1e-4), np.array([centre]))
+        assert found.times(np.array([centre]))[0] == pytest.approx(centre**1.3, rel=0.03)
+
+
+def test_one_sighting_gives_the_usual_slope():
+    """From a single batch size, a time that grows with the batch is assumed."""
+    variances = np.full((1, len(SIZES)), np.inf)
+    variances[0, 3] = 1e-3
+    found = fit(SIZES[None], np.full((1, len(SIZES)), 2.0), variances, np.array([64.0]))
+
+    assert found.times(np.array([64.0]))[0] == pytest.approx(2.0, rel=0.01)
+    assert 1.0 < found.times(np.array([32.0]))[0] < 1.6
+    assert 2.6 < found.times(np.array([128.0]))[0] < 4.1
+    assert (found.least[0], found.reach[0]) == (64, 64)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.floats(1e-3, 1e3)), min_size=1, max_size=10),
+    st.integers(1, 600),
+)
+def test_fitted_times_only_grow(seen, centre):
+    """Whatever was seen, a larger batch takes longer, and `time` is the same as `times`."""
+    sizes, times = np.array(seen, dtype=float).T
+    found = fit(sizes[None], times[None], np.full((1, len(seen)), 1e-3), np.array([float(centre)]))
+    counts = np.unique(np.geomspace(1, 2000, 60).astype(int))
+    expected = found.times(counts.astype(float))
+
+    assert (expected > 0).all()
+    assert (np.diff(expected) > 0).all()
+    equal_time = EqualTime(found)
+    assert [equal_time.time(0, int(n)) for n in counts] == pytest.approx(expected.tolist())
+
+
+# -- splits by curves
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.01, 10),
+            st.sampled_from([0, 2, 5]),
+            st.floats(0.001, 10),
+            st.integers(1, 9),
+            st.integers(1, 3),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 24),
+)
+def test_optimal_against_brute_force(workers, total):
+    """No other split within the bounds has a shorter longest time."""
+    limits = [Bounds(low, 9) for *_, low in workers]
+    assume(sum(bound.minimum for bound in limits) <= total <= 9 * len(limits))
+    level, threshold, per_sample = np.array([its[:3] for its in workers], dtype=float).T
+    least = np.array([float(its[3]) for its in workers])
+    found = Curves(level, threshold, per_sample, least, np.maximum(least, 6.0), least)
+    counts = split_evenly_in_time(EqualTime(found), total, limits)
+
+    ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
+    splits = [its for its in itertools.product(*ranges) if sum(its) == total]
+    best = min(found.times(np.array(its, dtype=float)).max() for its in splits)
+    assert sum(counts) == total
+    assert tuple(counts) in splits
+    assert found.times(np.array(counts, dtype=float)).max() <= best * (1 + 1e-9)
+
+
+def test_split_keeps_granularity_and_refuses_what_does_not_fit():
+    """Counts are multiples where the sum allows it; more than the maxima is infeasible."""
+    found = EqualTime(curves((1.0, 0, 0.1), (0.1, 0, 0.02)))
+    limits = [Bounds(1, 40, 8), Bounds(1, 80, 16)]
+
+    counts = split_evenly_in_time(found, 88, limits)
+    assert (counts[0] % 8, counts[1] % 16, sum(counts)) == (0, 0, 88)
+    with pytest.raises(InfeasibleError, match="121 samples"):
+        split_evenly_in_time(found, 121, limits)
+
+
+def test_flat_parts_share_a_large_batch_quickly():
+    """Workers that are all flat leave the split open; it is made without going sample by sample."""
+    counts = split_evenly_in_time(EqualTime(curves(*[(1.0, 2**39, 1e-9)] * 4)), 2**38, [Bounds()] * 4)
+
+    assert sum(counts) == 2**38
+    assert max(counts) - min(counts) < 100
+
+
+# -- sightings
+
+
+def see(sightings, size, time, expected):
+    """Show the only worker's time at a batch size."""
+    sightings.add(np.array([0]), np.array([float(size)]), np.array([time]), np.array([expected]))
+
+
+def one_worker():
+    """Sightings of one worker, which has been seen with 64 samples in 1 s, 10 times."""
+    sightings = Sightings()
+    sightings.reindex([None])
+    for _ in range(10):
+        see(sightings, 64, 1.0, 1.0)
+    return sightings
+
+
+def test_times_of_a_size_are_averaged():
+    """Repeats of a size make one sighting, of smaller variance; other sizes make their own."""
+    sightings = one_worker()
+    see(sightings, 64, 1.11, 1.0)
+    see(sightings, 128, 2.0, 2.0)
+
+    kept = sightings.repeats[0] > 0
+    assert sorted(zip(sightings.sizes[0, kept], sightings.times[0, kept], strict=True)) == [
+        (64, pytest.approx(1.01)),
+        (128, 2.0),
+    ]
+    assert sorted(sightings.repeats[0, kept]) == [1, 11]
+
+
+def test_a_spike_is_left_out():
+    """One time that is three times as long changes nothing."""
+    sightings = one_worker()
+    before = sightings.times.copy()
+    see(sightings, 64, 3.0, 1.0)
+    assert (sightings.times == before).all()
+    see(sightings, 64, 1.0, 1.0)
+    see(sightings, 64, 3.0, 1.0)
+    assert sightings.times[0].max() == pytest.approx(1.0)
+
+
+def test_two_in_a_row_are_a_change():
+    """After the second time that is twice as long, all that was seen counts double, and little."""
+    sightings = one_worker()
+    see(sightings, 16, 0.4, 0.4)
+    before = sightings.variances[0].copy()
+    for _ in range(2):
+        see(sightings, 64, 2.0, 1.0)
+
+    kept = sightings.repeats[0] > 0
+    assert sorted(sightings.times[0, kept]) == pytest.approx([0.8, 2.0])
+    assert sightings.iterations[0] == 1
+    small = sightings.sizes[0] == 16
+    assert sightings.variances[0][small] > 5 * before[small]
+
+
+def test_the_oldest_size_makes_room():
+    """Only so many sizes are kept; the one that was not seen for longest goes."""
+    sightings = one_worker()
+    for size in range(100, 1100, 100):
+        see(sightings, size, size / 64, size / 64)
+
+    assert sorted(sightings.sizes[0]) == list(range(100, 1100, 100))
