@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ps.parameters import Contribution, Group, Layout, Parameters
+from ps.layout import Group, Layout
+from ps.parameters import Contribution, Parameters
 from rpc.errors import InvalidRequestError
 
 
@@ -18,7 +19,6 @@ from rpc.errors import InvalidRequestError
 class _Push(Contribution):
     """A worker's gradient for its slice of one iteration."""
 
-    worker: str = ""
     iteration: int = -1
 
 
@@ -45,7 +45,7 @@ class AsynchronousShard(Parameters):
         Raises:
             InvalidRequestError: Its use of amsgrad is not the job's.
         """
-        self._options[worker] = [{} for _ in groups]
+        self._options[worker] = [{} for _ in self.layout.options]
         self.set_options(groups, worker)
 
     def set_options(self, groups: Sequence[Group], worker: str = "") -> None:
@@ -62,7 +62,15 @@ class AsynchronousShard(Parameters):
         """Whether the worker's gradient made its step already: only the answer got lost."""
         return iteration <= self._applied.get(worker, -1)
 
-    def begin(self, iteration: int, start: int, count: int, total: int, worker: str = "") -> Contribution:
+    def begin(
+        self,
+        iteration: int,
+        start: int,
+        count: int,
+        total: int,
+        worker: str = "",
+        batch_start: int | None = None,
+    ) -> Contribution:
         """A worker pushes its gradient; one that is not whole, or has not made its step, gives way.
 
         Raises:
@@ -70,7 +78,7 @@ class AsynchronousShard(Parameters):
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
-        push = _Push(start, count, open=True, held=self._buffer(), worker=worker, iteration=iteration)
+        push = _Push(start, count, worker, held=self._buffer(), iteration=iteration)
         self._pushes[worker] = push
         return push
 
@@ -89,6 +97,10 @@ class AsynchronousShard(Parameters):
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """Nobody waits for anybody."""
 
+    def drop(self) -> None:
+        """Forget the gradients that are arriving, or wait for their steps."""
+        self._pushes.clear()
+
     @property
     def complete(self) -> bool:
         """Whether a gradient is here as a whole."""
@@ -105,7 +117,7 @@ class AsynchronousShard(Parameters):
         for group, values in zip(self._optimizer.param_groups, options, strict=True):
             group.update({**self._optimizer.defaults, **values})
         self._gradient.copy_(push.held)
-        self._optimizer.step()
+        self._apply()
         self._spare.append(push.held)
         push.held = None
         self.version += 1

@@ -4,8 +4,10 @@ This is what TensorFlow's `replicas_to_aggregate` does (Chen et al., 2016), whic
 compares with. It knows no sockets and no clock.
 """
 
-from ps.parameters import Contribution, Layout
+from ps.layout import Layout
+from ps.parameters import Contribution
 from ps.shard import Shard
+from rpc.errors import NotMemberError
 
 
 class BackupShard(Shard):
@@ -22,30 +24,58 @@ class BackupShard(Shard):
     def __init__(self, layout: Layout, replicas_to_aggregate: int) -> None:
         super().__init__(layout, deterministic=True)
         self._replicas_to_aggregate = replicas_to_aggregate
+        self._lost: dict[int, int] = {}  # start to count, of slices that are not waited for
 
-    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
-        """Whether the iteration's step was taken, with this slice or without."""
-        return self.initialised and iteration < self.version
+    def begin(
+        self,
+        iteration: int,
+        start: int,
+        count: int,
+        total: int,
+        worker: str = "",
+        batch_start: int | None = None,
+    ) -> Contribution:
+        """A worker starts to push its slice's gradient, or sends it again as its connection broke.
 
-    def broken(self, contribution: Contribution) -> None:
-        """Forget the part that has come: whoever brings the slice again begins anew."""
-        super().broken(contribution)
-        start = contribution.start
-        if self._contributions.get(start) is contribution and not self._is_whole(contribution):
-            del self._contributions[start]
-            if contribution.lost:
-                self._lost[start] = contribution.count
+        Raises:
+            InvalidRequestError: It is not this iteration's turn, or the slice does not fit in.
+            NotMemberError: The slice's worker was taken out.
+            UnavailableError: Another connection is bringing the slice.
+        """
+        if iteration == self.version and start in self._lost:
+            raise NotMemberError(f"the slice at {start} was given up: its worker was taken out")
+        return super().begin(iteration, start, count, total, worker, batch_start)
+
+    def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
+        """A slice's worker has gone: do not wait for what has not come; the same may be said again.
+
+        If nothing of a batch of `total` samples can come any more, its step changes no parameter.
+        """
+        if iteration == self.version and count:
+            self._lost[start] = count
+            self._total = total
+
+    def drop(self) -> None:
+        """Forget all that has come, and the losses, since the last step."""
+        super().drop()
+        self._lost.clear()
 
     @property
     def complete(self) -> bool:
         """Whether enough gradients are here, or everything that can come."""
-        whole = sum(self._is_whole(contribution) for contribution in self._contributions.values())
-        return whole >= self._replicas_to_aggregate or super().complete
+        if sum(map(self._is_whole, self._contributions)) >= self._replicas_to_aggregate:
+            return True
+        expected = [c for c in self._contributions if c.start not in self._lost]
+        samples = sum(c.count for c in expected) + sum(self._lost.values())
+        return self._total is not None and samples >= self._total and all(map(self._is_whole, expected))
 
     def step(self) -> None:
         """Take the optimiser's step with the gradients that are here as a whole."""
-        self._contributions = {s: c for s, c in self._contributions.items() if self._is_whole(c)}
-        super().step()
-
-    def _is_whole(self, contribution: Contribution) -> bool:
-        return contribution.done == self.layout.elements
+        whole = [contribution for contribution in self._contributions if self._is_whole(contribution)]
+        if whole:
+            self._sum_up(whole, sum(contribution.count for contribution in whole))
+            self._apply()
+            self._gradient.zero_()
+        self._next_batch(whole)
+        self._lost.clear()
+        self.version += 1

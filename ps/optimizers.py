@@ -1,4 +1,7 @@
-"""From the wire's names and numbers to torch.optim, which does the steps, so its semantics hold exactly."""
+"""From the wire's names and numbers to optimisers, so that their frameworks' semantics hold exactly.
+
+Those of torch.optim are PyTorch's own; `keras_optimizers` has Keras's in their shape.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ps.keras_optimizers import KerasAdam, KerasSGD
 from rpc.errors import InvalidRequestError
 
 
@@ -26,6 +30,9 @@ OPTIMIZERS: dict[str, _Kind] = {
     ),
     "adam": _Kind(torch.optim.Adam, _ADAM_NUMBERS, frozenset({"amsgrad"})),
     "adamw": _Kind(torch.optim.AdamW, _ADAM_NUMBERS, frozenset({"amsgrad"})),
+    "keras_sgd": _Kind(KerasSGD, frozenset({"lr", "momentum", "weight_decay"}), frozenset({"nesterov"})),
+    "keras_adam": _Kind(KerasAdam, _ADAM_NUMBERS, frozenset({"amsgrad"})),
+    "keras_adamw": _Kind(KerasAdam, _ADAM_NUMBERS, frozenset({"amsgrad"})),
 }
 
 
@@ -40,7 +47,7 @@ def make_optimizer(
         options: Each group's options, by the names in `idl/parameter_server.thrift`.
 
     Raises:
-        InvalidRequestError: The name, an option or its value is not one that torch.optim takes.
+        InvalidRequestError: The name, an option or its value is not one that there is.
     """
     if name not in OPTIMIZERS:
         raise InvalidRequestError(f"optimizer {name!r}: there are {', '.join(OPTIMIZERS)}")
@@ -48,7 +55,7 @@ def make_optimizer(
     translated = [translate(name, values) for values in options]
     try:
         for values in translated:
-            kind.make([torch.zeros(1)], **values)  # torch.optim does not check the values in groups
+            kind.make([torch.zeros(1)], **values)  # constructors do not check the values in groups
         return kind.make([{"params": [part], **v} for part, v in zip(parts, translated, strict=True)])
     except ValueError as error:
         raise InvalidRequestError(f"optimizer {name}: {error}") from error

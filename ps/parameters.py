@@ -5,62 +5,17 @@ BSP, `backup` and `asynchronous`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ps import state as optimizer_state
+from ps.layout import DTYPES, Group, Layout
 from ps.optimizers import make_optimizer, translate
+from ps.state import Snapshot, State
 from rpc.errors import InvalidRequestError
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Group:
-    """A run of the shard's elements that share the optimiser's options."""
-
-    elements: int
-    options: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a shard holds; the same for every worker of the job.
-
-    Attributes:
-        dtype: A name in `DTYPES`.
-        optimizer: A name in `ps.optimizers.OPTIMIZERS`.
-        groups: The parameter groups, in the order of their elements.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    dtype: str
-    optimizer: str
-    groups: tuple[Group, ...]
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidRequestError(f"dtype {self.dtype!r}: there are {', '.join(DTYPES)}")
-        if not self.elements or any(group.elements < 0 for group in self.groups):
-            raise InvalidRequestError("groups: they must hold at least one element together")
-        # Building an optimiser on nothing checks its name and options.
-        make_optimizer(
-            self.optimizer, [torch.zeros(1) for _ in self.groups], [g.options for g in self.groups]
-        )
-
-    @property
-    def elements(self) -> int:
-        """How many numbers the shard holds."""
-        return sum(group.elements for group in self.groups)
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the shard's parameters take."""
-        return self.elements * DTYPES[self.dtype].itemsize
 
 
 @dataclass
@@ -70,17 +25,19 @@ class Contribution:
     Attributes:
         start: First position of the slice in its epoch.
         count: Samples, at least 1; the weight of the gradient.
-        done: Elements that have arrived.
-        open: Whether a connection is bringing it right now.
-        lost: Whether its worker has gone, so that no more of it will come.
+        worker: Who brings it.
+        first: The first element that is taken from it; for those before, its samples count already.
+        done: The element up to which it has arrived.
+        open: Whether a connection is bringing it right now; what still comes otherwise is dropped.
         held: The gradient itself, where it is not added to a sum at once.
     """
 
     start: int
     count: int
+    worker: str = ""
+    first: int = 0
     done: int = 0
-    open: bool = False
-    lost: bool = False
+    open: bool = True
     held: torch.Tensor | None = field(default=None, repr=False)
 
     @property
@@ -96,38 +53,107 @@ class Parameters(ABC):
         layout: What the shard holds.
 
     Attributes:
-        version: Steps done so far.
+        version: Steps done so far, or iterations.
         initialised: Whether there are parameters yet.
+        steps: That the optimiser has taken.
+        used: What the last step was taken with.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.version = 0
         self.initialised = False
+        self.steps = 0
+        self.used: Sequence[Contribution] = ()
+        self._groups = layout.groups  # with the options that hold by now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
         self._gradient = torch.empty(0, dtype=self._dtype)  # (elements,), which the optimiser steps with
         self._spare: list[torch.Tensor] = []  # (elements,) each: fresh memory is several times as slow
+        self._slots: dict[str, torch.Tensor] = {}  # (elements,) each, as somebody asked for since the step
 
-    def initialise(self, parameters: torch.Tensor, version: int) -> bool:
+    def initialise(self, parameters: torch.Tensor, version: int, state: State | None = None) -> bool:
         """Set the first parameters; False, and no change, if they are set already.
 
         Args:
             parameters: (elements,), taken over without a copy.
             version: Of these parameters.
+            state: The optimiser's to go on from, likewise.
+
+        Raises:
+            InvalidRequestError: The optimiser has no such slot.
         """
         if self.initialised:
             return False
         self._parameters = parameters
         self._gradient = torch.zeros_like(parameters)
-        self._make_optimizer()
+        self._make_optimizer(state or State())
         self.version = version
         self.initialised = True
         return True
 
+    def snapshot(self) -> Snapshot:
+        """A copy of all that the next steps depend on, but for what has come for them."""
+        return Snapshot(
+            Layout(self.layout.dtype, self.layout.optimizer, self._groups),
+            self.version,
+            self.steps,
+            self._parameters.clone(),
+            optimizer_state.copied(self._optimizer),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, whose tensors are taken over, and forget what has come."""
+        self.layout = snapshot.layout
+        self._groups = snapshot.layout.groups
+        self._parameters = snapshot.parameters
+        self._gradient = torch.zeros_like(snapshot.parameters)
+        self._make_optimizer(State())
+        optimizer_state.put_back(self._optimizer, snapshot.state)
+        self._slots.clear()
+        self.version, self.steps, self.initialised = snapshot.version, snapshot.steps, True
+        self.drop()
+
     def parameters(self) -> memoryview:
         """The parameters' bytes, as they are now; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
+
+    def check_slot(self, slot: str) -> None:
+        """See that the optimiser can go on from such a slot.
+
+        Raises:
+            InvalidRequestError: It has none of this name.
+        """
+        name = self.layout.optimizer
+        known = set().union(*(optimizer_state.slot_names(name, o) for o in self.layout.options))
+        if slot not in known:
+            raise InvalidRequestError(
+                f"slot {slot!r}: {name} with these options has {', '.join(sorted(known)) or 'none'}"
+            )
+
+    def slots(self) -> list[str]:
+        """The slots of the optimiser's state that there are by now.
+
+        Raises:
+            InvalidRequestError: There are no parameters yet.
+        """
+        if not self.initialised:
+            raise InvalidRequestError("there is no state before the parameters are initialised")
+        return optimizer_state.present(self._optimizer)
+
+    def slot(self, name: str) -> memoryview:
+        """A slot's bytes as they are now, with 0 for statistics; they stay as they are.
+
+        Raises:
+            InvalidRequestError: There is no such slot by now.
+        """
+        there = self.slots()
+        if name not in there:
+            raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(there) or 'none'}")
+        if name not in self._slots:
+            flat = self._slots[name] = torch.zeros_like(self._parameters)
+            optimizer_state.read(self._optimizer, name, self._parts(flat))
+        return self._slots[name].numpy().data.cast("B")
 
     def detach_parameters(self) -> None:
         """Go on with a copy: somebody is still reading the memory that `parameters` gave."""
@@ -152,6 +178,10 @@ class Parameters(ABC):
                 raise InvalidRequestError("amsgrad cannot be switched on once the job runs")
         for group, change in zip(self._optimizer.param_groups, changes, strict=True):
             group.update(change)
+        self._groups = tuple(
+            replace(old, options={**old.options, **new.options})
+            for old, new in zip(self._groups, groups, strict=True)
+        )
 
     @abstractmethod
     def opened(self, worker: str, groups: Sequence[Group]) -> None:
@@ -162,13 +192,29 @@ class Parameters(ABC):
         """Whether a slice's gradient is not needed any more, so that a push of it is taken and dropped."""
 
     @abstractmethod
-    def begin(self, iteration: int, start: int, count: int, total: int, worker: str = "") -> Contribution:
+    def begin(
+        self,
+        iteration: int,
+        start: int,
+        count: int,
+        total: int,
+        worker: str = "",
+        batch_start: int | None = None,
+    ) -> Contribution:
         """A worker starts to push its slice's gradient, or sends it again as its connection broke.
+
+        Args:
+            iteration: That it belongs to.
+            start: First position of the slice in its epoch.
+            count: Samples of the slice.
+            total: Samples of the whole batch.
+            worker: Who brings it.
+            batch_start: First position of the whole batch; None where it is not known.
 
         Raises:
             InvalidRequestError: It cannot be taken now.
             NotMemberError: The slice's worker was taken out.
-            UnavailableError: Another connection is bringing the slice.
+            UnavailableError: Another connection is bringing the slice, or parts of it.
         """
 
     @abstractmethod
@@ -183,6 +229,10 @@ class Parameters(ABC):
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """A slice's worker has gone: do not wait for what has not come; the same may be said again."""
 
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget all that has come since the last step."""
+
     @property
     @abstractmethod
     def complete(self) -> bool:
@@ -192,16 +242,34 @@ class Parameters(ABC):
     def step(self) -> None:
         """Take a step of the optimiser."""
 
-    def _make_optimizer(self) -> None:
+    def _make_optimizer(self, state: State) -> None:
+        name, options = self.layout.optimizer, self.layout.options
+        for slot in state.slots:
+            self.check_slot(slot)
         parts = self._parts(self._parameters)
         for part, gradient in zip(parts, self._parts(self._gradient), strict=True):
             part.grad = gradient
-        options = [group.options for group in self.layout.groups]
-        self._optimizer = make_optimizer(self.layout.optimizer, parts, options)
+        self._optimizer = make_optimizer(name, parts, options)
+        slots = {slot: self._parts(flat) for slot, flat in state.slots.items()}
+        optimizer_state.load(self._optimizer, name, options, state.steps, slots)
+        self.steps = state.steps
+
+    def _apply(self) -> None:
+        """Let the optimiser step with `_gradient`, and the statistics take their values from there."""
+        begin = 0
+        for group in self.layout.groups:
+            end = begin + group.elements
+            if group.statistics:
+                self._parameters[begin:end] = self._gradient[begin:end]
+            begin = end
+        self._optimizer.step()
+        self._slots.clear()
+        self.steps += 1
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a flat tensor, one for each parameter group."""
-        return list(torch.split(flat, [group.elements for group in self.layout.groups]))
+        """Views of a flat tensor, one for each parameter group that the optimiser steps."""
+        parts = torch.split(flat, [group.elements for group in self.layout.groups])
+        return [part for part, group in zip(parts, self.layout.groups, strict=True) if not group.statistics]
 
     def _buffer(self) -> torch.Tensor:
         """Memory to hold a gradient in, (elements,)."""
@@ -209,6 +277,8 @@ class Parameters(ABC):
 
     def _checked(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         """Like `_translated`, but refuses groups that are not the layout's and options that torch refuses."""
+        if any(a.statistics != b.statistics for a, b in zip(groups, self.layout.groups, strict=False)):
+            raise InvalidRequestError("groups: which of them are of statistics may not change")
         if [g.elements for g in groups] != [g.elements for g in self.layout.groups]:
             raise InvalidRequestError(
                 f"groups of {[g.elements for g in groups]} elements, "
@@ -218,5 +288,5 @@ class Parameters(ABC):
         return self._translated(groups)
 
     def _translated(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        """Each group's options in torch.optim's terms."""
-        return [translate(self.layout.optimizer, group.options) for group in groups]
+        """In torch.optim's terms, the options of each group that it steps."""
+        return [translate(self.layout.optimizer, group.options) for group in groups if not group.statistics]

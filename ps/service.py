@@ -4,95 +4,54 @@ The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 """
 
 import asyncio
-import logging
 import time
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 import idl
-from batchsize_manager.synchronisation import Synchronisation
-from ps.asynchronous import AsynchronousShard
-from ps.backup import BackupShard
-from ps.parameters import DTYPES, Group, Layout, Parameters
-from ps.shard import GradientSink, Shard
+from ps import requests
+from ps.hosted import Hosted, TensorSink
+from ps.jobs import Jobs, ParameterServerConfig
+from ps.layout import Layout
+from ps.tally import TimedSink
 from rpc import check
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from rpc.peer import Peer
 from rpc.service import Call, Discard, Sink
 
-log = logging.getLogger(__name__)
-
 _wire = idl.parameter_server
 
-_FORGET_SECONDS = 600.0  # a job that nobody is connected for is kept so long
 
+class Observer(Protocol):
+    """Who wants to know what a shard does; times are of the monotonic clock in nanoseconds."""
 
-@dataclass(frozen=True)
-class ParameterServerConfig:
-    """How a shard process serves.
+    def pushed(self, hosted: Hosted, request: Any, began: int) -> None:
+        """A gradient has come as a whole that was needed."""
 
-    Attributes:
-        deterministic: Whether gradients are summed in the order of their slices; see `ps.shard.Shard`.
-            Only for jobs that run with BSP.
-        memory_bytes: Of parameters, over all jobs. Sums and the optimiser's state come on top.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    deterministic: bool = False
-    memory_bytes: int = 4 * 2**30
-
-    def __post_init__(self) -> None:
-        if self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes {self.memory_bytes}: must be at least 1")
-
-
-@dataclass(slots=True)
-class _Hosted:
-    """A job's shard, who is connected for it, who was sent parameters last, and who waits for them."""
-
-    shard: Parameters
-    synchronisation: Synchronisation
-    peers: set[Peer] = field(default_factory=set)
-    readers: set[Peer] = field(default_factory=set)
-    waiting: list[tuple[Call, int, float]] = field(default_factory=list)  # with version, and since when
-    left_at: float | None = None
-
-
-class _ParametersSink:
-    """Takes parameters from the wire straight into a tensor."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.parameters = torch.empty(layout.elements, dtype=DTYPES[layout.dtype])  # (elements,)
-        self._left = self.parameters.numpy().data.cast("B")
-
-    def get_buffer(self) -> memoryview:
-        return self._left
-
-    def advance(self, count: int) -> None:
-        self._left = self._left[count:]
-
-    def abort(self) -> None:
-        """Nothing refers to the tensor yet."""
+    def stepped(self, hosted: Hosted, version: int, began: int) -> None:
+        """The optimiser has made a step from this version on."""
 
 
 class ParameterServerService:
-    """Serves `idl/parameter_server.thrift`; see `rpc.service.Service`."""
+    """Serves `idl/parameter_server.thrift`; see `rpc.service.Service`.
+
+    Attributes:
+        observer: Told of what is done, if it is set.
+    """
 
     definition = _wire.ParameterServer
     bulk_methods = frozenset({"initialise", "push"})
 
     def __init__(self, config: ParameterServerConfig) -> None:
-        self._config = config
-        self._jobs: dict[str, _Hosted] = {}
+        self.observer: Observer | None = None
+        self._jobs = Jobs(config)
         self._handlers = {
             "open": self._open,
             "initialise": self._initialise,
             "push": self._push,
             "pull": self._pull,
+            "fence": self._fence,
+            "rewind": self._rewind,
+            "state": self._state,
             "forfeit": self._forfeit,
         }
 
@@ -112,32 +71,15 @@ class ParameterServerService:
                 f"{layout.dtype} take {layout.nbytes}"
             )
         if call.method == "initialise":
+            _check_initialise(hosted, call)
             if hosted.shard.initialised:
                 return Discard(length)
-            return _ParametersSink(layout)
-        request = call.request
-        worker = request.identity.worker
-        if request.assignment is None:
-            raise InvalidRequestError("assignment is missing")
-        iteration = check.integer("iteration", request.assignment.iteration, 0)
-        start = check.integer("start", request.assignment.start, 0)
-        total = check.integer("total", request.assignment.total, 1)
-        count = check.integer("count", request.assignment.count, 1, total)
-        if hosted.shard.has_used(iteration, start, count, worker):
-            return Discard(length)
-        groups = _groups(request.groups) if request.groups else ()
-        sink = GradientSink(hosted.shard, hosted.shard.begin(iteration, start, count, total, worker))
-        if groups:
-            try:
-                hosted.shard.set_options(groups, worker)
-            except InvalidRequestError:
-                sink.abort()
-                raise
-        return sink
+            return self._stage(hosted, call) if call.request.slot is not None else TensorSink(layout)
+        return self._open_push(hosted, call, length)
 
     def disconnected(self, peer: Peer) -> None:
         """Forget who waited through this connection."""
-        for hosted in self._jobs.values():
+        for hosted in self._jobs:
             hosted.peers.discard(peer)
             hosted.readers.discard(peer)
             hosted.waiting = [entry for entry in hosted.waiting if entry[0].peer is not peer]
@@ -146,78 +88,132 @@ class ParameterServerService:
 
     def tick(self, now: float) -> None:
         """Drop jobs that everybody has left long ago."""
-        for name, hosted in list(self._jobs.items()):
-            if hosted.left_at is not None and now - hosted.left_at > _FORGET_SECONDS:
-                self._drop(name)
+        self._jobs.forget(now)
 
     def stop(self) -> None:
-        """Refuse everybody who waits."""
-        for hosted in self._jobs.values():
+        """Refuse everybody who waits, and write down where the jobs are."""
+        for hosted in self._jobs:
             for call, _, _ in hosted.waiting:
                 call.fail(UnavailableError("the parameter server is shutting down"))
             hosted.waiting.clear()
+        self._jobs.close()
+
+    @property
+    def jobs(self) -> list[Hosted]:
+        """The jobs that are held; from any thread."""
+        return self._jobs.all
 
     # -- methods
 
     def _open(self, call: Call) -> None:
-        request = _request(call)
+        request = requests.request_of(call)
         job_name, worker, _ = check.identity(request.identity)
         dtype = check.text("dtype", request.dtype)
         optimizer = check.text("optimizer", request.optimizer)
-        layout = Layout(dtype, optimizer, _groups(request.groups))
-        synchronisation = _synchronisation(request.synchronisation)
-        hosted = self._jobs.get(job_name)
+        layout = Layout(dtype, optimizer, requests.groups(request.groups))
+        synchronisation = requests.synchronisation(request.synchronisation)
+        model = requests.model(worker, request.tensors)
+        hosted = self._jobs.find(job_name)
         if hosted is None:
-            shard = self._make_shard(layout, synchronisation)
-            self._make_room(layout.nbytes)
-            hosted = self._jobs[job_name] = _Hosted(shard, synchronisation)
-            log.info("job %s: %d %s parameters, %s", job_name, layout.elements, dtype, optimizer)
-        elif _shape(hosted.shard.layout) != _shape(layout):
-            raise InvalidRequestError(
-                f"job {job_name!r} holds {_shape(hosted.shard.layout)}, "
-                f"but {worker!r} has {_shape(layout)}: is it the same model and optimiser?"
-            )
-        elif hosted.synchronisation != synchronisation:
-            raise InvalidRequestError(
-                f"job {job_name!r} runs with {hosted.synchronisation}, but {worker!r} wants "
-                f"{synchronisation}: it must be what the manager answered to join"
-            )
+            hosted = self._jobs.add(job_name, layout, synchronisation, model)
+        else:
+            hosted.check_same(worker, model, layout, synchronisation)
         hosted.shard.opened(worker, layout.groups)
+        hosted.model = hosted.model or model
         self._connect(hosted, call.peer)
         call.reply(
             _wire.OpenReply(
                 identity=request.identity,
                 initialised=hosted.shard.initialised,
                 version=hosted.shard.version,
+                attempt=hosted.attempt,
+                instance=hosted.instance,
             )
         )
 
     def _initialise(self, call: Call) -> None:
         hosted = self._hosted(call)
         version = check.integer("version", call.request.version, 0)
-        accepted = isinstance(call.sink, _ParametersSink) and hosted.shard.initialise(
-            call.sink.parameters, version
-        )
+        attempt = _check_initialise(hosted, call)
+        accepted = isinstance(call.sink, TensorSink) and not hosted.shard.initialised
+        if isinstance(call.sink, TensorSink) and accepted and call.request.slot is None:
+            _, worker, incarnation = check.identity(call.request.identity)
+            hosted.initialise(worker, incarnation, call.sink.tensor, version, attempt)
         call.reply(_wire.InitialiseReply(identity=call.request.identity, accepted=accepted))
         self._release(hosted)
 
     def _push(self, call: Call) -> None:
         hosted = self._hosted(call)
-        if isinstance(call.sink, GradientSink):
+        _check_attempt(hosted, call, call.request.assignment.attempt)  # it may be another by now
+        hosted.tally.pushed += hosted.shard.layout.nbytes
+        if isinstance(call.sink, TimedSink):
             call.sink.close()
-        iteration = call.request.assignment.iteration
-        call.reply(_wire.PushReply(identity=call.request.identity, iteration=iteration))
+            hosted.tally.pushes += 1
+            if self.observer is not None:
+                self.observer.pushed(hosted, call.request, call.sink.began)
+        else:
+            hosted.tally.duplicates += 1
+        if hosted.store and call.request.kept is not None:
+            hosted.store.keep(check.integer("kept", call.request.kept, 0))
+        call.reply(
+            _wire.PushReply(
+                identity=call.request.identity,
+                iteration=call.request.assignment.iteration,
+                checkpoint=max(hosted.checkpoints, default=None),
+            )
+        )
         # Once the answer is out: the step must not count as the last worker's processing time.
         asyncio.get_running_loop().call_soon(self._step, hosted)
 
     def _pull(self, call: Call) -> None:
         hosted = self._hosted(call)
         version = check.integer("version", call.request.version, -1)
+        if call.request.slot is not None:
+            check.text("slot", call.request.slot)
+        if version >= 0 or call.request.attempt is not None:  # else it only looks on
+            _check_attempt(hosted, call, call.request.attempt)
         hosted.waiting.append((call, version, time.monotonic()))
         self._release(hosted)
 
+    def _fence(self, call: Call) -> None:
+        job_name, _, _ = check.identity(requests.request_of(call).identity)
+        attempt = check.integer("attempt", call.request.attempt, 0)
+        if self._jobs.find(job_name) is None:  # nothing to fence, and nothing to go back to
+            call.reply(_wire.FenceReply(call.request.identity, initialised=False, version=0, checkpoints=[]))
+            return
+        hosted = self._hosted(call)
+        self._step(hosted)  # what is complete must not be lost here, since other shards may have stepped
+        if hosted.fence(attempt):
+            waiting, hosted.waiting = hosted.waiting, []
+            for other, _, _ in waiting:
+                other.fail(RewoundError(f"attempt {attempt} has begun", attempt))
+        if hosted.store:
+            hosted.store.settle()
+        shard = hosted.shard
+        call.reply(
+            _wire.FenceReply(
+                identity=call.request.identity,
+                initialised=shard.initialised,
+                version=shard.version,
+                checkpoints=list(hosted.checkpoints),
+            )
+        )
+
+    def _rewind(self, call: Call) -> None:
+        hosted = self._hosted(call)
+        attempt = check.integer("attempt", call.request.attempt, 0)
+        hosted.check_attempt(call.request.identity.worker, attempt)
+        hosted.rewind(check.integer("version", call.request.version, 0))
+        call.reply(_wire.RewindReply(identity=call.request.identity, instance=hosted.instance))
+        self._release(hosted)
+
+    def _state(self, call: Call) -> None:
+        shard = self._hosted(call).shard
+        slots = shard.slots()
+        call.reply(_wire.StateReply(identity=call.request.identity, steps=shard.steps, slots=slots))
+
     def _forfeit(self, call: Call) -> None:
-        request = _request(call)
+        request = requests.request_of(call)
         hosted = self._hosted(call)
         iteration = check.integer("iteration", request.iteration, 0)
         start = check.integer("start", request.start, 0)
@@ -229,19 +225,59 @@ class ParameterServerService:
 
     # -- within
 
-    def _hosted(self, call: Call) -> _Hosted:
-        job_name, worker, _ = check.identity(_request(call).identity)
-        hosted = self._jobs.get(job_name)
+    def _stage(self, hosted: Hosted, call: Call) -> TensorSink:
+        """Where a slot of the optimiser's state goes, which takes as much memory as the parameters."""
+        _, worker, incarnation = check.identity(call.request.identity)
+        slot = check.text("slot", call.request.slot)
+        steps = check.integer("steps", call.request.steps, 0)
+        self._jobs.make_room(hosted.shard.layout.nbytes)
+        return hosted.stage(worker, incarnation, slot, steps)
+
+    def _open_push(self, hosted: Hosted, call: Call, length: int) -> Sink:
+        """Where a gradient goes."""
+        request = call.request
+        worker = request.identity.worker
+        if request.assignment is None:
+            raise InvalidRequestError("assignment is missing")
+        iteration = check.integer("iteration", request.assignment.iteration, 0)
+        start = check.integer("start", request.assignment.start, 0)
+        total = check.integer("total", request.assignment.total, 1)
+        count = check.integer("count", request.assignment.count, 1, total)
+        batch_start = request.assignment.batch_start
+        if batch_start is not None:
+            check.integer("batch_start", batch_start, 0)
+        _check_attempt(hosted, call, request.assignment.attempt)
+        if hosted.fenced:
+            raise UnavailableError(f"nobody has said yet from which version attempt {hosted.attempt} goes on")
+        if hosted.shard.has_used(iteration, start, count, worker):
+            return Discard(length)
+        groups = requests.groups(request.groups) if request.groups else ()
+        contribution = hosted.shard.begin(iteration, start, count, total, worker, batch_start)
+        sink = TimedSink(hosted.shard, contribution, hosted.tally)
+        if groups:
+            try:
+                hosted.shard.set_options(groups, worker)
+            except InvalidRequestError:
+                sink.abort()
+                raise
+        return sink
+
+    def _hosted(self, call: Call) -> Hosted:
+        job_name, worker, _ = check.identity(requests.request_of(call).identity)
+        hosted = self._jobs.find(job_name)
         if hosted is None:
-            raise NotMemberError(f"{call.method}: {worker!r} has not opened job {job_name!r}")
+            said = f"{call.method}: {worker!r} has not opened job {job_name!r}"
+            if getattr(call.request, "instance", None) is not None:
+                raise RewoundError(f"{said} since this parameter server was started", 0)
+            raise NotMemberError(said)
         self._connect(hosted, call.peer)
         return hosted
 
-    def _connect(self, hosted: _Hosted, peer: Peer) -> None:
+    def _connect(self, hosted: Hosted, peer: Peer) -> None:
         hosted.peers.add(peer)
         hosted.left_at = None
 
-    def _step(self, hosted: _Hosted) -> None:
+    def _step(self, hosted: Hosted) -> None:
         """Step if it is time for it, once for each gradient in the asynchronous modes."""
         if not hosted.shard.complete:
             return
@@ -250,18 +286,29 @@ class ParameterServerService:
             hosted.shard.detach_parameters()
         hosted.readers.clear()
         while hosted.shard.complete:
+            began, version = time.monotonic_ns(), hosted.shard.version
             hosted.shard.step()
+            hosted.tally.steps.add((time.monotonic_ns() - began) / 1e9)
+            if self.observer is not None:
+                self.observer.stepped(hosted, version, began)
         self._release(hosted)
+        hosted.stepped()  # before anything else can come, but after the answers that others wait for
 
-    def _release(self, hosted: _Hosted) -> None:
+    def _release(self, hosted: Hosted) -> None:
         """Answer the pulls whose version is there."""
         shard = hosted.shard
-        if not shard.initialised:
+        if not shard.initialised or hosted.fenced:
             return
         still_waiting = []
         for call, version, since in hosted.waiting:
             if shard.version < version:
                 still_waiting.append((call, version, since))
+                continue
+            slot = call.request.slot
+            try:
+                values = shard.parameters() if slot is None else shard.slot(slot)
+            except InvalidRequestError as error:
+                call.fail(error)
                 continue
             reply = _wire.PullReply(
                 identity=call.request.identity,
@@ -269,79 +316,24 @@ class ParameterServerService:
                 waited=time.monotonic() - since,
                 parameters=b"",
             )
-            call.reply(reply, bulk=shard.parameters())
+            call.reply(reply, bulk=values)
+            hosted.tally.pulls += 1
+            hosted.tally.pulled += values.nbytes
             hosted.readers.add(call.peer)
         hosted.waiting = still_waiting
 
-    def _make_shard(self, layout: Layout, synchronisation: Synchronisation) -> Parameters:
-        if self._config.deterministic and synchronisation.mode != "bsp":
-            raise InvalidRequestError(
-                f"synchronisation {synchronisation.mode!r}: this parameter server was started with "
-                f"--deterministic, which only bsp can be"
-            )
-        if synchronisation.asynchronous:
-            return AsynchronousShard(layout)
-        if synchronisation.replicas_to_aggregate is not None:
-            return BackupShard(layout, synchronisation.replicas_to_aggregate)
-        return Shard(layout, self._config.deterministic)
 
-    def _make_room(self, nbytes: int) -> None:
-        """Drop jobs that everybody has left, oldest first, until `nbytes` more are allowed."""
-        left = sorted(
-            (hosted.left_at, name) for name, hosted in self._jobs.items() if hosted.left_at is not None
-        )
-        while self._used() + nbytes > self._config.memory_bytes and left:
-            self._drop(left.pop(0)[1])
-        if self._used() + nbytes > self._config.memory_bytes:
-            raise InvalidRequestError(
-                f"parameters of {nbytes} bytes: this shard may hold {self._config.memory_bytes}, "
-                f"of which {self._used()} are in use; use more shards, or allow it more"
-            )
-
-    def _used(self) -> int:
-        return sum(hosted.shard.layout.nbytes for hosted in self._jobs.values())
-
-    def _drop(self, name: str) -> None:
-        log.info("job %s: dropped, everybody has left", name)
-        del self._jobs[name]
+def _check_attempt(hosted: Hosted, call: Call, attempt: int | None) -> None:
+    """See that the caller is in the job's attempt, and relies on this process; stock clients need not say."""
+    attempt = 0 if attempt is None else check.integer("attempt", attempt, 0)
+    hosted.check_attempt(call.request.identity.worker, attempt, call.request.instance)
 
 
-def _request(call: Call) -> Any:
-    if call.request is None:
-        raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
-    return call.request
-
-
-def _synchronisation(wire: Any) -> Synchronisation:
-    """As it came over the wire; nothing means BSP."""
-    if wire is None:
-        return Synchronisation()
-    try:
-        return Synchronisation(
-            check.text("mode", wire.mode),
-            None if wire.staleness is None else check.integer("staleness", wire.staleness, 0),
-            None
-            if wire.replicas_to_aggregate is None
-            else check.integer("replicas_to_aggregate", wire.replicas_to_aggregate, 1),
-        )
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
-
-
-def _groups(groups: Any) -> tuple[Group, ...]:
-    if not isinstance(groups, list) or not 1 <= len(groups) <= 10_000:
-        raise InvalidRequestError("groups: a list of 1 to 10000 parameter groups is needed")
-    result = []
-    for group in groups:
-        elements = check.integer("elements", group.elements, 0, 2**40)
-        options = {
-            check.text("option", key): check.number(f"option {key}", value, -1e30, 1e30)
-            for key, value in (group.options or {}).items()
-        }
-        result.append(Group(elements, options))
-    return tuple(result)
-
-
-def _shape(layout: Layout) -> str:
-    sizes = ", ".join(str(group.elements) for group in layout.groups)
-    return f"{layout.optimizer} on groups of {sizes} elements of {layout.dtype}"
+def _check_initialise(hosted: Hosted, call: Call) -> int:
+    """The attempt that begins with the caller's parameters, which no later one may have fenced off."""
+    attempt = 0
+    if call.request.attempt is not None:
+        attempt = check.integer("attempt", call.request.attempt, 0)
+    if hosted.shard.initialised or attempt < hosted.attempt:
+        hosted.check_attempt(call.request.identity.worker, attempt)
+    return attempt

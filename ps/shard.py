@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ps.parameters import DTYPES, Contribution, Group, Layout, Parameters
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from ps.layout import DTYPES, Group, Layout
+from ps.parameters import Contribution, Parameters
+from rpc.errors import InvalidRequestError, UnavailableError
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
 
@@ -18,40 +19,57 @@ _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
 class Shard(Parameters):
     """The parameters of one job that one server process holds.
 
-    An iteration is over when the samples that were pushed or lost sum to the batch's total; then the
-    gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4) takes one step of the optimiser. The sum is
-    over the samples whose gradient has arrived, for each element: if a worker died while sending, the
-    elements that had come count with its samples, the others without.
+    An iteration is over when each element of the gradient has come for each sample of the batch; then the
+    gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4) takes one step of the optimiser.
+
+    Slices are known by their place, whoever brings them. One that broke off part way stays in the sum with
+    the elements that had come; it, or slices that share out its samples anew, bring the rest. Contributions
+    are thus rectangles of samples and elements, which never overlap and in the end tile the batch.
 
     Args:
         layout: What the shard holds.
         deterministic: Whether gradients are held until all are there and summed in the order of their
-            slices, so that two runs are the same to the last bit, at the cost of a copy for each worker.
+            slices, so that two runs are the same to the last bit, at the cost of a copy for each worker. One
+            that broke off is dropped then.
     """
 
     def __init__(self, layout: Layout, deterministic: bool = False) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
         self._total: int | None = None  # samples of the current batch, once a push has told
-        self._contributions: dict[int, Contribution] = {}  # by start
-        self._stepped: dict[int, Contribution] = {}  # those of the last step
-        self._lost: dict[int, int] = {}  # start to count, for slices that never began to arrive
+        self._batch_start: int | None = None  # its first position, likewise
+        self._missing = 0  # pairs of a sample and an element that have not come, once the total is known
+        self._contributions: list[Contribution] = []
 
     def opened(self, worker: str, groups: Sequence[Group]) -> None:
         """All share the options of the worker that came first."""
 
     def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
-        """Whether the last step was taken with this slice: its push came, only the answer got lost."""
-        used = self._stepped.get(start)
-        return iteration == self.version - 1 and used is not None and used.count == count
+        """Whether all samples of the slice are in a step, or in the sum: it came, or others brought it."""
+        if not self.initialised or iteration != self.version:
+            return self.initialised and iteration < self.version
+        end = start + count
+        there = sum(
+            min(end, other.end) - max(start, other.start)
+            for other in self._overlapping(start, end)
+            if self._is_whole(other)
+        )
+        return there == count
 
-    def begin(self, iteration: int, start: int, count: int, total: int, worker: str = "") -> Contribution:
-        """A worker starts to push its slice's gradient, or goes on where its connection broke.
+    def begin(
+        self,
+        iteration: int,
+        start: int,
+        count: int,
+        total: int,
+        worker: str = "",
+        batch_start: int | None = None,
+    ) -> Contribution:
+        """A worker starts to push its slice's gradient, or goes on where that of the same samples broke.
 
         Raises:
             InvalidRequestError: It is not this iteration's turn, or the slice does not fit in.
-            NotMemberError: The slice's worker was taken out.
-            UnavailableError: Another connection is bringing the slice.
+            UnavailableError: Other connections are bringing its samples, or have brought a part of them.
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
@@ -59,95 +77,131 @@ class Shard(Parameters):
             raise InvalidRequestError(
                 f"push for iteration {iteration}, but the parameter server is at {self.version}"
             )
-        if self._total not in (None, total):
-            raise InvalidRequestError(f"total {total}, but others pushed for a batch of {self._total}")
-        known = self._contributions.get(start)
-        if known is not None and known.count == count:
-            if known.open:
-                raise UnavailableError(f"the slice at {start} is still coming through another connection")
-            if known.lost:
-                raise NotMemberError(f"the slice at {start} was given up: its worker was taken out")
-            known.open = True
-            return known
-        for other in self._contributions.values():
-            if start < other.end and other.start < start + count:
-                raise InvalidRequestError(
-                    f"slice {start} to {start + count} overlaps {other.start} to {other.end} of another"
-                )
-        if start in self._lost:
-            raise NotMemberError(f"the slice at {start} was given up: its worker was taken out")
-        if sum(c.count for c in self._contributions.values()) + count > total:
+        self._check_batch(start, count, total, batch_start)
+        first = max(
+            (self._end_of(other, start, count) for other in self._overlapping(start, start + count)),
+            default=0,
+        )
+        # What begins at the first element shares no samples, so these are all that have a place in the batch.
+        placed = sum(other.count for other in self._contributions if not other.first)
+        if not first and placed + count > total:
             raise InvalidRequestError(f"slice of {count} samples: more than are left of a batch of {total}")
-        self._total = total
+        if self._total is None:
+            self._total = total
+            self._missing = total * self.layout.elements
+        if batch_start is not None:
+            self._batch_start = batch_start
         held = self._buffer() if self._deterministic else None
-        contribution = self._contributions[start] = Contribution(start, count, open=True, held=held)
+        contribution = Contribution(start, count, worker, first, first, held=held)
+        self._contributions.append(contribution)
         return contribution
 
     def add(self, contribution: Contribution, piece: torch.Tensor) -> None:
         """Add the gradient's next elements, (n,), to the sum."""
-        if self._contributions.get(contribution.start) is not contribution:
-            return  # the step has been taken without the rest of it
+        if not contribution.open:
+            return  # the step has been taken without the rest of it, or it was dropped
         begin = contribution.done
         contribution.done += len(piece)
+        assert self._total is not None
         if contribution.held is not None:
             contribution.held[begin : contribution.done] = piece
         else:
-            assert self._total is not None
             weight = contribution.count / self._total
             self._gradient[begin : contribution.done].add_(piece, alpha=weight)
+        self._missing -= contribution.count * len(piece)
 
     def broken(self, contribution: Contribution) -> None:
-        """What has come is in the sum already: whoever brings the slice again goes on from here."""
+        """What has come is in the sum already: whoever brings these samples again goes on from here."""
+        if not contribution.open:
+            return
         contribution.open = False
+        if self._is_whole(contribution):
+            return
+        if contribution.held is not None:
+            self._missing += contribution.count * (contribution.done - contribution.first)
+            contribution.done = contribution.first
+            self._release(contribution)
+        if contribution.done == contribution.first:
+            self._contributions = [other for other in self._contributions if other is not contribution]
+        if not self._contributions:
+            self._total = self._batch_start = None
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
-        """A slice's worker has gone: do not wait for what has not come; the same may be said again.
+        """Nothing is given up: the slice is given to others."""
 
-        If nothing of a batch of `total` samples can come any more, its step changes no parameter.
-        """
-        if iteration != self.version or not count:
-            return
-        if start in self._contributions:
-            self._contributions[start].lost = True
-        else:
-            self._lost[start] = count
-            self._total = total
+    def drop(self) -> None:
+        """Forget all that has come since the last step."""
+        self._next_batch([])
+        if self.initialised:
+            self._gradient.zero_()
 
     @property
     def complete(self) -> bool:
-        """Whether everything of this iteration that can come has come."""
-        samples = sum(c.count for c in self._contributions.values()) + sum(self._lost.values())
-        arriving = any(c.done < self.layout.elements and not c.lost for c in self._contributions.values())
-        return self._total is not None and not arriving and samples >= self._total
+        """Whether everything of this iteration has come."""
+        return self._total is not None and not self._missing
 
     def step(self) -> None:
         """Take the optimiser's step with what has come."""
         assert self._total is not None
         if self._deterministic:
-            for _, contribution in sorted(self._contributions.items()):
-                assert contribution.held is not None
-                held = contribution.held[: contribution.done]
-                self._gradient[: contribution.done].add_(held, alpha=contribution.count / self._total)
-                self._spare.append(contribution.held)
-                contribution.held = None
-        self._normalise(self._total)
-        if self._contributions:
-            self._optimizer.step()
+            self._sum_up(self._contributions, self._total)
+        self._apply()
         self._gradient.zero_()
-        self._stepped, self._contributions = self._contributions, {}
-        self._lost.clear()
-        self._total = None
+        self._next_batch(self._contributions)
         self.version += 1
 
-    def _normalise(self, total: int) -> None:
-        """Turn the sum over `total` into a mean over the samples that arrived, element by element."""
-        ends = sorted({c.done for c in self._contributions.values()} | {self.layout.elements})
-        begin = 0
-        for end in ends:
-            samples = sum(c.count for c in self._contributions.values() if c.done >= end)
-            if samples and samples != total:
-                self._gradient[begin:end].mul_(total / samples)
-            begin = end
+    def _check_batch(self, start: int, count: int, total: int, batch_start: int | None) -> None:
+        """See that a slice is of the batch that others have pushed for."""
+        if self._total not in (None, total):
+            raise InvalidRequestError(f"total {total}, but others pushed for a batch of {self._total}")
+        if batch_start is not None and self._batch_start not in (None, batch_start):
+            raise InvalidRequestError(
+                f"batch_start {batch_start}, but others pushed for a batch that begins at {self._batch_start}"
+            )
+        begin = self._batch_start if batch_start is None else batch_start
+        if begin is not None and not begin <= start <= start + count <= begin + total:
+            raise InvalidRequestError(
+                f"slice {start} to {start + count} is not within the batch, {begin} to {begin + total}"
+            )
+
+    def _end_of(self, other: Contribution, start: int, count: int) -> int:
+        """The element from which a slice has to bring what another that overlaps it did not."""
+        end = start + count
+        if other.start <= start and end <= other.end:
+            if other.open:
+                raise UnavailableError(f"the slice at {start} is still coming through another connection")
+            return other.done
+        if start <= other.start and other.end <= end:
+            raise UnavailableError(
+                f"slice {start} to {end}: others bring it in parts, such as {other.start} to {other.end}"
+            )
+        raise InvalidRequestError(f"slice {start} to {end} overlaps {other.start} to {other.end} of another")
+
+    def _overlapping(self, start: int, end: int) -> list[Contribution]:
+        return [other for other in self._contributions if start < other.end and other.start < end]
+
+    def _is_whole(self, contribution: Contribution) -> bool:
+        return contribution.done == self.layout.elements
+
+    def _sum_up(self, contributions: Sequence[Contribution], total: int) -> None:
+        """Add gradients that were held to the sum, in the order of their slices."""
+        for contribution in sorted(contributions, key=lambda contribution: contribution.start):
+            assert contribution.held is not None
+            self._gradient.add_(contribution.held, alpha=contribution.count / total)
+
+    def _next_batch(self, used: Sequence[Contribution]) -> None:
+        """Forget the batch, of which these were used; what still comes is dropped."""
+        for contribution in self._contributions:
+            contribution.open = False
+            self._release(contribution)
+        self.used = used
+        self._contributions = []
+        self._total = self._batch_start = None
+
+    def _release(self, contribution: Contribution) -> None:
+        if contribution.held is not None:
+            self._spare.append(contribution.held)
+            contribution.held = None
 
 
 class GradientSink:
@@ -163,7 +217,7 @@ class GradientSink:
         self._piece = torch.frombuffer(buffer, dtype=DTYPES[shard.layout.dtype])
         self._filled = 0  # bytes of the piece
         self._received = 0  # bytes in all
-        self._skip = contribution.done * self._itemsize  # bytes that an earlier connection brought
+        self._skip = contribution.first * self._itemsize  # bytes whose samples count already
 
     def get_buffer(self) -> memoryview:
         """The rest of the piece."""

@@ -132,6 +132,33 @@ def manager(
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="For the optimiser's steps."
 )
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Keep checkpoints in this folder, and go on from them: jobs that run with bsp outlive the shard. "
+    "Each shard needs a folder of its own.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Iterations from one checkpoint to the next.",
+)
+@click.option(
+    "--keep",
+    type=click.FloatRange(0, min_open=True),
+    default=86_400.0,
+    show_default=True,
+    help="Seconds after which a job is removed from the folder that nobody is connected for.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="With --state: write down every step of each job in this folder.",
+)
 @as_server
 @hidden_parent
 def ps(
@@ -139,6 +166,10 @@ def ps(
     deterministic: bool,
     memory_mib: int,
     threads: int,
+    state: Path | None,
+    checkpoint_every: int,
+    keep: float,
+    ledger: Path | None,
     security: Security,
     limits: ServerLimits,
     parent: int | None,
@@ -152,10 +183,15 @@ def ps(
     import torch
 
     from evenpace.serve import serve
-    from ps.service import ParameterServerConfig, ParameterServerService
+    from ps.jobs import ParameterServerConfig
+    from ps.service import ParameterServerService
 
     torch.set_num_threads(threads)
-    service = ParameterServerService(ParameterServerConfig(deterministic, memory_mib * 2**20))
+    with user_mistakes():
+        config = ParameterServerConfig(
+            deterministic, memory_mib * 2**20, state, checkpoint_every, keep, ledger
+        )
+        service = ParameterServerService(config)
     serve(service, address, limits, security, announce)
 
 

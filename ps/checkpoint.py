@@ -1,0 +1,168 @@
+"""A file with all that a shard must know to go on with a job to the last bit: plain bytes, nothing that runs.
+
+A first line, the length of a JSON header, the header, the parameters and the optimiser's tensors in the order
+that it gives, and a checksum of all before. It knows neither when one is written nor how long it is kept.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchsize_manager.synchronisation import Synchronisation
+from ps.layout import DTYPES, Group, Layout
+from ps.model import Model, Tensor
+from ps.state import Snapshot
+
+_FIRST_LINE = b"evenpace shard checkpoint 1\n"
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_SCALARS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+
+class UnreadableError(ValueError):
+    """A file is not a whole checkpoint."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A job at a shard, at one version.
+
+    Attributes:
+        job: Its name.
+        attempt: That it is in.
+        synchronisation: How its workers wait for each other.
+        model: As a worker has told it, if one has.
+        snapshot: Parameters and optimiser.
+    """
+
+    job: str
+    attempt: int
+    synchronisation: Synchronisation
+    model: Model | None
+    snapshot: Snapshot
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a file and have it on the disk when this returns.
+
+    Raises:
+        OSError: It cannot be written; there may be a part of it.
+    """
+    checksum = 0
+    with path.open("wb") as stream:
+        for piece in _pieces(checkpoint):
+            stream.write(piece)
+            checksum = zlib.crc32(piece, checksum)
+        stream.write(_CHECKSUM.pack(checksum))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read(path: Path) -> Checkpoint:
+    """The other way.
+
+    Raises:
+        UnreadableError: The file is no checkpoint, or not a whole one.
+        OSError: It cannot be read.
+    """
+    data = _checked(path)
+    try:
+        begin = len(_FIRST_LINE) + _LENGTH.size
+        end = begin + _LENGTH.unpack_from(data, len(_FIRST_LINE))[0]
+        return _unpacked(json.loads(bytes(data[begin:end])), data[end:])
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise UnreadableError(f"{path} is not of this version of evenpace: {error!r}") from error
+
+
+def check(path: Path) -> None:
+    """See that a file is as it was written.
+
+    Raises:
+        UnreadableError: It is no checkpoint, or not a whole one.
+        OSError: It cannot be read.
+    """
+    _checked(path)
+
+
+def _checked(path: Path) -> memoryview:
+    """A file's bytes but for the checksum."""
+    data = memoryview(path.read_bytes())
+    if data[: len(_FIRST_LINE)] != _FIRST_LINE:
+        raise UnreadableError(f"{path} is not a checkpoint of a shard")
+    body, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    if zlib.crc32(body) != _CHECKSUM.unpack(checksum)[0]:
+        raise UnreadableError(f"{path} is torn: its checksum is not that of its bytes")
+    return body
+
+
+def _pieces(checkpoint: Checkpoint) -> Iterator[bytes | memoryview]:
+    snapshot = checkpoint.snapshot
+    model = checkpoint.model
+    tensors = [snapshot.parameters]
+    state = []
+    for own in snapshot.state:
+        state.append({key: _described(value) for key, value in own.items()})
+        tensors += [value for value in own.values() if isinstance(value, torch.Tensor) and value.ndim]
+    header = {
+        "job": checkpoint.job,
+        "attempt": checkpoint.attempt,
+        "synchronisation": asdict(checkpoint.synchronisation),
+        "model": model and {"worker": model.worker, "tensors": [asdict(each) for each in model.tensors]},
+        "layout": asdict(snapshot.layout),
+        "version": snapshot.version,
+        "steps": snapshot.steps,
+        "state": state,
+    }
+    encoded = json.dumps(header).encode()
+    yield _FIRST_LINE + _LENGTH.pack(len(encoded)) + encoded
+    for tensor in tensors:
+        yield tensor.numpy().tobytes() if not len(tensor) else tensor.numpy().data.cast("B")
+
+
+def _described(value: torch.Tensor | float) -> Any:
+    """A value of the optimiser's state in the header; the numbers of a flat tensor follow behind it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.ndim:
+        return {"elements": len(value)}
+    return {"scalar": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> Checkpoint:
+    model, layout = header["model"], header["layout"]
+    groups = tuple(Group(**group) for group in layout["groups"])
+    laid_out = Layout(layout["dtype"], layout["optimizer"], groups)
+    dtype = DTYPES[laid_out.dtype]
+
+    def take(elements: int) -> torch.Tensor:
+        nonlocal tensors
+        taken, tensors = tensors[: elements * dtype.itemsize], tensors[elements * dtype.itemsize :]
+        return torch.frombuffer(bytearray(taken), dtype=dtype) if elements else torch.empty(0, dtype=dtype)
+
+    def value(described: Any) -> torch.Tensor | float:
+        if not isinstance(described, dict):
+            return described  # type: ignore[no-any-return]
+        if "elements" in described:
+            return take(described["elements"])
+        return torch.tensor(described["scalar"], dtype=_SCALARS[described["dtype"]])
+
+    parameters = take(laid_out.elements)
+    state = [{key: value(described) for key, described in own.items()} for own in header["state"]]
+    return Checkpoint(
+        header["job"],
+        header["attempt"],
+        Synchronisation(**header["synchronisation"]),
+        model
+        and Model(
+            model["worker"],
+            [Tensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in model["tensors"]],
+        ),
+        Snapshot(laid_out, header["version"], header["steps"], parameters, state),
+    )

@@ -1,0 +1,262 @@
+"""A job at a shard process: its shard, whose model it is, who is connected, and what is waited for.
+
+It knows who speaks and in which attempt, but answers nobody: that is for `service`.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from batchsize_manager.synchronisation import Synchronisation
+from ps.checkpoint import Checkpoint
+from ps.layout import DTYPES, Layout
+from ps.model import Model
+from ps.parameters import Parameters
+from ps.state import State
+from ps.store import JobStore
+from ps.tally import ShardTally
+from rpc.errors import InvalidRequestError, RewoundError
+from rpc.peer import Peer
+from rpc.service import Call
+
+
+class TensorSink:
+    """Takes parameters, or a slot of the optimiser's state, from the wire straight into a tensor."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.tensor = torch.empty(layout.elements, dtype=DTYPES[layout.dtype])  # (elements,)
+        self._left = self.tensor.numpy().data.cast("B")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all has arrived."""
+        return not self._left
+
+    def get_buffer(self) -> memoryview:
+        """The rest of the tensor."""
+        return self._left
+
+    def advance(self, count: int) -> None:
+        """Go on behind what has arrived."""
+        self._left = self._left[count:]
+
+    def abort(self) -> None:
+        """Nobody uses a tensor that is not full."""
+
+
+@dataclass(slots=True)
+class _Staged:
+    """The optimiser's state as one worker has sent it, until the job has its first parameters."""
+
+    steps: int = 0
+    slots: dict[str, TensorSink] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One job.
+
+    Attributes:
+        name: The job's.
+        shard: Its parameters.
+        synchronisation: How its workers wait for each other.
+        model: As the first worker told it who did.
+        checkpoint_every: Versions from one checkpoint to the next.
+        store: Where they are; None if there are none.
+        attempt: How often the job has been rewound.
+        instance: Drawn anew when a process begins to hold the job.
+        fenced: Whether the attempt has begun but nobody has said yet from which version it goes on.
+        rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
+        peers: The connections.
+        readers: Those that parameters were sent to since the last step.
+        waiting: Pulls, each with its version and the time since when.
+        left_at: Since when there is no connection, or None.
+        tally: Counts of what the shard has done.
+    """
+
+    name: str
+    shard: Parameters
+    synchronisation: Synchronisation
+    model: Model | None
+    checkpoint_every: int
+    store: JobStore | None = None
+    attempt: int = 0
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    fenced: bool = False
+    rewound_to: int | None = None
+    peers: set[Peer] = field(default_factory=set)
+    readers: set[Peer] = field(default_factory=set)
+    waiting: list[tuple[Call, int, float]] = field(default_factory=list)
+    left_at: float | None = None
+    tally: ShardTally = field(default_factory=ShardTally)
+    _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """The versions that the shard can go back to, ascending."""
+        return self.store.versions if self.store else ()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the parameters, and of state that waits for its parameters."""
+        return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
+
+    def stage(self, worker: str, incarnation: str, slot: str, steps: int) -> TensorSink:
+        """Where a slot of the optimiser's state goes until its worker's parameters come.
+
+        Raises:
+            InvalidRequestError: The optimiser has no such slot.
+        """
+        self.shard.check_slot(slot)
+        staged = self._staged.setdefault((worker, incarnation), _Staged())
+        staged.steps = steps
+        sink = staged.slots[slot] = TensorSink(self.shard.layout)
+        return sink
+
+    def initialise(
+        self, worker: str, incarnation: str, parameters: torch.Tensor, version: int, attempt: int
+    ) -> None:
+        """Set the job's first parameters, and the state that the same worker has sent before.
+
+        Args:
+            worker: Whose they are.
+            incarnation: Of this worker.
+            parameters: (elements,), taken over without a copy.
+            version: Of these parameters.
+            attempt: That begins with them.
+
+        Raises:
+            InvalidRequestError: A part of the state is missing.
+        """
+        staged = self._staged.get((worker, incarnation), _Staged())
+        for slot, sink in staged.slots.items():
+            if not sink.is_full:
+                raise InvalidRequestError(f"slot {slot!r} has not arrived as a whole; send it again")
+        slots = {slot: sink.tensor for slot, sink in staged.slots.items()}
+        self.shard.initialise(parameters, version, State(staged.steps, slots))
+        self._staged.clear()
+        self.attempt, self.fenced, self.rewound_to = attempt, False, version
+        self._note({"initialised": version})
+        self.save()
+
+    def check_attempt(self, worker: str, attempt: int, instance: str | None = None) -> None:
+        """See that a worker relies on what is here.
+
+        Raises:
+            RewoundError: It is in another attempt, or relies on what another process held.
+        """
+        if attempt != self.attempt:
+            raise RewoundError(
+                f"{worker!r} is in attempt {attempt}, but the parameter server is in {self.attempt}",
+                self.attempt,
+            )
+        if instance not in (None, self.instance):
+            raise RewoundError(f"the parameter server was started again since {worker!r} began", self.attempt)
+
+    def fence(self, attempt: int) -> bool:
+        """Begin an attempt; False, and no change, if it has begun already.
+
+        Raises:
+            RewoundError: It is an earlier one.
+        """
+        if attempt < self.attempt:
+            raise RewoundError(
+                f"attempt {attempt}, but the parameter server is in {self.attempt} already", self.attempt
+            )
+        if attempt == self.attempt:
+            return False
+        self.attempt, self.fenced, self.rewound_to = attempt, True, None
+        self.shard.drop()
+        return True
+
+    def rewind(self, version: int) -> None:
+        """Go on from a version in the present attempt; the same may be said again.
+
+        Raises:
+            RewoundError: The version is not here, or this process knows nothing of the attempt's beginning:
+                it was started again meanwhile. Another attempt has to begin.
+            InvalidRequestError: There are no parameters, or the attempt went on from another version.
+        """
+        if not self.shard.initialised:
+            raise InvalidRequestError(f"rewind to version {version}, but there are no parameters yet")
+        if self.fenced:
+            if version != self.shard.version:
+                self._go_back(version)
+            self.fenced, self.rewound_to = False, version
+            self._note({"rewound": version})
+        elif self.rewound_to is None:
+            raise RewoundError(
+                f"the parameter server was started again since attempt {self.attempt} began", self.attempt
+            )
+        elif version < self.rewound_to:  # a worker that comes late begins with a later iteration
+            raise InvalidRequestError(
+                f"rewind to version {version}, but attempt {self.attempt} went on from {self.rewound_to}"
+            )
+
+    def stepped(self) -> None:
+        """Write down the step that was just taken, and where the job is if it is time for that."""
+        if self.store is None:
+            return
+        used = sorted(self.shard.used, key=lambda part: part.start)
+        elements = self.shard.layout.elements
+        record: dict[str, Any] = {
+            "iteration": self.shard.version - 1,
+            "slices": [[part.start, part.count, part.worker] for part in used if part.done == elements],
+        }
+        if broken := [part for part in used if part.done < elements]:
+            # Of these, the elements up to the last number came; slices within them brought the others.
+            record["broken"] = [[part.start, part.count, part.worker, part.done] for part in broken]
+        self._note(record)
+        if self.shard.version % self.checkpoint_every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Have a checkpoint written, unless there is one of this version."""
+        if self.store and self.shard.initialised and self.shard.version not in self.store.versions:
+            self.store.save(
+                Checkpoint(self.name, self.attempt, self.synchronisation, self.model, self.shard.snapshot())
+            )
+
+    def check_same(self, worker: str, model: Model | None, layout: Layout, sync: Synchronisation) -> None:
+        """See that another worker trains the same thing in the same way.
+
+        Raises:
+            InvalidRequestError: It does not; the error has both sides.
+        """
+        if self.model and model and (difference := self.model.difference(model)):
+            raise InvalidRequestError(f"{difference}: is it the same model?")
+        if _shape(self.shard.layout) != _shape(layout):
+            raise InvalidRequestError(
+                f"the job holds {_shape(self.shard.layout)}, "
+                f"but {worker!r} has {_shape(layout)}: is it the same model and optimiser?"
+            )
+        if self.synchronisation != sync:
+            raise InvalidRequestError(
+                f"the job runs with {self.synchronisation}, but {worker!r} wants {sync}: "
+                f"it must be what the manager answered to join"
+            )
+
+    def _go_back(self, version: int) -> None:
+        if self.store is None or version not in self.store.versions:
+            there = ", ".join(map(str, self.checkpoints))
+            raise RewoundError(
+                f"rewind to version {version}: there is {self.shard.version}, "
+                f"and {f'checkpoints of {there}' if there else 'no checkpoint'}",
+                self.attempt,
+            )
+        self.shard.restore(self.store.read(version).snapshot)
+        self.store.go_back(version)
+        self.readers.clear()
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        """Write down what happened, in the ledger."""
+        if self.store:
+            self.store.note({"attempt": self.attempt, **record})
+
+
+def _shape(layout: Layout) -> str:
+    sizes = ", ".join(f"{group.elements}{' statistics' * group.statistics}" for group in layout.groups)
+    return f"{layout.optimizer} on groups of {sizes} elements of {layout.dtype}"

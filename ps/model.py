@@ -1,0 +1,48 @@
+"""The tensors of a model, as workers tell them: those whose models differ cannot train together.
+
+It knows neither the wire nor what the tensors hold.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the model; the name is empty where the worker does not know it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        name = f"{self.name!r} of " if self.name else ""
+        return f"{name}shape {self.shape}, {self.dtype}"
+
+    def agrees_with(self, other: "Tensor") -> bool:
+        """Whether the two may be the same; a name that is not known is no difference."""
+        same_name = not self.name or not other.name or self.name == other.name
+        return same_name and (self.shape, self.dtype) == (other.shape, other.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's tensors in the order of their elements, and the worker that told them."""
+
+    worker: str
+    tensors: Sequence[Tensor]
+
+    def difference(self, other: "Model") -> str | None:
+        """The first tensor in which another model differs from this one, in words; None if none does."""
+        for number, (mine, others) in enumerate(itertools.zip_longest(self.tensors, other.tensors)):
+            if mine is None or others is None or not mine.agrees_with(others):
+                return (
+                    f"tensor {number} of {other.worker!r} is {_show(others)}, "
+                    f"but that of {self.worker!r} is {_show(mine)}"
+                )
+        return None
+
+
+def _show(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else str(tensor)

@@ -1,0 +1,235 @@
+"""Attempts at a shard: fenced off, begun again at a version, and nothing of an earlier one counts."""
+
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+import idl
+from rpc.client import Client
+from rpc.errors import InvalidRequestError, RewoundError, UnavailableError
+from tests.services import Raw, ShardWorker, open_request, serving, shard_service
+from tests.wire import LARGE, answer, framed
+
+_ps = idl.parameter_server
+
+
+class AttemptWorker(ShardWorker):
+    """A worker that says in which attempt it is, and which process it relies on."""
+
+    def __init__(self, address, elements=1000, name=None, initialise=True):
+        # Unlike a stock client, it opens a job that may be in a later attempt.
+        self.address, self.elements = address, elements
+        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", "good", uuid.uuid4().hex)
+        self.client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+        self.version = 0
+        self.expected = np.zeros(elements, dtype=np.float32)
+        opened = self.open()
+        if initialise and not opened.initialised:
+            self.initialise(self.attempt)
+
+    def open(self):
+        """Open the job; what the shard answers."""
+        opened = self.client.call("open", open_request(self.identity, self.elements))
+        self.attempt, self.instance = opened.attempt, opened.instance
+        return opened
+
+    def initialise(self, attempt):
+        """Set parameters of 0; whether they were accepted."""
+        request = _ps.InitialiseRequest(self.identity, self.version, attempt=attempt)
+        return self.client.call("initialise", request, bulk=self.expected.data.cast("B")).accepted
+
+    def push_request(self, start=0, count=8, total=8):
+        """As every worker's, with the attempt."""
+        request = super().push_request(start, count, total)
+        request.assignment.attempt, request.instance = self.attempt, self.instance
+        return request
+
+    def fence(self, attempt):
+        """Begin an attempt; its reply."""
+        return self.client.call("fence", _ps.FenceRequest(self.identity, attempt))
+
+    def rewind(self, attempt, version):
+        """Go on from a version, in an attempt."""
+        reply = self.client.call("rewind", _ps.RewindRequest(self.identity, attempt, version))
+        self.attempt, self.instance, self.version = attempt, reply.instance, version
+
+    def pull(self, version, client=None):
+        """The parameters of a version."""
+        into = np.empty(self.elements, dtype=np.float32)
+        request = _ps.PullRequest(self.identity, version, None, self.attempt, self.instance)
+        (client or self.client).call("pull", request, into=into.data.cast("B"))
+        return into
+
+    def check(self):
+        """Pull, and see that the parameters are the expected ones to the last bit."""
+        np.testing.assert_array_equal(self.pull(self.version), self.expected)
+
+
+@pytest.fixture
+def worker(shard):
+    """Has taken a step in the first attempt."""
+    worker = AttemptWorker(shard, LARGE)
+    worker.iterate()
+    yield worker
+    worker.close()
+
+
+def test_a_new_attempt_forgets_what_had_come(worker):
+    """Gradients that wait for the others' are dropped by a fence; pushed again, they count once."""
+    worker.push(start=0, count=4)
+    reply = worker.fence(1)
+    assert (reply.initialised, reply.version, reply.checkpoints) == (True, 1, [])
+    worker.rewind(1, 1)
+    worker.iterate()
+    worker.push(start=0, count=4)
+    worker.push(start=4, count=4)
+    worker.stepped()
+    worker.check()
+
+
+def test_who_only_looks_on_need_not_know_the_attempt(worker):
+    """A pull of whatever there is now is answered in any attempt, as long as it names none."""
+    worker.fence(1)
+    worker.rewind(1, worker.version)
+    into = np.empty(worker.elements, dtype=np.float32)
+    request = _ps.PullRequest(worker.identity, -1)
+    worker.client.call("pull", request, into=into.data.cast("B"))
+    assert np.array_equal(into, worker.expected)
+    request.attempt = 0
+    with pytest.raises(RewoundError):
+        worker.client.call("pull", request, into=into.data.cast("B"))
+
+
+def test_an_earlier_attempt_is_refused(worker):
+    """Once an attempt has begun, pushes and pulls of the one before are told which it is."""
+    worker.fence(3)
+    for call in (worker.push, lambda: worker.pull(-1), lambda: worker.fence(2), lambda: worker.rewind(2, 1)):
+        with pytest.raises(RewoundError, match="is in 3") as refused:
+            call()
+        assert refused.value.attempt == 3
+    worker.rewind(3, 1)
+    worker.iterate()
+
+
+def test_another_instance_is_refused(worker):
+    """Who relies on what another process held is told so, whatever the attempt."""
+    instance, worker.instance = worker.instance, "another"
+    for call in (worker.push, lambda: worker.pull(-1)):
+        with pytest.raises(RewoundError, match="started again") as refused:
+            call()
+        assert refused.value.attempt == 0
+    worker.instance = instance
+    worker.iterate()
+
+
+def test_a_shard_without_the_job_says_that_it_was_started_again(worker):
+    """A worker that relies on a process is not told to open the job, but that the process has gone."""
+    with serving(shard_service()) as address:
+        client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+        with pytest.raises(RewoundError, match="since this parameter server was started"):
+            client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
+        reply = client.call("fence", _ps.FenceRequest(worker.identity, 1))
+        assert (reply.initialised, reply.checkpoints) == (False, [])
+        client.close()
+
+
+def test_who_waits_is_told_of_the_new_attempt(worker, wait_until):
+    """A pull that waits for a step ends with the attempt that begins."""
+    other, told = worker.client.twin(), []
+
+    def wait():
+        try:
+            worker.pull(2, other)
+        except RewoundError as error:
+            told.append(error.attempt)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.2)  # it may come before the pull or after it: the answer is the same
+    worker.fence(1)
+    thread.join(30)
+    assert told == [1]
+    other.close()
+
+
+def test_between_fence_and_rewind_nobody_goes_on(worker):
+    """Until it is known where an attempt begins, its pulls wait, and its pushes are put off."""
+    worker.fence(1)
+    newcomer = AttemptWorker(worker.address, LARGE, worker.identity.job)
+    assert newcomer.attempt == 1
+    with Raw(worker.address) as raw:
+        raw.send(framed("push", newcomer.push_request(), worker.gradient()))
+        with pytest.raises(UnavailableError, match="from which version attempt 1"):
+            answer(raw)
+    pulled = []
+    thread = threading.Thread(target=lambda: pulled.append(newcomer.pull(0)))
+    thread.start()
+    thread.join(0.2)
+    assert not pulled
+    worker.rewind(1, 1)
+    thread.join(30)
+    np.testing.assert_array_equal(pulled[0], worker.expected)
+    newcomer.close()
+    worker.iterate()
+
+
+def test_the_same_may_be_said_again(worker):
+    """A fence or a rewind that comes again, even after steps were taken, changes nothing."""
+    worker.fence(1)
+    worker.fence(1)
+    worker.rewind(1, 1)
+    worker.iterate()
+    assert worker.fence(1).version == 2
+    worker.client.call("rewind", _ps.RewindRequest(worker.identity, 1, 1))
+    worker.check()
+    worker.iterate()
+    with pytest.raises(InvalidRequestError, match="version 0, but attempt 1 went on from 1"):
+        worker.client.call("rewind", _ps.RewindRequest(worker.identity, 1, 0))
+
+
+def test_a_version_that_is_not_there_is_refused(worker):
+    """Without a checkpoint, a shard goes on only from where it is; anything else needs another attempt."""
+    worker.fence(1)
+    for version in (0, 2):
+        with pytest.raises(RewoundError, match=f"rewind to version {version}: there is 1") as refusal:
+            worker.rewind(1, version)
+        assert refusal.value.attempt == 1
+    worker.rewind(1, 1)
+    worker.iterate()
+
+
+def test_a_push_that_is_under_way_does_not_outlive_its_attempt(worker):
+    """What a connection began to bring before the fence is dropped, and its worker told at the end."""
+    data = framed("push", worker.push_request(0, 4), worker.gradient())
+    with Raw(worker.address) as raw:
+        raw.send(data[: len(data) - 100])
+        worker.pull(1)  # by now the first bytes have been taken
+        worker.fence(1)
+        worker.rewind(1, 1)
+        worker.push(start=4, count=4)
+        raw.send(data[len(data) - 100 :])
+        with pytest.raises(RewoundError, match=r"attempt 0, .* is in 1"):
+            answer(raw)
+    worker.push(start=0, count=4)
+    worker.stepped()
+    worker.check()
+
+
+def test_parameters_belong_to_an_attempt(shard):
+    """First parameters begin the attempt of whoever brings them, unless a later one has begun."""
+    worker = AttemptWorker(shard, initialise=False)
+    assert worker.attempt == 0
+    assert not worker.fence(2).initialised
+    with pytest.raises(InvalidRequestError, match="no parameters yet"):
+        worker.rewind(2, 0)
+    with pytest.raises(RewoundError, match=r"attempt 1, .* is in 2"):
+        worker.initialise(1)
+    assert worker.initialise(3)
+    assert not worker.initialise(3)
+    opened = worker.open()
+    assert (opened.initialised, opened.attempt) == (True, 3)
+    worker.rewind(3, 0)
+    worker.iterate()
+    worker.close()
