@@ -19,6 +19,8 @@ class Assignment:
         start: First position in the epoch's permutation.
         count: Samples; 0 is possible in an epoch's last, smaller batch.
         total: Samples of the whole batch, over all workers.
+        attempt: How often the job has been rewound before.
+        batch_start: First position of the whole batch; None where it was not said.
     """
 
     iteration: int
@@ -26,6 +28,8 @@ class Assignment:
     start: int
     count: int
     total: int
+    attempt: int = 0
+    batch_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +41,18 @@ class Plan:
     start: int
     total: int
     assignments: Mapping[str, Assignment]  # worker's name to its part, in the order of the slices
+    attempt: int = 0  # how often the job has been rewound before
 
 
-def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int]) -> Plan:
+def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int], attempt: int = 0) -> Plan:
     """Lay the counts side by side, from position `start` on."""
     total = sum(counts.values())
     assignments = {}
     position = start
     for name, count in counts.items():
-        assignments[name] = Assignment(iteration, epoch, position, count, total)
+        assignments[name] = Assignment(iteration, epoch, position, count, total, attempt, start)
         position += count
-    return Plan(iteration, epoch, start, total, assignments)
+    return Plan(iteration, epoch, start, total, assignments, attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,101 @@
+"""Where each iteration's batch lies in the data, and how large it is; pure values, nothing of the wire."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchsize_manager.plan import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """From an iteration on, whose batch begins at a position of an epoch, batches have another size."""
+
+    iteration: int
+    epoch: int
+    start: int
+    size: int  # samples
+
+
+class Batches:
+    """The batches of a job, one after the other.
+
+    They are those of `JobSpec.batch`, unless their size changes: since an operator wants that or, with
+    scaling, since it follows the number of members that a batch is planned for. Then each batch begins where
+    the one before has ended. All of that follows from where the size has changed, so nothing else is to be
+    kept.
+
+    Args:
+        spec: What is trained on.
+        members: For how many the batch has `total` samples; None: for any number.
+        first_iteration: Where the job begins.
+        position: Epoch and first position of that iteration's batch; None: where `JobSpec.batch` has it.
+
+    Attributes:
+        total: Samples of a whole batch: of any, or of `members` members; may be set between two batches.
+    """
+
+    def __init__(
+        self, spec: JobSpec, members: int | None, first_iteration: int, position: tuple[int, int] | None
+    ) -> None:
+        self.total = spec.total_batch_size
+        self._spec = spec
+        self._members = members
+        epoch, start = position or spec.batch(first_iteration)[:2]
+        self._changes = [BatchChange(first_iteration, epoch, start, spec.total_batch_size)]
+
+    @property
+    def changes(self) -> list[BatchChange]:
+        """Where the size has changed, oldest first."""
+        return list(self._changes)
+
+    def restore(self, changes: Sequence[BatchChange]) -> None:
+        """Take up where the size had changed in an earlier life of the job."""
+        self._changes = list(changes) or self._changes
+
+    @property
+    def follow_the_spec(self) -> bool:
+        """Whether `JobSpec.batch` tells the batches from here on."""
+        last, whole = self._changes[-1], self._spec.total_batch_size
+        fixed = self._members is None and self.total == last.size == whole
+        return fixed and self._spec.batch(last.iteration)[:2] == (last.epoch, last.start)
+
+    def size(self, members: int, total: int | None = None) -> int:
+        """The samples of a whole batch for so many members; with another `total`, if one is given."""
+        total = self.total if total is None else total
+        if self._members is None:
+            return total
+        scaled = (2 * total * members + self._members) // (2 * self._members)  # rounded to the nearest
+        return max(1, min(scaled, self._spec.dataset_size))
+
+    def take(self, iteration: int, members: int) -> tuple[int, int, int]:
+        """Epoch, first position and size of an iteration's batch, for so many members from there on."""
+        while len(self._changes) > 1 and self._changes[-1].iteration > iteration:
+            self._changes.pop()  # the job has gone back
+        size = self.size(members)
+        if size != self._changes[-1].size:
+            epoch, start, _ = self._batch(iteration)
+            while self._changes and self._changes[-1].iteration >= iteration:
+                self._changes.pop()
+            self._changes.append(BatchChange(iteration, epoch, start, size))
+        return self._batch(iteration)
+
+    def follow(self, iteration: int, epoch: int, start: int, total: int) -> None:
+        """Note where a later batch was; all that is seen of a change at an epoch's end is its last batch."""
+        if self._batch(iteration) != (epoch, start, total):
+            self._changes.append(BatchChange(iteration, epoch, start, total))
+
+    def _batch(self, iteration: int) -> tuple[int, int, int]:
+        """An iteration's batch, with the size that the last change has brought."""
+        last, samples = self._changes[-1], self._spec.dataset_size
+        epoch, start, after = last.epoch, last.start, iteration - last.iteration
+        left = self._in(samples - start, last.size)  # batches in that epoch
+        if after < left:
+            start += after * last.size
+        else:
+            epochs, index = divmod(after - left, self._in(samples, last.size))
+            epoch, start = epoch + 1 + epochs, index * last.size
+        return epoch, start, min(last.size, samples - start)
+
+    def _in(self, samples: int, size: int) -> int:
+        """How many batches there are in so many samples at an epoch's end."""
+        return samples // size if self._spec.drop_last else -(-samples // size)

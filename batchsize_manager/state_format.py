@@ -1,0 +1,193 @@
+"""The format of the file in which a manager remembers its jobs: SQLite, a table for each kind of thing.
+
+Records of an iteration's workers are packed into one blob, 53 bytes each; nothing is pickled.
+"""
+
+import contextlib
+import sqlite3
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.records import WorkerRecord
+from rpc.errors import EvenpaceError
+
+STATE_FILE = "manager.sqlite"
+BUSY_SECONDS = 5.0  # for another process to let go of the file
+
+_FORMAT = 2  # SQLite's user_version
+_APPLICATION = 0x45764E70  # its application_id: "EvNp"
+
+# Worker's number, batch size, batch processing time, waiting time, CPU usage, memory usage, whether there was
+# a predicted speed and, if so, that.
+_RECORD = struct.Struct("<Iqdddd?d")
+_FIELDS = ("worker", "batch_size", "time", "waiting", "cpu", "memory", "predicted", "predicted_speed")
+_ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?", "<f8"), strict=True)))
+
+_ADDED = {  # by format, what it has that the one before has not: columns of tables
+    2: (
+        ("runs", "balancing TEXT"),  # JSON; NULL: as the manager was told
+        ("runs", "batch_size INTEGER"),  # samples, as operators want; NULL: as in spec
+        ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
+        ("members", "drained INTEGER NOT NULL DEFAULT 0"),
+    )
+}
+
+_SCHEMA = f"""
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL UNIQUE,
+    job TEXT NOT NULL,
+    spec TEXT NOT NULL,  -- JSON
+    policy TEXT NOT NULL,
+    mode TEXT NOT NULL,
+    first_iteration INTEGER NOT NULL,
+    first_epoch INTEGER,
+    first_start INTEGER,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    batch_changes TEXT NOT NULL DEFAULT '[]',  -- JSON
+    begun REAL NOT NULL,  -- seconds since 1970, here and below
+    ended REAL,
+    ending TEXT,
+    learned BLOB NOT NULL DEFAULT x''
+);
+CREATE TABLE members (
+    id INTEGER PRIMARY KEY,  -- ascends in the order of slices
+    run INTEGER NOT NULL,
+    worker TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    minimum INTEGER NOT NULL,
+    maximum INTEGER NOT NULL,
+    granularity INTEGER NOT NULL,
+    unreleasable INTEGER NOT NULL,
+    UNIQUE (run, worker)
+);
+CREATE TABLE workers (
+    run INTEGER NOT NULL,
+    number INTEGER NOT NULL,  -- in iterations.workers
+    name TEXT NOT NULL,
+    PRIMARY KEY (run, number)
+) WITHOUT ROWID;
+CREATE TABLE iterations (
+    run INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    total INTEGER NOT NULL,
+    duration REAL NOT NULL,
+    completed REAL NOT NULL,
+    workers BLOB NOT NULL,
+    PRIMARY KEY (run, iteration)
+);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    run INTEGER NOT NULL,
+    said REAL NOT NULL,
+    event TEXT NOT NULL
+);
+CREATE INDEX events_of_run ON events (run, id);
+PRAGMA application_id={_APPLICATION};
+PRAGMA user_version=1;
+"""
+
+
+class StateError(EvenpaceError):
+    """A manager's state cannot be used; the message says which file, why, and what to do."""
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Make an empty file a manager's state; within a transaction of the caller's."""
+    for statement in _SCHEMA.split(";\n"):
+        connection.execute(statement)
+    migrate(connection, 1)
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a file from an earlier format to this one; within a transaction of the caller's."""
+    for later in range(version + 1, _FORMAT + 1):
+        for table, column in _ADDED[later]:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    connection.execute(f"PRAGMA user_version={_FORMAT}")
+
+
+def check_format(path: Path, connection: sqlite3.Connection) -> int:
+    """Make sure that a file is ours, and not from a later version.
+
+    Returns:
+        Its format; an earlier one can be read, and is to be migrated before it is written.
+
+    Raises:
+        StateError: It is not, or is.
+    """
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    if application != _APPLICATION:
+        raise StateError(f"{path} is not a manager's state: give --state a folder of its own")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not 1 <= version <= _FORMAT:
+        raise StateError(
+            f"{path} is of format {version}, and this version of evenpace knows formats 1 to {_FORMAT}: "
+            f"run the version that wrote it, or give --state another folder"
+        )
+    return int(version)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """SQLite's errors, and those of values that make no sense, as a `StateError`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # the disk, rather than what is on it
+        raise StateError(
+            f"{path} cannot be used ({error}): see that its disk has room, and lets this user write"
+        ) from error
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, struct.error) as error:
+        raise StateError(
+            f"{path} is damaged ({error}): put a copy back, or move it away to start without memory of jobs"
+        ) from error
+
+
+def pack_records(workers: Mapping[str, WorkerRecord], numbers: Mapping[str, int]) -> bytes:
+    """An iteration's workers' records, in their order; `numbers` are the workers' own."""
+    pack = _RECORD.pack
+    return b"".join(
+        [
+            pack(
+                numbers[name],
+                record.batch_size,
+                record.batch_processing_time,
+                record.waiting_time,
+                record.cpu_usage,
+                record.memory_usage,
+                record.predicted_speed is not None,
+                record.predicted_speed or 0.0,
+            )
+            for name, record in workers.items()
+        ]
+    )
+
+
+def unpack_records(packed: bytes, names: Mapping[int, str]) -> dict[str, WorkerRecord]:
+    """The other way."""
+    return {
+        names[number]: WorkerRecord(size, time, waiting, cpu, memory, speed if predicted else None)
+        for number, size, time, waiting, cpu, memory, predicted, speed in _RECORD.iter_unpack(packed)
+    }
+
+
+def unpack_columns(packed: bytes) -> tuple[NDArray[np.uint32], bytes]:
+    """Likewise without an object for each number: what makes a large run's records quick to go through.
+
+    Returns:
+        The workers' numbers, (workers,), and what `PackedRecord.values` has of them.
+
+    Raises:
+        ValueError: It is no whole number of records.
+    """
+    rows = np.frombuffer(packed, dtype=_ROW)
+    columns = [rows[name] for name in _FIELDS[1:6]]
+    columns.append(np.where(rows["predicted"], rows["predicted_speed"], np.nan))
+    return rows["worker"], b"".join([column.tobytes() for column in columns])

@@ -1,0 +1,542 @@
+"""What a manager remembers: in the file, and through the thread that writes it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import random
+import shutil
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager import state_format, store
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.batches import BatchChange
+from batchsize_manager.changes import Begun, Completed, Controlled, Ended, Learnt, Members, Rewound, Said
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.records import IterationRecord, SavedMember, WorkerRecord
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import pack_models
+from batchsize_manager.state_file import StateFile
+from batchsize_manager.state_format import STATE_FILE, StateError, pack_records, unpack_records
+from batchsize_manager.state_reader import open_state
+from batchsize_manager.store import Retention, Store
+
+SPEC = JobSpec(1000, 10, seed=3)
+NAMES = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=8)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+WORKER_RECORDS = st.builds(
+    WorkerRecord, st.integers(0, 2**48), NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.none() | NUMBERS
+)
+BOUNDS = st.builds(
+    lambda low, more, grain: Bounds(low * grain, (low + more) * grain, grain), *[st.integers(1, 2**20)] * 3
+)
+
+
+def begun(run="r", job="job"):
+    """A job's beginning."""
+    return Begun(run, job, SPEC, "proportional", "bsp", 0, None, 1.0)
+
+
+def record(iteration, workers=2, **changes):
+    """A complete iteration."""
+    parts = {f"w{i}": WorkerRecord(5, 0.5 + i, 0.25, 0.1, 0.2, None if i else 3.5) for i in range(workers)}
+    return dataclasses.replace(IterationRecord(iteration, 0, 10, 0.75, parts), **changes)
+
+
+def completed(iteration, run="r", **changes):
+    """The same, as a change."""
+    return Completed(run, record(iteration, **changes), 2.0)
+
+
+def iterations(folder, run="r"):
+    """The numbers of those that are in the file."""
+    with open_state(folder) as reader:
+        return [kept.iteration for kept in reader.records(run, 0, 10**6)]
+
+
+@contextlib.contextmanager
+def opened(folder, retention=None):
+    """A store, closed at the end."""
+    kept = Store(folder, retention)
+    try:
+        yield kept
+    finally:
+        kept.close()
+
+
+@pytest.fixture
+def locked_file(tmp_path, monkeypatch):
+    """A store, and a connection with which a test keeps it from writing."""
+    monkeypatch.setattr(state_format, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.state_file.BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
+    with opened(tmp_path) as kept:
+        kept.put(begun())
+        other = sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=10)
+        yield kept, other
+        other.close()
+
+
+# -- the file
+
+
+@given(st.dictionaries(NAMES, WORKER_RECORDS, max_size=20))
+def test_packed_records_come_back_as_they_were(workers):
+    """To the last bit, in their order."""
+    numbers = {name: 7 * i for i, name in enumerate(reversed(workers))}
+    packed = pack_records(workers, numbers)
+
+    assert list(unpack_records(packed, {n: name for name, n in numbers.items()}).items()) == list(
+        workers.items()
+    )
+
+
+RUNS = st.sampled_from("ab")
+MEMBERS = st.lists(
+    st.builds(SavedMember, NAMES, NAMES, BOUNDS, st.booleans()), max_size=5, unique_by=lambda m: m.worker
+)
+BATCH_CHANGES = st.builds(BatchChange, *[st.integers(0, 2**40)] * 4)
+CHANGES = st.one_of(
+    st.builds(Members, RUNS, st.integers(0, 2**40), MEMBERS, st.lists(BATCH_CHANGES, max_size=3)),
+    st.builds(
+        lambda run, iteration, attempt, workers: Completed(
+            run, IterationRecord(iteration, 1, 10, 0.5, workers, attempt, 20), 2.0
+        ),
+        RUNS,
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.dictionaries(NAMES, WORKER_RECORDS, max_size=4),
+    ),
+    st.builds(Rewound, RUNS, st.integers(0, 5)),
+    st.builds(Said, RUNS, st.text(st.characters(exclude_categories=("Cs",))), NUMBERS),
+    st.builds(Learnt, RUNS, st.builds(lambda w, x: {"narx": {w: {"x": np.array([x])}}}, NAMES, NUMBERS)),
+    st.builds(Ended, RUNS, NAMES, st.just(3.0)),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(CHANGES, max_size=6), max_size=6), st.data())
+def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data):
+    """Whatever happens to two jobs, in whatever transactions, and however often the file is opened anew."""
+    folder = tmp_path_factory.mktemp("state")
+    expected = {run: {"members": [], "records": {}, "events": [], "run": {"attempt": 0}} for run in "ab"}
+    expected["b"]["run"]["position"] = (7, 8)
+    file = StateFile(folder / STATE_FILE)
+    file.apply([begun("a", "one"), dataclasses.replace(begun("b", "two"), position=(7, 8))])
+    for batch in batches:
+        file.apply(batch)
+        for change in batch:
+            of = expected[change.run]
+            match change:
+                case Members(_, attempt, members, batch_changes):
+                    stay = [m for m in of["members"] if (m.worker, m.incarnation) in _keys(members)]
+                    new = [m for m in members if (m.worker, m.incarnation) not in _keys(stay)]
+                    latest = {(m.worker, m.incarnation): m for m in members}
+                    of["members"] = [latest[key] for key in [*_keys(stay), *_keys(new)]]
+                    of["run"] |= {"attempt": attempt, "batch_changes": batch_changes}
+                case Completed(_, kept, _):
+                    of["records"][kept.iteration] = kept
+                case Rewound(_, iteration):
+                    of["records"] = {i: r for i, r in of["records"].items() if i < iteration}
+                case Said(_, event, _):
+                    of["events"].append(event)
+                case Learnt(_, models):
+                    of["run"]["learned"] = pack_models(models)
+                case Ended(_, why, at):
+                    of["run"] |= {"ended": at, "ending": why}
+        if data.draw(st.booleans()):
+            file.close()
+            file = StateFile(folder / STATE_FILE)
+    file.close()
+
+    with open_state(folder) as reader:
+        for run in reader.runs():
+            of = expected[run.run]
+            assert reader.members(run.run) == of["members"]
+            assert reader.records(run.run, 0, 100) == [of["records"][i] for i in sorted(of["records"])]
+            assert (
+                reader.records(run.run, 3, 1)
+                == [of["records"][i] for i in sorted(of["records"]) if i > 2][:1]
+            )
+            packed = reader.packed_records(run.run, 0, 100)
+            assert [one.unpack() for one in packed] == reader.records(run.run, 0, 100)
+            assert all(a.names is b.names for a, b in itertools.pairwise(packed) if a.names == b.names)
+            assert len(reader.packed_records(run.run, 3, 1)) == len(reader.records(run.run, 3, 1))
+            assert reader.last_records(run.run, 2) == [of["records"][i] for i in sorted(of["records"])[-2:]]
+            assert [e.event for e in reader.last_events(run.run, 100)] == of["events"]
+            assert {name: getattr(run, name) for name in of["run"]} == of["run"]
+            assert run.spec == SPEC
+        assert [run.run for run in reader.runs(unfinished=True)] == [
+            run for run in "ab" if "ended" not in expected[run]["run"]
+        ]
+
+
+def _keys(members):
+    return [(m.worker, m.incarnation) for m in members]
+
+
+def test_changes_are_written_all_or_none(tmp_path):
+    """Where the third of four cannot be written, the file is as before, and takes them later."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun(), completed(0)])
+    with pytest.raises(sqlite3.IntegrityError):
+        file.apply([completed(1), begun("s"), begun("s"), completed(2)])
+    assert iterations(tmp_path) == [0]
+    file.apply([completed(1, workers=4), begun("s")])
+    file.close()
+
+    assert iterations(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path, content):
+    """The error names the file and says what to do; the file stays as it is."""
+    path = tmp_path / STATE_FILE
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=rf"{path} is damaged .* move it away"):
+        Store(tmp_path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_file_is_refused(tmp_path):
+    """A good SQLite file of somebody else is not written to."""
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other, other:
+        other.execute("CREATE TABLE recipes (name TEXT)")
+    with pytest.raises(StateError, match="is not a manager's state: give --state a folder of its own"):
+        Store(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    """Both formats are named, for the manager and for who reads."""
+    StateFile(tmp_path / STATE_FILE).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
+        other.execute("PRAGMA user_version=99")
+    with pytest.raises(
+        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 2"
+    ):
+        Store(tmp_path)
+    with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
+        pass
+
+
+OLD_SCHEMA = """
+CREATE TABLE runs (id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, job TEXT NOT NULL, spec TEXT NOT NULL,
+  policy TEXT NOT NULL, mode TEXT NOT NULL, first_iteration INTEGER NOT NULL, first_epoch INTEGER,
+  first_start INTEGER, attempt INTEGER NOT NULL DEFAULT 0, batch_changes TEXT NOT NULL DEFAULT '[]',
+  begun REAL NOT NULL, ended REAL, ending TEXT, learned BLOB NOT NULL DEFAULT x'');
+CREATE TABLE members (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, worker TEXT NOT NULL,
+  incarnation TEXT NOT NULL, minimum INTEGER NOT NULL, maximum INTEGER NOT NULL, granularity INTEGER NOT NULL,
+  unreleasable INTEGER NOT NULL, UNIQUE (run, worker));
+CREATE TABLE workers (run INTEGER NOT NULL, number INTEGER NOT NULL, name TEXT NOT NULL,
+  PRIMARY KEY (run, number)) WITHOUT ROWID;
+CREATE TABLE iterations (run INTEGER NOT NULL, iteration INTEGER NOT NULL, attempt INTEGER NOT NULL,
+  epoch INTEGER NOT NULL, start INTEGER NOT NULL, total INTEGER NOT NULL, duration REAL NOT NULL,
+  completed REAL NOT NULL, workers BLOB NOT NULL, PRIMARY KEY (run, iteration));
+CREATE TABLE events (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, said REAL NOT NULL, event TEXT NOT NULL);
+CREATE INDEX events_of_run ON events (run, id);
+PRAGMA application_id=1165381232;
+PRAGMA user_version=1;
+INSERT INTO runs (run, job, spec, policy, mode, first_iteration, attempt, begun) VALUES ('r', 'job',
+  '{"dataset_size": 1000, "total_batch_size": 10, "seed": 3, "shuffle": true, "drop_last": false}',
+  'even', 'bsp', 0, 2, 1.0);
+INSERT INTO members (run, worker, incarnation, minimum, maximum, granularity, unreleasable)
+  VALUES (1, 'w0', 'i0', 1, 50, 2, 0);
+INSERT INTO events (run, said, event) VALUES (1, 1.5, 'w0 joined');
+"""
+
+
+def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
+    """Read as it is, it stays as it is; a manager makes it one of the present format, and forgets nothing."""
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as old:
+        old.executescript(OLD_SCHEMA)
+    member = SavedMember("w0", "i0", Bounds(1, 50, 2))
+
+    def check(reader):
+        (run,) = reader.runs(unfinished=True)
+        assert (run.spec, run.policy, run.attempt) == (SPEC, "even", 2)
+        assert (run.balancing, run.batch_size, run.paused) == (None, None, False)
+        assert reader.members("r") == [member]
+        assert [event.event for event in reader.last_events("r", 9)] == ["w0 joined"]
+
+    def version():
+        with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file:
+            return file.execute("PRAGMA user_version").fetchone()[0]
+
+    with open_state(tmp_path) as reader:
+        check(reader)
+    assert version() == 1
+    wanted = Controlled("r", Balancing("proportional", "arx", 0.25), 24, True)
+    for _ in range(2):
+        file = StateFile(tmp_path / STATE_FILE)
+        check(file.reader)
+        file.close()
+    assert version() == 2
+    file = StateFile(tmp_path / STATE_FILE)
+    drained = dataclasses.replace(member, drained=True)
+    file.apply([wanted, Members("r", 3, [drained]), completed(0)])
+    (run,) = file.reader.runs()
+    assert (run.policy, run.balancing, run.batch_size, run.paused) == (
+        "proportional",
+        wanted.balancing,
+        24,
+        True,
+    )
+    assert file.reader.members("r") == [drained]
+    file.close()
+    assert iterations(tmp_path) == [0]
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    """Wherever it ends, it opens as new (where nothing is left), or is refused as damaged."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun(), *(completed(i, workers=50) for i in range(100))])
+    file.close()
+    whole = (tmp_path / STATE_FILE).read_bytes()
+    for length in (100, 5000, len(whole) // 2, len(whole) - 4096):
+        cut = tmp_path / str(length)
+        cut.mkdir()
+        (cut / STATE_FILE).write_bytes(whole[:length])
+        with pytest.raises(StateError, match=r"manager.sqlite is damaged"):
+            StateFile(cut / STATE_FILE)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0, 1), st.booleans())
+def test_a_torn_log_costs_its_last_changes_only(tmp_path_factory, part, scribbled):
+    """Whatever a machine's crash leaves of the log: all that was written before that is there, in order."""
+    folder = tmp_path_factory.mktemp("state")
+    file = StateFile(folder / STATE_FILE)
+    file.apply([begun()])
+    for i in range(20):
+        file.apply([completed(i)])
+    crashed = tmp_path_factory.mktemp("crashed")
+    for suffix in ("", "-wal"):
+        shutil.copy(folder / f"{STATE_FILE}{suffix}", crashed)
+    file.close()
+    log = crashed / f"{STATE_FILE}-wal"
+    data = log.read_bytes()
+    kept = int(len(data) * part)
+    log.write_bytes(data[:kept] + (random.Random(kept).randbytes(len(data) - kept) if scribbled else b""))
+    StateFile(crashed / STATE_FILE).close()
+
+    numbers = iterations(crashed)
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= int(20 * part) - 1 - 20 * 0.3  # the schema's pages come first in the log
+
+
+# -- the thread
+
+
+def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_until):
+    """A reader sees it while the store is open; the next store has it to restore from."""
+    with opened(tmp_path) as kept:
+        kept.put(begun())
+        kept.put(Members("r", 4, [SavedMember("w0", "i", Bounds(1, 5))]))
+        for i in range(50):
+            kept.put(completed(i))
+        wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
+    with opened(tmp_path) as kept:
+        (run,) = kept.reader.runs(unfinished=True)
+        assert (run.run, run.attempt, run.ended) == ("r", 4, None)
+        assert kept.reader.last_records("r", 3) == [record(i) for i in (47, 48, 49)]
+
+
+def test_closing_writes_what_was_put(tmp_path):
+    """However much it is."""
+    with opened(tmp_path) as kept:
+        kept.put(begun())
+        for i in range(2000):
+            kept.put(completed(i))
+    assert iterations(tmp_path) == list(range(2000))
+
+
+def test_a_second_store_is_refused_with_the_reason(tmp_path):
+    """As long as the first is open, and no longer."""
+    with opened(tmp_path), pytest.raises(StateError, match=r"in use by another manager, process \d+: stop"):
+        Store(tmp_path)
+    with opened(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    """The error names it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match=rf"--state {tmp_path}/file/state cannot be used"):
+        Store(tmp_path / "file" / "state")
+
+
+def test_reading_where_there_is_no_state_is_refused(tmp_path):
+    """The error says how it comes about."""
+    with (
+        pytest.raises(StateError, match="there is no such file; a manager with --state"),
+        open_state(tmp_path),
+    ):
+        pass
+
+
+def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path):
+    """`after_commit` calls when all that was put before is there."""
+
+    async def check(kept):
+        for i in range(200):
+            kept.put(completed(i))
+        committed = asyncio.Event()
+        seen = []
+
+        def look():
+            seen.extend(iterations(tmp_path))
+            committed.set()
+
+        kept.after_commit(look)
+        await asyncio.wait_for(committed.wait(), 30)
+        return seen
+
+    with opened(tmp_path) as kept:
+        kept.put(begun())
+        assert asyncio.run(check(kept)) == list(range(200))
+
+
+def test_where_nothing_can_be_written_training_goes_on(locked_file, tmp_path, wait_until):
+    """It is told once, answers are not held back, and all is written when that is possible again."""
+    kept, other = locked_file
+    wait_until(lambda: _is_begun(tmp_path), "the run in the file")
+    other.execute("BEGIN IMMEDIATE")
+    told = []
+    for i in range(50):
+        kept.put(completed(i))
+    wait_until(lambda: told.extend(kept.notices()) or told, "a notice")
+
+    async def answer():
+        answered = asyncio.Event()
+        kept.after_commit(answered.set)
+        await asyncio.wait_for(answered.wait(), 30)
+
+    asyncio.run(answer())
+    time.sleep(0.2)  # several attempts
+    assert kept.notices() == []
+    (notice,) = told
+    assert "cannot be written" in notice
+    assert "database is locked" in notice
+    assert iterations(tmp_path) == []
+    other.execute("ROLLBACK")
+    wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
+    (notice,) = wait_until(kept.notices, "a notice")
+    assert notice.endswith(f"is written to {tmp_path / STATE_FILE} again")
+
+
+def _is_begun(folder):
+    with open_state(folder) as reader:
+        return reader.runs()
+
+
+def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, wait_until):
+    """Records beyond the bound are left out, and their number is told; members are kept."""
+    kept, other = locked_file
+    monkeypatch.setattr(store, "_PENDING", 300)
+    wait_until(lambda: _is_begun(tmp_path), "the run in the file")
+    other.execute("BEGIN IMMEDIATE")
+    for i in range(150):
+        kept.put(completed(i))  # of two workers, and so 3 each
+        kept.put(Members("r", i, [SavedMember(f"w{i}", "i", Bounds(1, 5))]))
+    wait_until(kept.notices, "a notice")
+    other.execute("ROLLBACK")
+    wait_until(lambda: len(iterations(tmp_path)) == 150 - kept.left_out, "the records that were kept")
+    (notice,) = wait_until(kept.notices, "a notice")
+    assert f"{kept.left_out} iterations' records were too many" in notice
+    written = iterations(tmp_path)
+    assert 50 <= len(written) <= 100
+    with open_state(tmp_path) as reader:
+        assert reader.members("r") == [SavedMember("w149", "i", Bounds(1, 5))]
+    kept.put(completed(150))
+    wait_until(lambda: iterations(tmp_path) == [*written, 150], "records are taken again")
+
+
+def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
+    """The latest so many stay, and those that have not ended; what is forgotten leaves no trace."""
+    now = time.time()
+    with opened(tmp_path, Retention(runs=2)) as kept:
+        for name in "abcdef":
+            kept.put(begun(name))
+            kept.put(Members(name, 0, [SavedMember("w0", "i", Bounds(1, 5))]))
+            kept.put(Said(name, "hello", now))
+            for i in range(700):
+                kept.put(completed(i, name))
+        for age, name in enumerate("abcde"):
+            kept.put(Ended(name, "over", now + age))
+        wait_until(lambda: _run_names(tmp_path) == ["d", "e", "f"], "old runs are forgotten")
+        assert iterations(tmp_path, "e") == list(range(700))
+    with opened(tmp_path, Retention(days=1)) as kept:
+        kept.put(begun("g"))
+        kept.put(Ended("g", "over", now - 2 * 86400))
+        wait_until(lambda: _run_names(tmp_path) == ["d", "e", "f"], "the one of long ago is forgotten")
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file:
+        for table in ("members", "workers", "iterations", "events"):
+            assert file.execute(f"SELECT count(DISTINCT run) FROM {table}").fetchone() == (3,)
+        assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
+
+
+def _run_names(folder):
+    with open_state(folder) as reader:
+        return [run.run for run in reader.runs()]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until):
+    """What could not be written while the disk was full is written once there is room."""
+    monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
+    ballast = small_disk / "ballast"
+    with opened(small_disk) as kept:
+        kept.put(begun())
+        wait_until(lambda: _is_begun(small_disk), "the run in the file")
+        fill(ballast)
+        for i in range(40):
+            kept.put(completed(i, workers=100))
+        (notice,) = wait_until(kept.notices, "a notice")
+        assert "training goes on" in notice
+        ballast.unlink()
+        wait_until(lambda: iterations(small_disk) == list(range(40)), "the records in the file")
+        (notice,) = wait_until(kept.notices, "a notice")
+        assert "again" in notice
+    fill(ballast)
+    with pytest.raises(StateError, match=r"cannot be used .*: see that its disk has room"):
+        Store(small_disk)
+
+
+def fill(path: Path) -> None:
+    """Leave no room on a small disk."""
+    with path.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        for size in (65536, 512):
+            with contextlib.suppress(OSError):
+                while stream.write(b"\0" * size):
+                    pass
+
+
+@pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])
+def test_what_is_kept_checks_itself(wrong):
+    """The error names the value."""
+    with pytest.raises(ValueError, match=f"keep-{next(iter(wrong))} .*must be at least 0"):
+        Retention(**wrong)
