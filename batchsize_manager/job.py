@@ -1,227 +1,286 @@
 """A job as a state machine: who is in it, who has reported, and what everybody does next.
 
-Events come in through `join`, `report`, `leave`, `disconnect` and `tick`, each with its time; what
-follows from them is read from `assignment_after`, `lost_since`, `history` and `failure`. No sockets,
-no threads, and no clock of its own, so that it can be tested and replayed event by event.
+Events come in through `join`, `report`, `heartbeat`, `leave`, `disconnect`, `recover`, `rewind` and `tick`,
+each with its time, and what operators want through the methods of `job_operations`; what follows from them is
+read from `next_assignment`, `must_recover`, `history`, `ended` and `failure`. No sockets, no threads, and no
+clock of its own, so that it can be tested, replayed event by event, and restored from what was kept of it.
+
+In bsp, what a member leaves undone is redone: by those who wait for it, as pieces of the same iteration; or,
+where that cannot be, by all in another attempt, for which parameters and plans go back to one iteration.
 """
 
-import itertools
-import math
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 
-from batchsize_manager.plan import Assignment, JobSpec, Plan, make_plan
-from batchsize_manager.policies import Member, Observation, Policy
-from batchsize_manager.rounding import Bounds, InfeasibleError
-from batchsize_manager.synchronisation import Synchronisation
-from predictors import Fit, Models, Weights
-from rpc.errors import InvalidRequestError, NotMemberError
+from batchsize_manager import deadlines
+from batchsize_manager.batches import BatchChange
+from batchsize_manager.history import final_course
+from batchsize_manager.job_config import JobConfig
+from batchsize_manager.job_operations import REPLAYED, JobOperations
+from batchsize_manager.membership import Membership, Standing
+from batchsize_manager.packed import PackedRecord
+from batchsize_manager.plan import Assignment, JobSpec
+from batchsize_manager.policies import Policy
+from batchsize_manager.progress import Progress
+from batchsize_manager.records import IterationRecord, Report, SavedMember
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError
 
-_HISTORY_RECORDS = 200_000  # workers times iterations; the oldest go first
-_OPEN_RECORDS = 200_000  # likewise, of plans that a member has still to go through
-_EVENTS = 200
+__all__ = ["REPLAYED", "Job", "JobConfig"]
+
 _SHORTEST = 1e-9  # seconds; a batch processing time below that is a broken clock's
 
 
-@dataclass(frozen=True)
-class JobConfig:
-    """How a manager runs its jobs.
-
-    Attributes:
-        workers: The job starts when so many have joined.
-        lookahead: Iterations that are planned ahead of the reports; 0 is the paper's blocking mode.
-        report_timeout: Seconds that others wait for a member's report, or are ahead of a member that says
-            nothing, before the member is taken out.
-        reconnect_grace: Seconds in which a member whose connection broke may come back.
-        synchronisation: How the members wait for each other.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    workers: int = 1
-    lookahead: int = 0
-    report_timeout: float = 120.0
-    reconnect_grace: float = 1.0
-    synchronisation: Synchronisation = field(default_factory=Synchronisation)
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers {self.workers}: must be at least 1")
-        if self.lookahead < 0:
-            raise ValueError(f"lookahead {self.lookahead}: must be at least 0")
-        if not 0 < self.report_timeout < float("inf"):
-            raise ValueError(f"report_timeout {self.report_timeout}: must be above 0 s")
-        if not 0 <= self.reconnect_grace < float("inf"):
-            raise ValueError(f"reconnect_grace {self.reconnect_grace}: must be at least 0 s")
-        sync = self.synchronisation
-        if self.lookahead and sync.mode != "bsp":
-            raise ValueError(f"lookahead {self.lookahead}: belongs to bsp, but the mode is {sync.mode}")
-        if (sync.replicas_to_aggregate or 0) > self.workers:
-            raise ValueError(
-                f"replicas_to_aggregate {sync.replicas_to_aggregate}: "
-                f"must be at most the number of workers, {self.workers}"
-            )
-
-    @property
-    def ahead(self) -> int:
-        """How many iterations are planned beyond the first that is not complete; not for asp."""
-        return self.synchronisation.staleness or self.lookahead
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker says at the end of an iteration; see `ReportRequest` in the IDL."""
-
-    iteration: int
-    batch_processing_time: float  # seconds
-    waiting_time: float = 0.0  # seconds, in the parameter server
-    cpu_usage: float = 0.0
-    memory_usage: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRecord:
-    """One worker's part in a finished iteration; times in seconds, speeds in samples per second."""
-
-    batch_size: int
-    batch_processing_time: float
-    waiting_time: float
-    cpu_usage: float
-    memory_usage: float
-    predicted_speed: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class IterationRecord:
-    """A finished iteration."""
-
-    iteration: int
-    epoch: int
-    total: int
-    duration: float  # seconds until it was complete, from its release or, if later, the one before it
-    workers: Mapping[str, WorkerRecord]
-
-
-@dataclass(slots=True)
-class _Membership:
-    incarnation: str
-    bounds: Bounds
-    joined_at: float
-    first: int  # the first iteration that it may be planned into
-    reported: int  # the last iteration that it has reported
-    assigned: int  # the iteration that it works on or, where it waits, works on next
-    heard_at: float  # when it reported last, or joined
-    disconnected_at: float | None = None
-
-
-@dataclass(slots=True)
-class _Progress:
-    """An iteration that is planned, and that not all members have gone through yet."""
-
-    plan: Plan
-    released_at: float
-    predicted_speeds: Mapping[str, float]
-    delivered: bool = False
-    reports: dict[str, tuple[Report, float]] = field(default_factory=dict)  # with arrival times
-    lost: set[str] = field(default_factory=set)  # workers that have gone without a report
-
-
-class Job:
+class Job(JobOperations):
     """One training job. Times are in seconds on any one monotonic clock.
 
     Args:
         spec: What is trained on.
         config: How the job is run.
         policy: How batches are split.
+        first_iteration: Where it begins: above 0 for a job that goes on from a checkpoint.
+        position: Epoch and first position of that iteration's batch, where that does not tell since batches
+            have had other sizes.
+        total: Samples of a whole batch, where an operator has changed that; None: as in `spec`.
 
     Attributes:
+        attempt: How often it has been rewound.
         failure: Why the job cannot go on, or None.
+        first_iteration: Where it began.
+        position: Likewise, as given.
         started: Whether all workers have joined once.
+        paused: Whether nothing more is planned, until it is said otherwise.
+        news: Goes up when something may have come up for members that wait.
         events: The last things that happened, in words; of `events_said` in all.
+        events_about: The worker that each of them is about; None for what is about several or none, or was
+            said before the job was restored.
+        tally: Counts of what happened.
     """
 
-    def __init__(self, spec: JobSpec, config: JobConfig, policy: Policy) -> None:
-        self.spec = spec
-        self.failure: str | None = None
-        self.started = False
-        self._config = config
-        self._policy = policy
-        self._members: dict[str, _Membership] = {}
-        self._progress: dict[int, _Progress] = {}  # by iteration, ascending
-        self._next_iteration = 0  # the first that is not planned
-        self._first_open = 0  # the first that is not complete
-        self._completed_at = 0.0  # when the one before that was
-        self._history: deque[IterationRecord] = deque()
-        self._history_records = 0
-        self.events: deque[str] = deque(maxlen=_EVENTS)
-        self.events_said = 0
-        self._last_warning: tuple[str, ...] = ()
+    @classmethod
+    def restore(
+        cls,
+        spec: JobSpec,
+        config: JobConfig,
+        policy: Policy,
+        *,
+        first_iteration: int,
+        attempt: int,
+        members: Sequence[SavedMember],
+        records: Sequence[IterationRecord],
+        events: Iterable[str] = (),
+        now: float,
+        position: tuple[int, int] | None = None,
+        started: bool | None = None,
+        batch_changes: Sequence[BatchChange] = (),
+        total: int | None = None,
+        paused: bool = False,
+    ) -> "Job":
+        """A job that an earlier manager ran, in a new attempt: it waits for `rewind`.
+
+        With the policy `even` it plans from there on what it would have planned.
+
+        Args:
+            spec: What is trained on.
+            config: How the job is run.
+            policy: How batches are split; it is shown what the last records say.
+            first_iteration: Where the job began.
+            attempt: That it was in, for all that is known.
+            members: Who was in it, in order. They count as disconnected, but have more time to come back.
+            records: Of its complete iterations, of any attempt; the last ones may be missing.
+            events: What has happened before, in words.
+            now: The time.
+            position: As for a new job.
+            started: Whether all workers had joined once; None: as far as the rest tells.
+            batch_changes: As `batch_changes` was; left out: as far as the records tell.
+            total: Samples of a whole batch, where an operator has changed that.
+            paused: Whether it was paused.
+        """
+        job = cls(spec, config, policy, first_iteration, position=position)
+        job.events.extend(events)
+        job.events_about.extend(None for _ in job.events)
+        job.events_said = len(job.events)
+        job.attempt = attempt
+        for saved in members:
+            job._add(saved.worker, saved.incarnation, saved.bounds, now, unreleasable=saved.unreleasable)
+            job._members.by_name[saved.worker].back_by = now + config.return_grace
+            job._members.by_name[saved.worker].drained = saved.drained
+        job._batches.restore(batch_changes)
+        job._batches.total = total or spec.total_batch_size
+        job.paused = paused
+        course = final_course(records)
+        job.started = started or bool(
+            started is None and (course or attempt or len(members) >= config.workers)
+        )
+        job._members_changed()
+        job._show(policy, course[-REPLAYED:])
+        for record in course:
+            job._course.go_to(record.iteration + 1, now)
+            job._course.history.add(record)
+            if not batch_changes:
+                job._batches.follow(record.iteration, record.epoch, record.start, record.total)
+        if not members:
+            job._kept_until = now + config.keep
+        if not job.started:
+            return job
+        if job._redoes:
+            job._begin_attempt(attempt + 1, "the manager was started again")
+        else:
+            job.failure = "the manager was started again; restart the job from its checkpoint"
+        return job
 
     # -- events
 
-    def join(self, worker: str, incarnation: str, bounds: Bounds, now: float) -> None:
+    def join(
+        self, worker: str, incarnation: str, bounds: Bounds, now: float, *, unreleasable: bool = False
+    ) -> None:
         """A worker wants to take part; the same incarnation may say so again.
+
+        Args:
+            worker: Its name.
+            incarnation: Of this start of it.
+            bounds: What batch sizes it can take.
+            now: The time.
+            unreleasable: Whether it must not be released, since the others could not go on without it.
 
         Raises:
             InvalidRequestError: Its name is taken, or its minimum does not fit into the batch.
+            UnavailableError: Its name is that of a member of which it is not known yet whether it lives.
         """
-        member = self._members.get(worker)
-        if member is not None and member.incarnation == incarnation:
-            member.disconnected_at = None
+        if self._members.is_released(worker, incarnation):
             return
+        member = self._members.by_name.get(worker)
+        if member is not None and member.incarnation == incarnation:
+            self._hear(worker, incarnation, now)
+            if member.suspended:
+                self._welcome(worker, member, now)
+            return
+        if member is not None and member.back_by is None:
+            self._contest(worker, member, incarnation, now)
+        others = len(self._members.staying.keys() - {worker})
+        self._members.check_room(worker, bounds, self._batches.size(others + 1))
         if member is not None:
-            if member.disconnected_at is None:
-                raise InvalidRequestError(
-                    f"worker {worker!r} is a member already, as incarnation {member.incarnation}; "
-                    f"give each worker a name of its own"
-                )
             self._remove(worker, "gave its name to a new incarnation", now)
-        minima = bounds.minimum + sum(m.bounds.minimum for m in self._members.values())
-        if minima > self.spec.total_batch_size:
-            raise InvalidRequestError(
-                f"with {worker!r} the workers' minimum batch sizes sum to {minima}, "
-                f"more than the total batch size, {self.spec.total_batch_size}"
-            )
-        self._discard_undelivered()
-        first = self._next_iteration
-        self._members[worker] = _Membership(incarnation, bounds, now, first, first - 1, first, now)
-        self._say(f"{worker} joined, for iteration {first} on")
-        self._members_changed()
+        if self.started and self._redoes and not self._members and not self._recovering:
+            self._begin_attempt(self.attempt + 1, "all members had gone")
+        self._kept_until = None
+        self._course.discard_undelivered()
+        self._add(worker, incarnation, bounds, now, unreleasable=unreleasable)
+        self._say(f"{worker} joined, for iteration {self._course.planned} on", worker)
+        if self.started or len(self._members) >= self._config.workers:
+            self._members_changed()  # not for each of thousands who come before the first plan
         self._advance(now)
 
     def report(self, worker: str, incarnation: str, report: Report, now: float) -> None:
-        """A worker has finished an iteration; the same report may come again.
+        """A worker has finished an assignment; the same report may come again.
 
         Raises:
-            NotMemberError: The worker is no member.
-            InvalidRequestError: It was not this iteration's turn.
+            NotMemberError: The worker is no member, nor was it released.
+            InvalidRequestError: It was not this assignment's turn.
         """
-        member = self.member(worker, incarnation)
-        member.disconnected_at = None
-        if report.iteration <= member.reported and report.iteration >= member.first:
+        if self._members.is_released(worker, incarnation):
             return
-        if report.iteration != member.assigned or report.iteration >= self._next_iteration:
+        member = self._hear(worker, incarnation, now)
+        if self._is_void(worker, member, report):
+            return
+        if member.suspended and not self._welcome(worker, member, now, report.iteration):
+            return  # others have its part
+        progress = self._course.progress.get(report.iteration)
+        part = progress.piece_at(worker, report.start) if progress else None
+        if part is None:
+            if member.first <= report.iteration <= member.reported:
+                return
+            part = self._own_part(worker, member, report, progress)
+        if part is not None and part.count and report.batch_processing_time < _SHORTEST:
             raise InvalidRequestError(
-                f"report of iteration {report.iteration}, but {member.assigned} is next for {worker!r}"
-            )
-        progress = self._progress.get(report.iteration)
-        assignment = progress.plan.assignments[worker] if progress else None
-        if assignment is not None and assignment.count and report.batch_processing_time < _SHORTEST:
-            raise InvalidRequestError(
-                f"batch_processing_time {report.batch_processing_time} for {assignment.count} samples: "
+                f"batch_processing_time {report.batch_processing_time} for {part.count} samples: "
                 f"must be at least {_SHORTEST} s"
             )
         member.reported = report.iteration
         member.assigned = report.iteration + 1
-        member.heard_at = now
-        if progress is None:
+        member.reported_at = now
+        if (
+            report.maximum is not None
+            and report.maximum < member.bounds.maximum
+            and self._members.lower_maximum(worker, report.maximum, self.batch_size)
+        ):
+            self._members_changed()
+        if progress is None or part is None:
             return  # the others went on so long ago that the iteration is forgotten
-        progress.reports[worker] = (report, now)
-        asks_for_more = self._mode == "asp" and member.assigned == self._next_iteration
-        if asks_for_more or self._is_complete(progress):
+        progress.finish(worker, part, report, now)
+        asks_for_more = self._mode == "asp" and member.assigned == self._course.planned
+        if asks_for_more or progress.pool or self._course.is_complete(progress, len(self._members)):
             self._advance(now)
+        elif member.last is not None:
+            self._members.let_go()
+
+    def heartbeat(self, worker: str, incarnation: str, attempt: int, now: float) -> int | None:
+        """A worker, in that attempt, is alive.
+
+        Returns:
+            The attempt to recover with, if it has to; see `must_recover`.
+
+        Raises:
+            NotMemberError: It is no member.
+        """
+        member = self._hear(worker, incarnation, now)
+        member.beats = True
+        if member.suspended and not self._members.staying:
+            self._welcome(worker, member, now)  # it may wait for work itself, and there is nobody else
+        self._catch_up(attempt)
+        return self.must_recover(worker, incarnation)
+
+    def recover(self, worker: str, incarnation: str, attempt: int, now: float) -> int:
+        """A worker cannot go on in the attempt that it is in; the same may be said again, by all.
+
+        Workers that reduce gradients themselves have no shards to go back with: their job fails.
+
+        Returns:
+            The new attempt, with which the shards are to be fenced.
+
+        Raises:
+            NotMemberError: It is no member.
+            InvalidRequestError: The job's mode is not bsp.
+        """
+        if self._members.is_released(worker, incarnation):
+            return self.attempt  # it is told so when it says `rewind`
+        member = self._hear(worker, incarnation, now)
+        if self._mode != "bsp":
+            raise InvalidRequestError(
+                f"a job in mode {self._mode} cannot go back; restart it from its checkpoint"
+            )
+        if self._reduces:
+            self.failure = f"{worker} cannot go on; restart the job from its checkpoint"
+            return self.attempt
+        if member.suspended:
+            self._welcome(worker, member, now)
+        if attempt >= self.attempt:
+            self._begin_attempt(attempt + 1, f"{worker} could not go on")
+        return self.attempt
+
+    def rewind(self, worker: str, incarnation: str, attempt: int, iteration: int, now: float) -> None:
+        """All shards are fenced with the new attempt, and can go on from an iteration.
+
+        The first to say decides. What holds for the others, and for those of an earlier attempt, is said by
+        `must_recover` and `next_assignment`.
+
+        Raises:
+            NotMemberError: The worker is no member.
+            InvalidRequestError: There was no such attempt, or the job cannot go to that iteration.
+        """
+        if self._members.is_released(worker, incarnation):
+            return
+        member = self._hear(worker, incarnation, now)
+        if attempt > self.attempt:
+            raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempt}")
+        if attempt < self.attempt:
+            return
+        if member.suspended:
+            self._welcome(worker, member, now)
+        if self._recovering:
+            self._go_back(iteration, now)
+            self._say(f"attempt {attempt} begins at iteration {iteration}, as {worker} said", worker)
+        member.attempt = attempt
+        self._advance(now)
 
     def leave(self, worker: str, incarnation: str, now: float) -> None:
         """A worker takes no further part.
@@ -230,29 +289,54 @@ class Job:
             NotMemberError: It is no member.
         """
         self.member(worker, incarnation)
+        self.tally.left += 1
         self._remove(worker, "left", now)
+        self._kept_until = None
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
         """A worker's connection broke; unless it comes back within the grace period, it has died."""
-        member = self._members.get(worker)
-        if member is not None and member.incarnation == incarnation:
-            member.disconnected_at = now
+        member = self._members.get(worker, incarnation)
+        if member is not None:
+            member.back_by = now + self._config.reconnect_grace
 
     def tick(self, now: float) -> None:
         """Time has passed: take out who did not come back, or lets the others wait for too long."""
-        for worker, member in list(self._members.items()):
-            gone = member.disconnected_at
-            if gone is not None and now - gone >= self._config.reconnect_grace:
-                self._remove(worker, "died: its connection broke", now)
-        for worker, iteration in self._late(now):
+        config, members = self._config, self._members.by_name
+        if self._kept_until is not None and now >= self._kept_until:
+            self._kept_until = None
+        for worker in deadlines.gone(members, now):
+            if self._redoes:
+                self._members.cut_off(worker, now - config.absence)
+            self._remove(worker, "died: its connection broke", now)
+        for worker in deadlines.absent(members, config.absence, now):
+            self._remove(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
+        if self._recovering:
+            return  # nobody waits for anybody's report
+        if self._redoes:
+            for worker in deadlines.silent(members, self._course.progress, config.silence, now):
+                self._suspend(worker, now)
+        typical = self._course.history.typical_duration if self._mode == "bsp" else 0.0
+        late = deadlines.late(
+            members, self._course.progress, self._course.planned, config.report_timeout, typical, now
+        )
+        for worker, iteration in list(late):
             self._remove(worker, f"did not report iteration {iteration} in time", now)
+
+    def note(self, event: str) -> None:
+        """Something has happened outside of the job that its users should know of."""
+        self._say(event)
 
     # -- what follows from them
 
     @property
     def members(self) -> list[str]:
         """The members' names, in the order of their slices."""
-        return list(self._members)
+        return list(self._members.by_name)
+
+    @property
+    def saved_members(self) -> list[SavedMember]:
+        """The members as `restore` takes them."""
+        return self._members.saved
 
     @property
     def size(self) -> int:
@@ -262,215 +346,202 @@ class Job:
     @property
     def planned(self) -> int:
         """How many iterations are planned."""
-        return self._next_iteration
+        return self._course.planned
 
-    def member(self, worker: str, incarnation: str) -> _Membership:
+    @property
+    def ended(self) -> bool:
+        """Whether nobody is in it, and nobody is awaited any more."""
+        return not self._members and self._kept_until is None
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a whole batch, as things are."""
+        return self._planner.batch_size
+
+    @property
+    def batch_changes(self) -> list[BatchChange]:
+        """Where the batch size has changed; what is planned relies on it."""
+        return self._batches.changes
+
+    @property
+    def completed(self) -> int:
+        """The first iteration that is not complete."""
+        return self._course.first_open
+
+    @property
+    def recorded(self) -> int:
+        """How many iterations were completed in all, those that were gone back over included."""
+        return self._course.recorded
+
+    @property
+    def completed_at(self) -> float:
+        """When the last complete iteration was."""
+        return self._course.completed_at
+
+    @property
+    def last_record(self) -> PackedRecord | None:
+        """The record of the last complete iteration, if there is one; from any thread."""
+        return self._course.history.last
+
+    @property
+    def recovering(self) -> int | None:
+        """The attempt to fence the shards with, while the job waits for `rewind`; else None."""
+        return self.attempt if self._recovering else None
+
+    @property
+    def carry_on(self) -> int:
+        """How many iterations in a row a worker may go on by itself while the manager is away.
+
+        Not at all, 0, where it would not know how large the batches are.
+        """
+        return self._config.carry_on if self._redoes and self._batches.follow_the_spec else 0
+
+    @property
+    def state(self) -> str:
+        """In a word, as in `JobSummary`."""
+        if self.failure:
+            return "failed"
+        if self._recovering:
+            return "recovering"
+        if self.paused:
+            return "paused"
+        return "running" if self.started else "gathering"
+
+    @property
+    def reason(self) -> str:
+        """Why it is recovering; empty where it is not."""
+        return self._why_recovering if self._recovering else ""
+
+    @property
+    def awaits_reports(self) -> bool:
+        """Whether nothing more is planned before all that was given is reported.
+
+        Who has been given more than it has reported then reports on, with no answer as to what comes next.
+        """
+        return self._resizing or self.paused
+
+    def standings(self, now: float) -> list[Standing]:
+        """How each member stands, in the order of their slices."""
+        return [member.standing(worker, now) for worker, member in self._members.by_name.items()]
+
+    def member(self, worker: str, incarnation: str) -> Membership:
         """A member's state.
 
         Raises:
             NotMemberError: There is no such member, or it is another incarnation.
         """
-        member = self._members.get(worker)
-        if member is None or member.incarnation != incarnation:
-            raise NotMemberError(
-                f"worker {worker!r}, incarnation {incarnation!r}, is not a member: it never joined, left, "
-                f"or was taken out ({'; '.join(e for e in self.events if e.startswith(worker)) or '-'})"
-            )
-        return member
+        return self._members.known(worker, incarnation, self.events)
 
-    def next_assignment(self, worker: str, incarnation: str) -> Assignment | None:
-        """What a member does after the last iteration it reported; None while that is not planned.
+    def must_recover(self, worker: str, incarnation: str) -> int | None:
+        """The attempt that a member has yet to fence the shards with and say `rewind` in, if there is one.
 
         Raises:
             NotMemberError: It is no member.
         """
         member = self.member(worker, incarnation)
+        return self.attempt if self._recovering or member.attempt != self.attempt else None
+
+    def next_assignment(self, worker: str, incarnation: str, known: int = -1) -> Assignment | None:
+        """What a member does after the last assignment that it reported or, if later, iteration `known`.
+
+        Returns:
+            None while that is not planned.
+
+        Raises:
+            NotMemberError: It is no member.
+        """
+        member = self.member(worker, incarnation)
+        progress = self._course.progress.get(member.reported)
+        piece = progress.next_piece(worker) if progress else None
+        if piece is not None:
+            return piece
         # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
-        iteration = max(member.reported + 1, self._first_open)
-        progress = self._progress.get(iteration)
-        if progress is None or worker not in progress.plan.assignments:
-            return None
-        member.assigned = iteration
-        progress.delivered = True
-        return progress.plan.assignments[worker]
+        iteration = max(member.reported + 1, self._course.first_open)
+        assignment = self._course.deliver(worker, max(iteration, known + 1))
+        if assignment is not None and known < iteration:
+            member.assigned = iteration
+        return assignment
+
+    def assignments_after(self, worker: str, iteration: int) -> list[Assignment]:
+        """What is planned for a member beyond an iteration."""
+        later = (self._course.deliver(worker, i) for i in range(iteration + 1, self._course.planned))
+        return [assignment for assignment in later if assignment is not None]
+
+    def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
+        """Why a worker is released, in words; None if it is not.
+
+        Who has been given its last assignment, `known`, is told before it has reported that.
+        """
+        return self._members.why_released(worker, incarnation, known)
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
         """The slices, of this and later iterations, whose workers have gone without a report.
 
-        None in the asynchronous modes, in which nobody waits for a slice.
+        Only in backup: in bsp they are redone, and in the asynchronous modes nobody waits for a slice.
         """
-        if self._config.synchronisation.asynchronous:
+        if self._mode != "backup":
             return
-        oldest = next(iter(self._progress), self._next_iteration)
-        for later in range(max(iteration, oldest), self._next_iteration):
-            progress = self._progress[later]
-            yield from (progress.plan.assignments[worker] for worker in progress.lost)
+        yield from self._course.lost_since(iteration)
 
     def history(self, first_iteration: int, limit: int) -> list[IterationRecord]:
         """Records of complete iterations, oldest first; what is too long ago is forgotten."""
-        if not self._history:
-            return []
-        skip = max(0, first_iteration - self._history[0].iteration)
-        return [self._history[i] for i in range(skip, min(len(self._history), skip + limit))]
+        return self._course.history.page(first_iteration, limit)
 
-    # -- what the policy learns, elsewhere
+    def packed_history(self, first_iteration: int, limit: int) -> list[PackedRecord]:
+        """As `history`, packed."""
+        return self._course.history.packed_page(first_iteration, limit)
 
-    def due_fit(self) -> Fit | None:
-        """Learning that is to be done now; see `predictors.Predictor`."""
-        return self._policy.due_fit()
-
-    def take_fit(self, weights: Weights | None) -> None:
-        """What the fit handed out last has learnt, or None where it failed."""
-        self._policy.take_fit(weights)
-
-    def models(self) -> Models:
-        """What has been learnt so far."""
-        return self._policy.models()
+    def last_records(self, limit: int) -> list[IterationRecord]:
+        """The last complete iterations, at most so many, oldest first."""
+        return self._course.history.latest(limit)
 
     # -- within
 
-    @property
-    def _mode(self) -> str:
-        return self._config.synchronisation.mode
+    def _hear(self, worker: str, incarnation: str, now: float) -> Membership:
+        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
+        if cut_off is not None:
+            self._take_back(worker, cut_off, now)
+        member = self.member(worker, incarnation)
+        member.heard_at = now
+        member.back_by = None
+        return member
 
-    def _remove(self, worker: str, why: str, now: float) -> None:
-        del self._members[worker]
-        self._say(f"{worker} {why}")
-        self._discard_undelivered()
-        for iteration in range(self._first_open, self._next_iteration):
-            progress = self._progress[iteration]
-            if worker in progress.plan.assignments and worker not in progress.reports:
-                progress.lost.add(worker)
-        if self._members:
-            self._members_changed()
-            self._advance(now)
+    def _is_void(self, worker: str, member: Membership, report: Report) -> bool:
+        """Whether a report is of another attempt than the present one, so that it tells nothing."""
+        if not self._redoes:
+            return False
+        if report.attempt is not None:
+            self._catch_up(report.attempt + self._recovering)  # nobody can have a part of it yet
+        if not self._recovering and member.attempt == self.attempt and report.attempt in (None, self.attempt):
+            return False
+        self._say(
+            f"{worker} reported iteration {report.iteration} of another attempt, which does not count", worker
+        )
+        return True
 
-    def _discard_undelivered(self) -> None:
-        """Plans that nobody has seen can be made anew, for the members as they are then."""
-        while self._progress:
-            iteration, progress = next(reversed(self._progress.items()))
-            if progress.delivered or progress.reports:
-                break
-            del self._progress[iteration]
-            self._next_iteration = iteration
+    def _own_part(
+        self, worker: str, member: Membership, report: Report, progress: Progress | None
+    ) -> Assignment | None:
+        """The part of the plan that a member reports; None where the plan is forgotten.
 
-    def _members_changed(self) -> None:
-        try:
-            self._policy.set_members([Member(n, m.bounds) for n, m in self._members.items()])
-        except InfeasibleError as error:
-            self.failure = str(error)
-
-    def _late(self, now: float) -> list[tuple[str, int]]:
-        """The members that are to be taken out for their silence, with the iteration they did not report."""
-        before = now - self._config.report_timeout
-        since: dict[int, float] = {}  # iteration to the time since when others are done with it
-        late = []
-        for worker, member in self._members.items():
-            iteration = member.assigned
-            if member.heard_at > before or iteration >= self._next_iteration:
-                continue  # it is not silent, or waits itself
-            if iteration not in since:
-                since[iteration] = self._waited_since(iteration)
-            if since[iteration] <= before:
-                late.append((worker, iteration))
-        return late
-
-    def _waited_since(self, iteration: int) -> float:
-        """When the first of the members was done with a planned iteration; infinity if none is."""
-        progress = self._progress.get(iteration)
+        Raises:
+            InvalidRequestError: It is not this part's turn.
+        """
+        if report.iteration != member.assigned or report.iteration >= self._course.planned:
+            raise InvalidRequestError(
+                f"report of iteration {report.iteration}, but {member.assigned} is next for {worker!r}"
+            )
         if progress is None:
-            return -math.inf  # so long ago that it is forgotten
-        reported = (at for worker, (_, at) in progress.reports.items() if worker in self._members)
-        joined = (member.joined_at for member in self._members.values() if member.first > iteration)
-        return min(itertools.chain(reported, joined), default=math.inf)
-
-    def _is_complete(self, progress: _Progress) -> bool:
-        """Whether nobody waits for more reports of an iteration."""
-        assignments = progress.plan.assignments
-        if len(progress.reports) + len(progress.lost) == len(assignments):
-            return True
-        if self._mode == "backup":
-            can_push = {w for w, part in assignments.items() if part.count and w not in progress.lost}
-            enough = min(self._config.synchronisation.replicas_to_aggregate or 0, len(can_push))
-            return len(can_push & progress.reports.keys()) >= enough
-        return self._mode == "asp" and progress.plan.iteration < self._first_kept()
-
-    def _first_kept(self) -> int:
-        """Who is behind this iteration skips to it, lest the plans that only it needs fill the memory."""
-        return self._next_iteration - max(1, _OPEN_RECORDS // max(1, len(self._members)))
-
-    def _advance(self, now: float) -> None:
-        """Complete the iterations that can be, then plan as far ahead as allowed."""
-        while self._first_open < self._next_iteration:
-            progress = self._progress[self._first_open]
-            if not self._is_complete(progress):
-                break
-            self._complete(progress, now)
-            self._first_open += 1
-            self._completed_at = now
-        needed = min(self._oldest_needed(), self._first_open)
-        for iteration in list(itertools.takewhile(lambda i: i < needed, self._progress)):
-            del self._progress[iteration]
-        if not self.started:
-            self.started = len(self._members) >= self._config.workers
-        if not self.started or not self._members or self.failure:
-            return
-        if self._mode == "asp":
-            last = max(member.reported for member in self._members.values()) + 1
-        else:
-            last = self._first_open + self._config.ahead
-        while self._next_iteration <= last and not self.failure:
-            self._plan_next(now)
-
-    def _oldest_needed(self) -> int:
-        """The first iteration that a member may still report, or have to be told the losses of."""
-        slowest = min((member.reported for member in self._members.values()), default=0)
-        return max(slowest, self._first_kept())
-
-    def _plan_next(self, now: float) -> None:
-        iteration = self._next_iteration
-        epoch, start, total = self.spec.batch(iteration)
-        try:
-            split = self._policy.split(total)
-        except InfeasibleError as error:
-            self.failure = str(error)
-            return
-        if split.warnings and split.warnings != self._last_warning:
-            for warning in split.warnings:
-                self._say(warning)
-        self._last_warning = split.warnings
-        counts = dict(zip(self._members, split.counts, strict=True))
-        predicted = dict(zip(self._members, split.predicted_speeds, strict=False))
-        self._progress[iteration] = _Progress(make_plan(iteration, epoch, start, counts), now, predicted)
-        self._next_iteration += 1
-
-    def _complete(self, progress: _Progress, now: float) -> None:
-        plan = progress.plan
-        following = self._progress.get(plan.iteration + 1)
-        released_at = following.released_at if following else now  # when whoever waited could go on
-        records, observations = {}, {}
-        for worker, (report, arrival) in progress.reports.items():
-            count = plan.assignments[worker].count
-            predicted = progress.predicted_speeds.get(worker, math.nan)
-            records[worker] = WorkerRecord(
-                count,
-                report.batch_processing_time,
-                report.waiting_time + max(0.0, released_at - arrival),
-                report.cpu_usage,
-                report.memory_usage,
-                None if math.isnan(predicted) else predicted,
+            return None
+        part = progress.plan.assignments[worker]
+        if self._redoes and report.start not in (None, part.start):
+            raise InvalidRequestError(
+                f"report of position {report.start} on in iteration {report.iteration}, "
+                f"but {worker!r} has {part.count} samples from {part.start} on"
             )
-            observations[worker] = Observation(
-                count, report.batch_processing_time, report.cpu_usage, report.memory_usage
-            )
-        duration = now - max(progress.released_at, self._completed_at)
-        record = IterationRecord(plan.iteration, plan.epoch, plan.total, duration, records)
-        self._history.append(record)
-        self._history_records += len(records)
-        while self._history_records > _HISTORY_RECORDS and len(self._history) > 1:
-            self._history_records -= len(self._history.popleft().workers)
-        self._policy.observe(observations)
+        return part
 
-    def _say(self, event: str) -> None:
-        self.events.append(event)
-        self.events_said += 1
+    def _catch_up(self, attempt: int) -> None:
+        """A worker knows of a later attempt, which an earlier manager did not live to keep: begin another."""
+        if self._redoes and attempt > self.attempt:
+            self._begin_attempt(attempt + 1, f"attempt {attempt} was not kept")

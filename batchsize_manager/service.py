@@ -1,37 +1,53 @@
-"""The BatchSizeManager on the wire: checks what comes in, feeds the jobs, answers when plans are made.
+"""The BatchSizeManager on the wire: feeds the jobs with what comes in, and ends them.
 
-Everything that decides is in `job` and the policies; everything about bytes and deadlines is in `rpc`.
+Everything that decides is in `job` and the policies; who is answered when is in `hosted`, what a manager that
+is started anew finds again in `archive`, and everything about bytes and deadlines in `rpc`.
 """
 
 import asyncio
 import logging
-import math
 import time
 import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import idl
-from batchsize_manager.job import Job, JobConfig, Report
+from batchsize_manager import control, overview
+from batchsize_manager.archive import Archive
+from batchsize_manager.hosted import Hosted, Waiting
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.learning import Learning
+from batchsize_manager.messages import (
+    differences,
+    read,
+    read_batch_size,
+    read_bounds,
+    read_position,
+    read_report,
+)
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
-from batchsize_manager.rounding import Bounds
-from batchsize_manager.saved_models import models_file, save_models
-from batchsize_manager.synchronisation import Synchronisation
-from batchsize_manager.trainer import Trainer
-from predictors import Models, Weights
+from batchsize_manager.saved_models import pack_models
+from batchsize_manager.state_format import StateError
+from batchsize_manager.store import Retention, Store
+from batchsize_manager.tally import LearningTally
 from rpc import check
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.service import Call, Sink
+from rpc.tokens import ALL_JOBS
 
 log = logging.getLogger(__name__)
 
 _wire = idl.batchsize_manager
 
 _ENDED_JOBS = 10
-_MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
+_LINES = 50  # of one level, per second, of log about jobs
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,8 @@ class ManagerConfig:
         models: Folder in which each job's fitted models are kept; None for nowhere.
         jobs: How many jobs at once.
         members: How many workers in one job.
+        state: Folder in which jobs are remembered, for the next start of the manager; None for nowhere.
+        retention: How long those that have ended are.
     """
 
     policy: str = "proportional"
@@ -53,50 +71,66 @@ class ManagerConfig:
     models: Path | None = None
     jobs: int = 100
     members: int = 5000
+    state: Path | None = None
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         make_policy(self.policy, self.options)  # raises ValueError
 
 
-@dataclass(slots=True)
-class _Waiting:
-    call: Call
-    since: float
-    reported_iteration: int  # -1 for a join
-
-
-@dataclass(slots=True)
-class _Hosted:
-    """A job, who waits for an answer in it, and through which connection each member speaks."""
-
-    job: Job
-    run: str
-    said: int = 0  # events that have been logged
-    answered_for: int = 0  # iterations that were planned when waiting calls were last answered
-    waiting: dict[str, _Waiting] = field(default_factory=dict)
-    peers: dict[str, Peer] = field(default_factory=dict)
-
-
 class ManagerService:
-    """Serves `idl/batchsize_manager.thrift`; see `rpc.service.Service`."""
+    """Serves `idl/batchsize_manager.thrift`; see `rpc.service.Service`.
+
+    Attributes:
+        ended: How many jobs have.
+        failed: Of them, those that could not go on.
+        on_event: If set, told of a job after each of its events, before anybody is answered.
+
+    Raises:
+        StateError: The folder of its state cannot be used.
+    """
 
     definition = _wire.BatchSizeManager
     bulk_methods: frozenset[str] = frozenset()
 
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
-        self._trainer = Trainer()
-        self._jobs: dict[str, _Hosted] = {}
-        self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
-        self._ended: dict[str, _Hosted] = {}  # the last few, for those who ask how it went
+        self._since = time.monotonic()
+        self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
+        self._learning = Learning(config.policy, config.options, config.models)
+        self._jobs: dict[str, Hosted] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would forget them
+        self.ended = self.failed = 0  # jobs; those that failed have ended, too
+        self.on_event: Callable[[Hosted], None] | None = None
+        self._ended: dict[str, Hosted] = {}  # the last few, for those who ask how it went
+        self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
         self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
         self._handlers = {
             "join": self._join,
             "report": self._report,
+            "heartbeat": self._heartbeat,
+            "recover": self._recover,
+            "rewind": self._rewind,
+            "checkpoint": self._checkpoint,
             "leave": self._leave,
             "history": self._history,
+            "jobs": self._list_jobs,
+            "status": self._status,
+            "records": self._records,
+            "control": self._control,
         }
+        self._archive: Archive | None = None
+        if config.state is not None:
+            self._archive = Archive(config.state, config.retention, self._learning, config.job, self._tell)
+            try:
+                restored, self._given_up = self._archive.restore()
+            except BaseException:
+                self._archive.close()
+                raise
+            self._jobs = {hosted.name: hosted for hosted in restored}
+            for hosted in restored:
+                self._archive.keep(hosted)
 
     # -- rpc.service.Service
 
@@ -111,244 +145,323 @@ class ManagerService:
         raise AssertionError(call.method)
 
     def disconnected(self, peer: Peer) -> None:
-        """Members that spoke through this connection alone have a grace period to come back."""
+        """Members that have no other connection have a grace period to come back."""
         now = time.monotonic()
         for job_name, worker, incarnation in self._speakers.pop(peer, ()):
             hosted = self._jobs.get(job_name)
-            if hosted is None or hosted.peers.get(worker) is not peer:
-                continue
-            hosted.waiting.pop(worker, None)
-            hosted.job.disconnect(worker, incarnation, now)
-            self._settle(job_name, hosted)
+            if hosted is not None:
+                hosted.detach(worker, incarnation, peer, now)
+                self._settle(hosted)
 
     def tick(self, now: float) -> None:
         """Let the jobs look at their deadlines."""
-        for name, hosted in list(self._jobs.items()):
+        self._tell.tick()
+        notices = self._archive.notices() if self._archive is not None else []
+        for hosted in list(self._jobs.values()):
+            for notice in notices:
+                hosted.job.note(notice)
             hosted.job.tick(now)
-            self._settle(name, hosted)
+            self._settle(hosted)
 
     def stop(self) -> None:
-        """Refuse everybody who waits."""
+        """Refuse everybody who waits. Jobs that are remembered go on when the manager is started again."""
         for hosted in self._jobs.values():
-            for waiting in hosted.waiting.values():
-                waiting.call.fail(UnavailableError("the manager is shutting down"))
-            hosted.waiting.clear()
-        self._trainer.close()
+            hosted.fail_all(UnavailableError("the manager is shutting down"))
+        self._learning.close()
+        if self._archive is not None:
+            self._archive.close()
+
+    # -- for metrics, from any thread
+
+    @property
+    def jobs(self) -> list[Hosted]:
+        """The jobs that have not ended."""
+        return list(self._jobs.values())
+
+    @property
+    def learning(self) -> LearningTally:
+        """Counts of what policies and fits have done."""
+        return self._learning.tally
+
+    @property
+    def store(self) -> Store | None:
+        """What writes the jobs' state; None where it is not kept."""
+        return self._archive.store if self._archive is not None else None
 
     # -- methods
 
     def _join(self, call: Call) -> None:
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
-        spec = _read(request.job, JobSpec)
-        bounds = _read(request.bounds, Bounds)
-        check.integer("granularity", bounds.granularity, 1, _MAX_GRANULARITY)
+        spec = read(request.job, JobSpec)
+        bounds = read_bounds(request.bounds)
+        resume = request.resume
+        first = check.integer("resume.iteration", resume.iteration, 0) if resume is not None else 0
+        position = read_position(resume, spec.dataset_size)
+        total = read_batch_size(resume, spec.dataset_size)
+        if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
+            raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
         hosted = self._jobs.get(job_name)
         if hosted is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            policy = make_policy(self._config.policy, self._config.options)
-            hosted = _Hosted(Job(spec, self._config.job, policy), uuid.uuid4().hex)
+            policy = self._learning.make_policy(resume.learned if resume is not None else b"")
+            job = Job(spec, self._config.job, policy, first, position=position, total=total)
+            hosted = Hosted(
+                job_name,
+                uuid.uuid4().hex,
+                job,
+                self._config.job,
+                self._learning.balancing,
+                self._once_kept,
+                self._tell,
+            )
         elif hosted.job.spec != spec:
             raise InvalidRequestError(
-                f"job {job_name!r} runs with {hosted.job.spec}, but {worker!r} wants {spec}"
+                f"job {job_name!r} runs with {differences(hosted.job.spec, spec)}, but {worker!r} wants "
+                f"{differences(spec, hosted.job.spec)}: give all its workers the same"
+            )
+        elif not hosted.job.started and first != hosted.job.first_iteration:
+            raise InvalidRequestError(
+                f"job {job_name!r} goes on from iteration {hosted.job.first_iteration}, but {worker!r} wants "
+                f"to from {first}: give all workers the same checkpoint"
             )
         if hosted.job.size >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
-        hosted.job.join(worker, incarnation, bounds, time.monotonic())
+        unreleasable = bool(request.unreleasable)
+        hosted.job.join(worker, incarnation, bounds, time.monotonic(), unreleasable=unreleasable)
         self._jobs[job_name] = hosted
-        self._wait(job_name, hosted, call, worker, incarnation, -1)
+        self._given_up.pop(job_name, None)
+        self._wait(hosted, call, incarnation)
 
     def _report(self, call: Call) -> None:
-        request = call.request
-        job_name, worker, incarnation = check.identity(request.identity)
-        hosted = self._jobs.get(job_name)
-        if hosted is None:
-            raise NotMemberError(f"there is no job {job_name!r}; join first")
-        report = Report(
-            check.integer("iteration", request.iteration, 0),
-            check.number("batch_processing_time", request.batch_processing_time, 0, math.inf),
-            check.number("waiting_time", request.waiting_time, 0, math.inf),
-            check.number("cpu_usage", request.cpu_usage, 0, 1),
-            check.number("memory_usage", request.memory_usage, 0, 1),
-        )
+        hosted, worker, incarnation = self._caller(call)
+        report = read_report(call.request)
+        known = call.request.known
+        known = -1 if known is None else check.integer("known", known, report.iteration)
         hosted.job.report(worker, incarnation, report, time.monotonic())
-        self._wait(job_name, hosted, call, worker, incarnation, report.iteration)
+        self._wait(hosted, call, incarnation, report.iteration, known)
+
+    def _heartbeat(self, call: Call) -> None:
+        hosted, worker, incarnation = self._caller(call)
+        attempt = check.integer("attempt", call.request.attempt, 0)
+        recover = hosted.job.heartbeat(worker, incarnation, attempt, time.monotonic())
+        self._attach(hosted, worker, incarnation, call.peer)
+        self._settle(hosted)
+        paused = hosted.job.paused or None
+        reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
+        if recover is None:
+            call.reply(reply)
+        else:
+            self._once_kept(lambda: call.reply(reply))
+
+    def _recover(self, call: Call) -> None:
+        hosted, worker, incarnation = self._caller(call)
+        attempt = check.integer("attempt", call.request.attempt, 0)
+        attempt = hosted.job.recover(worker, incarnation, attempt, time.monotonic())
+        self._attach(hosted, worker, incarnation, call.peer)
+        self._settle(hosted)
+        reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
+        self._once_kept(lambda: call.reply(reply))
+
+    def _rewind(self, call: Call) -> None:
+        hosted, worker, incarnation = self._caller(call)
+        attempt = check.integer("attempt", call.request.attempt, 0)
+        iteration = check.integer("iteration", call.request.iteration, 0)
+        undecided = hosted.job.recovering is not None
+        hosted.job.rewind(worker, incarnation, attempt, iteration, time.monotonic())
+        if self._archive is not None and undecided and hosted.job.recovering is None:
+            self._archive.rewound(hosted, iteration)
+        self._wait(hosted, call, incarnation)
+
+    def _checkpoint(self, call: Call) -> None:
+        hosted, worker, incarnation = self._caller(call)
+        hosted.job.member(worker, incarnation)  # raises if it is none
+        learned = pack_models(hosted.job.models())
+        call.reply(
+            _wire.CheckpointReply(
+                identity=call.request.identity, learned=learned, total_batch_size=hosted.job.total
+            )
+        )
 
     def _leave(self, call: Call) -> None:
-        job_name, worker, incarnation = check.identity(call.request.identity)
-        hosted = self._jobs.get(job_name)
-        if hosted is None:
-            raise NotMemberError(f"there is no job {job_name!r}")
+        hosted, worker, incarnation = self._caller(call)
         hosted.job.leave(worker, incarnation, time.monotonic())
         hosted.waiting.pop(worker, None)
-        self._speakers.get(call.peer, set()).discard((job_name, worker, incarnation))
+        for peer in hosted.connections.pop((worker, incarnation), ()):
+            self._speakers.get(peer, set()).discard((hosted.name, worker, incarnation))
         call.reply(_wire.LeaveReply(identity=call.request.identity))
-        self._settle(job_name, hosted)
+        self._settle(hosted)
 
     def _history(self, call: Call) -> None:
-        job_name = check.text("job", call.request.job)
+        name = check.text("job", call.request.job)
         first = check.integer("first_iteration", call.request.first_iteration, 0)
         limit = check.integer("limit", call.request.limit, 1, 1000)
-        hosted = self._jobs.get(job_name) or self._ended.get(job_name)
-        if hosted is None:
-            running = ", ".join(sorted(self._jobs)) or "none"
-            raise InvalidRequestError(f"there is no job {job_name!r}; running: {running}")
+        hosted = self._jobs.get(name) or self._ended.get(name)
+        if self._archive is not None and (hosted is None or not hosted.remembers(first)):
+            self._start(self._look_up(call, self._archive.history(name, hosted, first, limit)))
+        elif hosted is not None:
+            call.reply(hosted.history(first, limit))
+        else:
+            raise self._no_such_job(name)
+
+    def _list_jobs(self, call: Call) -> None:
+        name = call.request.job
+        if name is None:
+            listed = [*self._jobs.values(), *reversed(self._ended.values())]
+        else:
+            listed = [self._known(check.text("job", name))]
         call.reply(
-            _wire.History(
-                members=hosted.job.members,
-                iterations=[_record(r) for r in hosted.job.history(first, limit)],
-                policy=self._config.policy,
-                events=list(hosted.job.events),
-                run=hosted.run,
+            _wire.JobsReply(
+                jobs=[overview.summary(hosted) for hosted in listed],
+                version=version("evenpace"),
+                uptime=time.monotonic() - self._since,
             )
         )
 
-    # -- answering
+    def _status(self, call: Call) -> None:
+        hosted = self._known(check.text("job", call.request.job))
+        after = check.integer("events_after", call.request.events_after, -1)
+        call.reply(overview.status(hosted, after))
+
+    def _records(self, call: Call) -> None:
+        name = check.text("job", call.request.job)
+        first = check.integer("first_iteration", call.request.first_iteration, 0)
+        limit = check.integer("limit", call.request.limit, 1, 1000)
+        hosted = self._jobs.get(name) or self._ended.get(name)
+        if self._archive is not None and (hosted is None or not hosted.remembers(first)):
+            self._start(self._look_up(call, self._archive.packed(name, hosted, first, limit)))
+        else:
+            known = self._known(name)
+            call.reply(overview.records(known.run, known.job.packed_history(first, limit)))
+
+    def _control(self, call: Call) -> None:
+        name = check.text("job", call.request.job)
+        hosted = self._jobs.get(name)
+        if hosted is None:
+            ended = self._known(name).ending
+            raise InvalidRequestError(f"job {name!r} cannot be changed any more: {ended}")
+        said = control.apply(hosted, call.request, self._learning, time.monotonic())
+        self._settle(hosted)
+        self._once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
+
+    async def _look_up(self, call: Call, past: Coroutine[Any, Any, Any]) -> None:
+        try:
+            answer = await past
+        except StateError as error:
+            call.fail(UnavailableError(f"the past cannot be read: {error}"))
+            return
+        if answer is None:
+            call.fail(self._no_such_job(call.request.job))
+        else:
+            call.reply(answer)
+
+    def _known(self, name: str) -> Hosted:
+        """A job that runs, or is one of the last that have ended.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        hosted = self._jobs.get(name) or self._ended.get(name)
+        if hosted is None:
+            raise self._no_such_job(name)
+        return hosted
+
+    def _no_such_job(self, name: str) -> InvalidRequestError:
+        return InvalidRequestError(f"there is no job {name!r}")  # others' names are not for everybody
+
+    # -- what follows
+
+    def _caller(self, call: Call) -> tuple[Hosted, str, str]:
+        """The job that a call is about, the worker and its incarnation.
+
+        Raises:
+            NotMemberError: There is no such job.
+        """
+        name, worker, incarnation = check.identity(call.request.identity)
+        hosted = self._jobs.get(name)
+        if hosted is None:
+            raise NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
+        return hosted, worker, incarnation
+
+    def _attach(self, hosted: Hosted, worker: str, incarnation: str, peer: Peer) -> None:
+        """Note that a member speaks through a connection."""
+        connections = hosted.connections.setdefault((worker, incarnation), set())
+        if peer not in connections:
+            connections.add(peer)
+            self._speakers.setdefault(peer, set()).add((hosted.name, worker, incarnation))
 
     def _wait(
-        self,
-        job_name: str,
-        hosted: _Hosted,
-        call: Call,
-        worker: str,
-        incarnation: str,
-        reported_iteration: int,
+        self, hosted: Hosted, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
     ) -> None:
-        if hosted.peers.get(worker) is not call.peer or reported_iteration < 0:
-            hosted.peers[worker] = call.peer
-            self._speakers.setdefault(call.peer, set()).add((job_name, worker, incarnation))
-        earlier = hosted.waiting.pop(worker, None)
-        if earlier is not None:
-            earlier.call.fail(UnavailableError("asked again since; that call will be answered"))
-        waiting = _Waiting(call, time.monotonic(), reported_iteration)
-        hosted.waiting[worker] = waiting
-        asks_for_planned = reported_iteration < 0 or reported_iteration + 1 < hosted.job.planned
-        if asks_for_planned and hosted.answered_for == hosted.job.planned:
-            # Nothing new was planned, but this worker's next part may have been there before.
-            self._answer(hosted, worker, waiting)
-        self._settle(job_name, hosted)
+        worker = call.request.identity.worker
+        self._attach(hosted, worker, incarnation, call.peer)
+        hosted.wait(worker, Waiting(call, reported_iteration, known))
+        self._settle(hosted, worker)
 
-    def _settle(self, job_name: str, hosted: _Hosted) -> None:
-        """After an event: log what happened, answer who can be answered, end what has ended."""
+    def _settle(self, hosted: Hosted, asker: str | None = None) -> None:
+        """After an event: tell and remember what happened, answer who can be answered, end what has ended."""
         job = hosted.job
-        if hosted.said != job.events_said:
-            for event in list(job.events)[hosted.said - job.events_said :]:
-                log.info("job %s: %s", job_name, event)
-            hosted.said = job.events_said
+        if self.on_event is not None:
+            self.on_event(hosted)
+        if hosted.deserted != (deserted := not job.size):
+            hosted.deserted = deserted
+            if deserted:
+                self._learnt(hosted)  # it may be kept for long, or not come to an end
+        hosted.log_events()
+        if self._archive is not None:
+            self._archive.keep(hosted)
         if job.failure:
-            log.error("job %s cannot go on: %s", job_name, job.failure)
-            self._end(job_name, hosted, InvalidRequestError(f"the job cannot go on: {job.failure}"))
-        elif not job.size:
-            log.info("job %s has ended: all members have gone", job_name)
-            self._end(job_name, hosted, NotMemberError("the job has ended"))
-        elif hosted.answered_for != job.planned:
-            hosted.answered_for = job.planned
-            for worker, waiting in list(hosted.waiting.items()):
-                self._answer(hosted, worker, waiting)
-            # Once the answers are out: whatever there is to learn can wait, the workers cannot.
-            asyncio.get_running_loop().call_soon(self._train, job_name, hosted)
-
-    def _answer(self, hosted: _Hosted, worker: str, waiting: _Waiting) -> None:
-        identity = waiting.call.request.identity
-        try:
-            assignment = hosted.job.next_assignment(worker, identity.incarnation)
-        except NotMemberError as error:
-            del hosted.waiting[worker]
-            waiting.call.fail(error)
-            return
-        if assignment is None:
-            return
-        del hosted.waiting[worker]
-        joins = waiting.reported_iteration < 0
-        lost = hosted.job.lost_since(max(0, waiting.reported_iteration))
-        waiting.call.reply(
-            _wire.AssignmentReply(
-                identity=identity,
-                reported_iteration=waiting.reported_iteration,
-                assignment=idl.common.Assignment(
-                    assignment.iteration,
-                    assignment.epoch,
-                    assignment.start,
-                    assignment.count,
-                    assignment.total,
-                ),
-                waited=time.monotonic() - waiting.since,
-                lost=[_wire.Lost(s.iteration, s.start, s.count, s.total) for s in lost],
-                run=hosted.run,
-                synchronisation=_told(self._config.job.synchronisation) if joins else None,
+            self._tell(
+                logging.ERROR, "job %s cannot go on: %s", hosted.name, job.failure, extra=hosted.log_fields
             )
-        )
+            why = f"the job cannot go on: {job.failure}"
+            self._end(hosted, why, InvalidRequestError(why))
+        elif job.ended:
+            self._tell(
+                logging.INFO,
+                "job %s has ended: all members have gone",
+                hosted.name,
+                extra=hosted.log_fields,
+            )
+            self._end(hosted, "all members have gone", NotMemberError("the job has ended"))
+        elif hosted.answered != job.news:
+            hosted.answer_all()
+            # Once the answers are out: whatever there is to learn can wait, the workers cannot.
+            asyncio.get_running_loop().call_soon(
+                self._learning.train, job, partial(self._learnt, hosted), hosted.name
+            )
+        elif asker is not None:
+            hosted.answer(asker)  # nothing is new, but this worker's next part may have been there before
 
-    # -- learning
-
-    def _train(self, job_name: str, hosted: _Hosted) -> None:
-        """Have the job's policy learn what it wants to learn, in the trainer's process."""
-        fit = hosted.job.due_fit()
-        if fit is not None:
-            self._trainer.submit(fit, lambda weights: self._take_fit(job_name, hosted, weights))
-
-    def _take_fit(self, job_name: str, hosted: _Hosted, weights: Weights | None) -> None:
-        hosted.job.take_fit(weights)
-        if weights is None or self._config.models is None:
-            return
-        path = models_file(self._config.models, job_name)
-        saving = asyncio.get_running_loop().run_in_executor(None, _save, path, hosted.job.models())
-        self._saving.add(saving)
-        saving.add_done_callback(self._saving.discard)
-
-    def _end(self, job_name: str, hosted: _Hosted, error: EvenpaceError) -> None:
-        self._ended.pop(job_name, None)
-        self._ended[job_name] = self._jobs.pop(job_name)
+    def _end(self, hosted: Hosted, why: str, error: EvenpaceError) -> None:
+        if not hosted.deserted:
+            self._learnt(hosted)
+        if self._archive is not None:
+            self._archive.ended(hosted, why)
+        del self._jobs[hosted.name]
+        self.ended += 1
+        self.failed += hosted.job.failure is not None
+        hosted.ending = why
+        self._ended.pop(hosted.name, None)
+        self._ended[hosted.name] = hosted
         while len(self._ended) > _ENDED_JOBS:
             del self._ended[next(iter(self._ended))]
-        for waiting in hosted.waiting.values():
-            waiting.call.fail(error)
+        hosted.fail_all(error)
 
+    def _learnt(self, hosted: Hosted) -> None:
+        """A job has learnt something that is worth keeping."""
+        self._learning.save(hosted.name, hosted.job)
+        if self._archive is not None:
+            self._archive.learnt(hosted)
 
-def _read(struct: Any, into: type) -> Any:
-    """A Thrift struct as the dataclass of ours that has the same fields and checks them."""
-    values = {name: getattr(struct, name, None) for name in into.__dataclass_fields__}  # type: ignore[attr-defined]
-    missing = [name for name, value in values.items() if value is None]
-    if missing:
-        raise InvalidRequestError(f"{into.__name__}: {missing[0]} is missing or not of its type")
-    try:
-        return into(**values)
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
+    def _once_kept(self, function: Callable[[], None]) -> None:
+        if self._archive is None:
+            function()
+        else:
+            self._archive.once_kept(function)
 
-
-def _save(path: Path, models: Models) -> None:
-    try:
-        save_models(path, models)
-    except OSError as error:
-        log.warning("the fitted models cannot be kept: %s", error)
-
-
-def _told(sync: Synchronisation) -> Any:
-    """What a worker that joins is told: nothing in bsp, so that it need not know of modes."""
-    if sync.mode == "bsp":
-        return None
-    return idl.common.Synchronisation(sync.mode, sync.staleness, sync.replicas_to_aggregate)
-
-
-def _record(record: Any) -> Any:
-    workers = [
-        _wire.WorkerRecord(
-            worker=name,
-            batch_size=part.batch_size,
-            batch_processing_time=part.batch_processing_time,
-            waiting_time=part.waiting_time,
-            cpu_usage=part.cpu_usage,
-            memory_usage=part.memory_usage,
-            predicted_speed=part.predicted_speed,
-        )
-        for name, part in record.workers.items()
-    ]
-    return _wire.IterationRecord(
-        iteration=record.iteration,
-        epoch=record.epoch,
-        total=record.total,
-        duration=record.duration,
-        workers=workers,
-    )
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

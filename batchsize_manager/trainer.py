@@ -9,11 +9,14 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import MappingProxyType
 
+from batchsize_manager.tally import LearningTally
 from predictors import Fit, Weights
 
 log = logging.getLogger(__name__)
@@ -26,21 +29,31 @@ class Trainer:
 
     It ends with the process that made it, at the latest when the fit at hand is done. All methods are for
     the event loop's thread.
+
+    Args:
+        tally: Where fits are counted; None for nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tally: LearningTally | None = None) -> None:
+        self._tally = tally or LearningTally()
         self._thread = ThreadPoolExecutor(1, "trainer")  # waits for the process, in the loop's stead
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._closed = False
 
-    def submit(self, fit: Fit, done: Callable[[Weights | None], None]) -> None:
+    def submit(
+        self,
+        fit: Fit,
+        done: Callable[[Weights | None], None],
+        log_fields: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         """Run a fit once those before it are done.
 
         Args:
             fit: Sent to the process by pickle.
             done: Called in the event loop with what was learnt, or None where that failed; not called
                 after `close`.
+            log_fields: What the line of log says beside its message, should it fail.
         """
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, fit)
 
@@ -48,7 +61,9 @@ class Trainer:
             if self._closed:
                 ended.cancelled() or ended.exception()  # nobody wants to know any more
             else:
-                done(_weights(ended))
+                weights = _weights(ended, log_fields)
+                self._tally.failed_fits += weights is None
+                done(weights)
 
         future.add_done_callback(end)
 
@@ -68,13 +83,18 @@ class Trainer:
         if self._process is None or not self._process.is_alive():
             self._start()
         assert self._connection is not None
+        began = time.perf_counter()
         try:
             self._connection.send(fit)
             weights = self._connection.recv()
         except (EOFError, OSError) as error:
+            assert self._process is not None
+            self._process.kill()
+            self._process.join()  # its pipe may end before it does: the next fit is not for it
             raise RuntimeError("the training process has died") from error
         if isinstance(weights, str):
             raise RuntimeError(weights)
+        self._tally.fits.add(time.perf_counter() - began)
         return weights  # type: ignore[no-any-return]
 
     def _start(self) -> None:
@@ -89,12 +109,12 @@ class Trainer:
             self._process.kill()
 
 
-def _weights(ended: "asyncio.Future[Weights]") -> Weights | None:
+def _weights(ended: "asyncio.Future[Weights]", log_fields: Mapping[str, object]) -> Weights | None:
     if ended.cancelled():
         return None
     error = ended.exception()
     if error is not None:
-        log.warning("fitting the predictor failed, its last state stays in use: %s", error)
+        log.warning("fitting the predictor failed, its last state stays in use: %s", error, extra=log_fields)
         return None
     return ended.result()
 

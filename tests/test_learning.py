@@ -44,7 +44,7 @@ def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
 
     assert predicted[0] is None
     assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
-    assert list(models) == ["narx"]
+    assert models.keys() == {"narx", "ema"}
     assert list(models["narx"]) == [worker.identity.worker]
     assert all(np.isfinite(array).all() for array in models["narx"]["good"].values())
 
@@ -61,3 +61,26 @@ def test_models_that_do_not_fit_are_refused_at_once():
 
     with pytest.raises(ValueError, match="narx"):
         PolicyOptions("narx", models=models)
+
+
+def test_curves_are_kept_when_a_job_ends_and_used_again(tmp_path, wait_until):
+    """A policy that learns without fits is kept, too; a later job begins with its split."""
+
+    def learned(**options):
+        return ManagerService(ManagerConfig("learned", PolicyOptions(**options), models=tmp_path))
+
+    with serving(learned()) as address:
+        worker = MemberWorker(address)
+        for _ in range(5):
+            worker.iterate()
+        worker.client.close()
+        (file,) = wait_until(lambda: list(tmp_path.glob("*.npz")), "the file of models")
+    models = load_models(file)
+
+    assert models["learned"]["good"]["sizes"].tolist() == [JOB]
+    assert models["learned"]["good"]["times"] == pytest.approx([0.5])
+    with serving(learned(models=models)) as address:
+        worker = MemberWorker(address)
+        worker.iterate()
+        assert predictions(address, worker.identity.job) == pytest.approx([JOB / 0.5], rel=0.02)
+        worker.client.close()

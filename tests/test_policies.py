@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.policies import POLICIES, Member, Observation, PolicyOptions, make_policy
+from batchsize_manager.policies import POLICIES, Member, Observation, Policy, PolicyOptions, make_policy
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
 from batchsize_manager.rounding import Bounds, InfeasibleError
+from batchsize_manager.timed import TimedPolicy
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 
@@ -468,3 +469,9 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
                 for i, (count, (floor, fixed, slope)) in enumerate(zip(counts, curves, strict=True))
             }
         )
+
+
+def test_a_timed_policy_passes_everything_on():
+    """No method of a policy is lost where its time is taken."""
+    methods = {name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")}
+    assert methods <= vars(TimedPolicy).keys()

@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 import idl
-from batchsize_manager.job import Job, JobConfig, Report
+from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_policy
+from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from evenpace.bench.threaded import serve
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import click
 
+from batchsize_manager.job_config import JobConfig
 from batchsize_manager.policies import POLICIES
+from batchsize_manager.store import Retention
 from batchsize_manager.synchronisation import MODES, Synchronisation
 from evenpace.cli.options import (
     announce,
@@ -63,6 +65,18 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     default=None,
     help="With backup: gradients that make a step; the other workers are the backup.",
 )
+@click.option(
+    "--lookahead",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Iterations planned ahead of the reports, for GPUs: workers need not wait for their batch sizes.",
+)
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Take workers out without which the job is faster, instead of only saying so.",
+)
 @learning()
 @click.option(
     "--models",
@@ -76,6 +90,76 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     default=None,
     help="Start predictors from models that were kept: a file, or a folder of them.",
 )
+@click.option(
+    "--max-jobs", type=click.IntRange(1), default=100, show_default=True, help="More at once are refused."
+)
+@click.option(
+    "--max-members",
+    type=click.IntRange(1),
+    default=5000,
+    show_default=True,
+    help="Workers of one job; more are refused.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Remember jobs in this folder: a manager that is started again with it goes on with them.",
+)
+@click.option(
+    "--keep-runs",
+    type=click.IntRange(0),
+    default=Retention.runs,
+    show_default=True,
+    help="With --state: jobs that have ended and are still remembered, at most.",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(0),
+    default=None,
+    help="With --state: for so long after their end, at most.  [default: no limit]",
+)
+@click.option(
+    "--keep-job",
+    type=click.FloatRange(0),
+    default=JobConfig.keep,
+    show_default=True,
+    help="Seconds that a job whose workers have all died waits for others.",
+)
+@click.option(
+    "--carry-on",
+    type=click.IntRange(0),
+    default=JobConfig.carry_on,
+    show_default=True,
+    help="Iterations in a row that workers may go on by themselves while the manager is away.",
+)
+@click.option(
+    "--heartbeat",
+    type=click.FloatRange(0),
+    default=JobConfig.heartbeat,
+    show_default=True,
+    help="Seconds between a worker's signs of life; 0 for none.",
+)
+@click.option(
+    "--silence",
+    type=click.FloatRange(0, min_open=True),
+    default=JobConfig.silence,
+    show_default=True,
+    help="Seconds without one, after which others do the part of a worker that they wait for. It is welcome "
+    "when it is back.",
+)
+@click.option(
+    "--absence",
+    type=click.FloatRange(0),
+    default=JobConfig.absence,
+    show_default=True,
+    help="Seconds without one, after which such a worker is taken out.",
+)
+@click.option(
+    "--scale-batch",
+    is_flag=True,
+    help="Let the batch follow the number of workers: the size that scripts give is that of --workers.",
+)
 @as_server
 @hidden_parent
 def manager(
@@ -88,17 +172,29 @@ def manager(
     sync: str,
     staleness: int | None,
     replicas_to_aggregate: int | None,
+    lookahead: int,
+    release: bool,
     first_fit: int,
     refit_every: int,
     models: Path | None,
     reuse: Path | None,
+    max_jobs: int,
+    max_members: int,
+    state: Path | None,
+    keep_runs: int,
+    keep_days: float | None,
+    keep_job: float,
+    carry_on: int,
+    heartbeat: float,
+    silence: float,
+    absence: float,
+    scale_batch: bool,
     security: Security,
     limits: ServerLimits,
     parent: int | None,
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
     start_part(parent)
-    from batchsize_manager.job import JobConfig
     from batchsize_manager.policies import PolicyOptions
     from batchsize_manager.saved_models import load_models
     from batchsize_manager.service import ManagerConfig, ManagerService
@@ -111,10 +207,24 @@ def manager(
         staleness = _STALENESS
     with user_mistakes():
         synchronisation = Synchronisation(sync, staleness, replicas_to_aggregate)
-        job = JobConfig(workers=workers, report_timeout=report_timeout, synchronisation=synchronisation)
+        job = JobConfig(
+            workers=workers,
+            lookahead=lookahead,
+            report_timeout=report_timeout,
+            synchronisation=synchronisation,
+            release=release,
+            keep=keep_job,
+            heartbeat=heartbeat,
+            silence=silence,
+            absence=absence,
+            carry_on=carry_on,
+            scale_batch=scale_batch,
+        )
         learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
-        service = ManagerService(ManagerConfig(policy, options, job, models))
+        kept = Retention(keep_runs, keep_days)
+        config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
+        service = ManagerService(config)
     serve(service, address, limits, security, announce)
 
 

@@ -1,0 +1,91 @@
+"""What an operator wants changed in a running job: read from the wire, checked, and done.
+
+What it means for the job is known to `job_operations`, what outlives the manager to `archive`.
+"""
+
+from typing import Any
+
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.hosted import Hosted
+from batchsize_manager.learning import Learning
+from batchsize_manager.messages import read_bounds
+from batchsize_manager.policies import PREDICTING
+from rpc import check
+from rpc.errors import InvalidRequestError
+
+_CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
+
+
+def apply(hosted: Hosted, request: Any, learning: Learning, now: float) -> str:
+    """Do what a `ControlRequest` asks for.
+
+    Args:
+        hosted: The job.
+        request: The wire's.
+        learning: Makes policies.
+        now: The time, on the job's clock.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        InvalidRequestError: It makes no sense, or cannot be; nothing was changed.
+    """
+    given = [name for name in _CHANGES if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"control: give exactly one of {', '.join(_CHANGES)}, not {' and '.join(given) or 'none'}"
+        )
+    job = hosted.job
+    change = given[0]
+    needs_worker = change in ("bounds", "drain")
+    if not needs_worker and request.worker is not None:
+        raise InvalidRequestError(f"worker: belongs to bounds or drain, not to {change}")
+    worker = check.text("worker", request.worker) if needs_worker else ""
+    if change == "balancing":
+        return _rebalance(hosted, request.balancing, learning, now)
+    if change == "total_batch_size":
+        total = check.integer("total_batch_size", request.total_batch_size, 1, job.spec.dataset_size)
+        return job.change_batch_size(total, now)
+    if change == "bounds":
+        return job.change_bounds(worker, read_bounds(request.bounds), now)
+    if change == "drain":
+        if request.drain is not True:
+            raise InvalidRequestError("drain false: a worker that is drained cannot be kept; start it again")
+        return job.drain(worker, now)
+    return job.pause(now) if request.paused else job.resume(now)
+
+
+def _rebalance(hosted: Hosted, wanted: Any, learning: Learning, now: float) -> str:
+    before = hosted.balancing
+    policy = check.text("policy", wanted.policy)
+    predictor, tolerance = before.predictor, before.tolerance
+    if wanted.predictor is not None:
+        predictor = check.text("predictor", wanted.predictor)
+    if wanted.tolerance is not None:
+        tolerance = check.number("tolerance", wanted.tolerance, 0, 1)
+    try:
+        after = Balancing(policy, predictor, tolerance)
+        if wanted.predictor is not None and not after.predicts:
+            raise ValueError(
+                f"predictor {predictor!r}: policy {policy} has none, only {', '.join(sorted(PREDICTING))}"
+            )
+        if after == before:
+            return f"the policy is {policy} already, with the same options"
+        successor = learning.make_successor(after, hosted.job.models())
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    hosted.balancing, hosted.rebalanced = after, True
+    return hosted.job.change_policy(successor, _difference(before, after), now)
+
+
+def _difference(before: Balancing, after: Balancing) -> str:
+    """What is changed, in words."""
+    changes = []
+    if after.policy != before.policy:
+        changes.append(f"the policy from {before.policy} to {after.policy}")
+    if after.predictor != before.predictor:
+        changes.append(f"the predictor from {before.predictor} to {after.predictor}")
+    if after.tolerance != before.tolerance:
+        changes.append(f"the tolerance from {before.tolerance:g} to {after.tolerance:g}")
+    return " and ".join(changes)

@@ -1,0 +1,202 @@
+"""A job and those who wait for an answer in it: who is told what, and who speaks through which connections.
+
+When jobs are created and what happens to them is the service's business.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import idl
+from batchsize_manager import messages
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job_steps import EVENTS
+from rpc.errors import EvenpaceError, NotMemberError, UnavailableError
+from rpc.limited_log import LimitedLog
+from rpc.peer import Peer
+from rpc.service import Call
+
+_wire = idl.batchsize_manager
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A call that is answered with an assignment once there is one.
+
+    Attributes:
+        call: The call.
+        reported_iteration: -1 for one that reports none.
+        known: The iteration after whose the assignment is asked for, if one is named; else -1.
+    """
+
+    call: Call
+    reported_iteration: int = -1
+    known: int = -1
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A job that the manager runs.
+
+    Args:
+        name: The job's.
+        run: Drawn when it was created.
+        job: The job.
+        config: How it is run.
+        balancing: How its batches are split.
+        once_kept: Does something once all that has happened so far is where a new start of the manager would
+            find it.
+        tell: Where what happens is logged.
+    """
+
+    name: str
+    run: str
+    job: Job
+    config: JobConfig
+    balancing: Balancing
+    once_kept: Callable[[Callable[[], None]], None]
+    tell: LimitedLog
+    rebalanced: bool = False  # whether an operator wanted that
+    since: float = field(default_factory=time.monotonic)  # when this manager got it
+    ending: str = ""  # why it has ended
+    said: int = 0  # events that have been logged
+    # The last events, and when they were logged, in seconds since 1970.
+    log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    deserted: bool = False  # whether it has no members
+    traced: int = 0  # complete iterations that have been looked at for traces
+    answered: int = -1  # the job's news when all who wait were last answered
+    waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker
+    connections: dict[tuple[str, str], set[Peer]] = field(default_factory=dict)  # by worker and incarnation
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What lines of log about this job say beside their message."""
+        job = self.job
+        return {"job": self.name, "run": self.run, "attempt": job.attempt, "iteration": job.completed}
+
+    @property
+    def policy(self) -> str:
+        """The name of its policy."""
+        return self.balancing.policy
+
+    @property
+    def predictor(self) -> str:
+        """Of its policy; empty where that has none."""
+        return self.balancing.predictor if self.balancing.predicts else ""
+
+    def log_events(self) -> None:
+        """Log what has happened since the last time."""
+        job = self.job
+        new = job.events_said - self.said
+        self.said = job.events_said
+        if not new:
+            return
+        fields = self.log_fields
+        for event, worker in list(zip(job.events, job.events_about, strict=True))[-new:]:
+            self.log.append((time.time(), event))
+            about = fields if worker is None else fields | {"worker": worker}
+            self.tell(logging.INFO, "job %s: %s", self.name, event, extra=about)
+
+    def remembers(self, iteration: int) -> bool:
+        """Whether the records from an iteration on are all in memory."""
+        oldest = self.job.history(0, 1)
+        return bool(oldest) and oldest[0].iteration <= max(iteration, self.job.first_iteration)
+
+    def history(self, first: int, limit: int) -> Any:
+        """The answer to `history`, from what is in memory."""
+        job = self.job
+        return messages.history(
+            job.members, job.history(first, limit), self.policy, list(job.events), self.run
+        )
+
+    def wait(self, worker: str, waiting: Waiting) -> None:
+        """Have a call wait; an earlier one of the same worker's is over."""
+        earlier = self.waiting.pop(worker, None)
+        if earlier is not None:
+            earlier.call.fail(UnavailableError("asked again since; that call will be answered"))
+        self.waiting[worker] = waiting
+
+    def answer_all(self) -> None:
+        """Answer who can be answered."""
+        self.answered = self.job.news
+        for worker in list(self.waiting):
+            self.answer(worker)
+
+    def answer(self, worker: str) -> None:
+        """Answer a worker that waits, if there is something to say."""
+        waiting = self.waiting.get(worker)
+        if waiting is None:
+            return
+        try:
+            reply = self._reply(worker, waiting)
+        except NotMemberError as error:
+            del self.waiting[worker]
+            waiting.call.fail(error)
+            return
+        if reply is None:
+            return
+        del self.waiting[worker]
+        if waiting.call.method == "report" and reply.recover is None:
+            waiting.call.reply(reply)
+        else:  # what a manager that is started anew must not have forgotten
+            self.once_kept(partial(waiting.call.reply, reply))
+
+    def detach(self, worker: str, incarnation: str, peer: Peer, now: float) -> None:
+        """A connection of a member's is gone; who has no other is away."""
+        waiting = self.waiting.get(worker)
+        if waiting is not None and waiting.call.peer is peer:
+            del self.waiting[worker]
+        connections = self.connections.get((worker, incarnation), set())
+        connections.discard(peer)
+        if not connections:
+            self.connections.pop((worker, incarnation), None)
+            self.job.disconnect(worker, incarnation, now)
+
+    def fail_all(self, error: EvenpaceError) -> None:
+        """Refuse everybody who waits."""
+        for waiting in self.waiting.values():
+            waiting.call.fail(error)
+        self.waiting.clear()
+
+    def _reply(self, worker: str, waiting: Waiting) -> Any:
+        """The answer, or None if there is none yet."""
+        job, identity = self.job, waiting.call.request.identity
+        recover = assignment = report_on = None
+        released = job.why_released(worker, identity.incarnation, waiting.known)
+        if released is None:
+            recover = job.must_recover(worker, identity.incarnation)
+            if recover is None:
+                assignment = job.next_assignment(worker, identity.incarnation, waiting.known)
+                if assignment is None:
+                    # Who has more to report must not be kept from that by this report's answer.
+                    report_on = job.awaits_reports and waiting.known > waiting.reported_iteration
+                    if not report_on:
+                        return None
+        reply = _wire.AssignmentReply(
+            identity=identity,
+            reported_iteration=waiting.reported_iteration,
+            waited=time.monotonic() - waiting.call.since,
+            lost=[messages.lost(slice_) for slice_ in job.lost_since(max(0, waiting.reported_iteration))],
+            run=self.run,
+            released=released,
+            recover=recover,
+            report_on=report_on,
+        )
+        if assignment is not None:
+            reply.assignment = messages.assignment(assignment)
+            if self.config.lookahead:
+                ahead = job.assignments_after(worker, assignment.iteration)
+                reply.ahead = [messages.assignment(later) for later in ahead]
+        if waiting.call.method == "join":
+            reply.synchronisation = messages.told(self.config.synchronisation)
+            reply.lookahead = self.config.lookahead or None
+            reply.carry_on = job.carry_on or None
+            reply.heartbeat = self.config.heartbeat or None
+        elif waiting.call.method == "rewind":
+            reply.carry_on = job.carry_on
+        return reply

@@ -1,0 +1,224 @@
+"""The members of a job: who they are, what they can take, and when they were last heard of.
+
+It knows nothing of plans beyond the numbers of iterations; what a member has to do lies in `progress`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from batchsize_manager.records import SavedMember
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError, NotMemberError
+
+
+@dataclass(slots=True)
+class Membership:
+    """One member's state; times in seconds."""
+
+    incarnation: str
+    bounds: Bounds
+    joined_at: float  # or came back, if it was suspended
+    first: int  # the first iteration that it may report
+    ready: int  # the first that it may have a part of, since it joined or came back
+    reported: int  # the last iteration whose slice it has reported
+    assigned: int  # the iteration that it works on or, where it waits, works on next
+    attempt: int  # that it is in, for all that it has said
+    heard_at: float  # when it said anything last
+    reported_at: float  # when it reported last, joined, or was given a piece
+    unreleasable: bool = False  # the others could not go on without it
+    beats: bool = False  # it sends heartbeats
+    suspended: bool = False  # it was silent while others waited: nothing is planned for it
+    contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
+    back_by: float | None = None  # its connection broke: until when it may come back
+    last: int | None = None  # its last iteration, if it is to be released after that
+    dispensable: str = ""  # why it is
+    drained: bool = False  # an operator has drained it, which holds in another attempt, too
+
+    def begin_at(self, iteration: int) -> None:
+        """Let this be the first iteration that it reports."""
+        self.first = self.ready = iteration
+        self.go_on_at(iteration)
+
+    def go_on_at(self, iteration: int) -> None:
+        """Let this be its next iteration; there is nothing more to report of earlier ones."""
+        self.reported, self.assigned = iteration - 1, iteration
+
+    def standing(self, worker: str, now: float) -> "Standing":
+        """How it stands, for those who look at the job."""
+        if self.last is not None:
+            state = "leaving"
+        elif self.back_by is not None:
+            state = "away"
+        elif self.suspended:
+            state = "silent"
+        else:
+            state = "working"
+        return Standing(worker, state, self.bounds, self.assigned, max(0.0, now - self.heard_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a member stands; see `MemberStatus` in the IDL, but for who waits, which its connections show."""
+
+    worker: str
+    state: str
+    bounds: Bounds
+    iteration: int
+    silence: float  # seconds
+
+
+class Members:
+    """All members of a job by name, in the order of their slices.
+
+    Args:
+        say: Told what happens, in words, and to whom.
+        is_busy: Whether a member has something to do that was another's.
+    """
+
+    def __init__(
+        self, say: Callable[[str, str], None], is_busy: Callable[[str], bool] = lambda worker: False
+    ) -> None:
+        self.by_name: dict[str, Membership] = {}
+        self._say = say
+        self._is_busy = is_busy
+        self._released: dict[str, str] = {}  # incarnation to why
+        self._cut_off: dict[str, Membership] = {}  # seem to have died
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    @property
+    def staying(self) -> dict[str, Membership]:
+        """The members that are planned for."""
+        return {name: m for name, m in self.by_name.items() if m.last is None and not m.suspended}
+
+    @property
+    def saved(self) -> list[SavedMember]:
+        """The members as `Job.restore` takes them."""
+        return [
+            SavedMember(name, member.incarnation, member.bounds, member.unreleasable, member.drained)
+            for name, member in self.by_name.items()
+        ]
+
+    def get(self, worker: str, incarnation: str) -> Membership | None:
+        """A member's state; None if there is no such member, or it is another incarnation."""
+        member = self.by_name.get(worker)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def cut_off(self, worker: str, since: float) -> None:
+        """A member's connection broke, and it seems to have died: keep what is known of it, if it has not.
+
+        Others that have not been heard of since then are forgotten.
+        """
+        self._cut_off = {name: m for name, m in self._cut_off.items() if m.heard_at >= since}
+        self._cut_off[worker] = self.by_name[worker]
+
+    def returning(self, worker: str, incarnation: str, since: float) -> Membership | None:
+        """What was known of a member that was cut off, if it was heard of since then, and kept its name."""
+        member = self._cut_off.get(worker)
+        if member is None or member.incarnation != incarnation or worker in self.by_name:
+            return None
+        return member if member.heard_at >= since else None
+
+    def known(self, worker: str, incarnation: str, events: Iterable[str]) -> Membership:
+        """A member's state.
+
+        Raises:
+            NotMemberError: There is no such member; told with what happened to it, of the events.
+        """
+        member = self.get(worker, incarnation)
+        if member is None:
+            raise NotMemberError(
+                f"worker {worker!r}, incarnation {incarnation!r}, is not a member: it never joined, left, "
+                f"or was taken out ({'; '.join(e for e in events if e.startswith(worker)) or '-'})"
+            )
+        return member
+
+    def check_bounds(self, changed: Mapping[str, Bounds], total: int, *, complete: bool) -> None:
+        """Whether the members can take a batch of `total` samples; some may be about to have other bounds.
+
+        Args:
+            changed: Those others, by name.
+            total: Samples.
+            complete: Whether nobody else is awaited who might take some of it.
+
+        Raises:
+            InvalidRequestError: They cannot.
+        """
+        bounds = {name: changed.get(name, member.bounds) for name, member in self.by_name.items()}
+        minima = sum(bound.minimum for bound in bounds.values())
+        if minima > total:
+            raise InvalidRequestError(
+                f"the workers' minimum batch sizes would sum to {minima}, "
+                f"more than the total batch size, {total}"
+            )
+        maxima = sum(bounds[name].maximum for name in self.staying)
+        if complete and self.staying and maxima < total:
+            raise InvalidRequestError(
+                f"the workers could take {maxima} samples together at most, "
+                f"less than the total batch size, {total}"
+            )
+
+    def check_room(self, worker: str, bounds: Bounds, total: int) -> None:
+        """Whether a newcomer's minimum fits into a batch of `total` samples beside the others'.
+
+        Raises:
+            InvalidRequestError: It does not.
+        """
+        minima = bounds.minimum + sum(m.bounds.minimum for n, m in self.by_name.items() if n != worker)
+        if minima > total:
+            raise InvalidRequestError(
+                f"with {worker!r} the workers' minimum batch sizes sum to {minima}, "
+                f"more than the total batch size, {total}"
+            )
+
+    def lower_maximum(self, worker: str, maximum: int, total: int) -> bool:
+        """A member has found out that it can take less; what the others leave of `total` it must take.
+
+        Returns:
+            Whether its bounds have changed.
+        """
+        member = self.by_name[worker]
+        bounds = member.bounds
+        others = sum(
+            other.bounds.maximum // other.bounds.granularity * other.bounds.granularity
+            for name, other in self.staying.items()
+            if name != worker
+        )
+        left = total - others  # that nobody else could take
+        if member.last is None and left > maximum:
+            self._say(
+                f"{worker} can take {maximum} samples at once at most, but the others leave it {left}", worker
+            )
+            maximum = -(-left // bounds.granularity) * bounds.granularity
+        if maximum >= bounds.maximum:
+            return False
+        granularity = bounds.granularity if bounds.granularity <= maximum else 1
+        minimum = min(bounds.minimum, maximum // granularity * granularity)
+        member.bounds = Bounds(minimum, maximum, granularity)
+        self._say(f"{worker} can take {maximum} samples at most", worker)
+        return True
+
+    def is_released(self, worker: str, incarnation: str) -> bool:
+        """Whether a worker was released, and is out."""
+        return incarnation in self._released and self.get(worker, incarnation) is None
+
+    def release(self, leaving: Mapping[str, str], last: int) -> None:
+        """Plan no more for these members, by name with why, after an iteration."""
+        for worker, why in leaving.items():
+            self.by_name[worker].last, self.by_name[worker].dispensable = last, why
+
+    def let_go(self) -> None:
+        """Members that have finished all that was planned for them before they were released are out."""
+        for worker, member in list(self.by_name.items()):
+            if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
+                del self.by_name[worker]
+                self._released[member.incarnation] = member.dispensable
+                self._say(f"{worker} was released: {member.dispensable}", worker)
+
+    def why_released(self, worker: str, incarnation: str, known: int) -> str | None:
+        """Why a worker is released, in words; None if it is not. See `Job.why_released`."""
+        member = self.get(worker, incarnation)
+        if member is None:
+            return self._released.get(incarnation)
+        return member.dispensable if member.last is not None and known >= member.last else None

@@ -1,0 +1,601 @@
+"""A manager that is started again: with the same state it goes on with the same jobs."""
+
+import contextlib
+import math
+import random
+import signal
+import sqlite3
+import threading
+import uuid
+from itertools import pairwise
+
+import pytest
+
+import idl
+from batchsize_manager.job import JobConfig
+from batchsize_manager.saved_models import unpack_models
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.state_format import STATE_FILE, StateError
+from batchsize_manager.state_reader import open_state
+from batchsize_manager.synchronisation import Synchronisation
+from rpc.client import Client
+from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError
+from tests.services import (
+    RestartableManager,
+    in_threads,
+    join_request,
+    manager_process,
+    serving,
+    signalled_process,
+)
+
+_wire = idl.batchsize_manager
+
+
+class Tape:
+    """What a parameter server is to a job, without the arrays: who brought which samples of the next step.
+
+    It holds that each sample of each batch is brought once in the attempt that the step is taken in.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.version = 0
+        self.bound = math.inf  # the version beyond which nobody gets, until it is lifted
+        self._slices: dict[int, int] = {}  # start to count, of the next step
+        self._change = threading.Condition()
+
+    def push(self, part) -> bool:
+        """Bring a slice; False where a later attempt has begun."""
+        with self._change:
+            assert self._change.wait_for(lambda: self.version < self.bound, 60)
+            if (part.attempt or 0) != self.attempt:
+                return False
+            if part.iteration < self.version:
+                return True
+            assert part.iteration == self.version, "a step was left out"
+            known = self._slices.setdefault(part.start, part.count)
+            assert known == part.count, "slices overlap"
+            covered = part.batch_start
+            for start, count in sorted(self._slices.items()):
+                assert start >= covered or not count, "slices overlap"
+                if start != covered:
+                    break
+                covered += count
+            if covered == part.batch_start + part.total:
+                self.version += 1
+                self._slices.clear()
+                self._change.notify_all()
+            return True
+
+    def fence(self, attempt: int) -> int:
+        """A new attempt; the version that it can go on from."""
+        with self._change:
+            if attempt > self.attempt:
+                self.attempt = attempt
+                self._slices.clear()
+            return self.version
+
+    def wait_for(self, version: int) -> None:
+        """Until so many steps are taken."""
+        with self._change:
+            assert self._change.wait_for(lambda: self.version >= version, 60)
+
+    def hold(self, bound: float) -> None:
+        """Let nobody get beyond this version."""
+        with self._change:
+            self.bound = bound
+            self._change.notify_all()
+
+
+class Worker:
+    """Goes through a job's iterations at a speed of its own, whatever becomes of the manager.
+
+    Args:
+        address: The manager's.
+        name: The worker's.
+        tape: All workers'.
+        speed: Samples per second, as it reports them.
+    """
+
+    def __init__(self, address, name, tape, speed=100.0, job="job"):
+        self.identity = idl.common.Identity(job, name, uuid.uuid4().hex)
+        self.client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=60, connect_timeout=60)
+        self.tape = tape
+        self.speed = speed
+        self.runs = set()
+        self.first_parts = []  # after the join and after each recovery
+
+    def train(self, until):
+        """Until so many iterations are done by all."""
+        reply = self.join()
+        while True:
+            while reply.recover is not None:
+                reply = self.rewind(reply.recover)
+            part = reply.assignment
+            if part.iteration >= until:
+                break
+            reply = self.report(part) if self.tape.push(part) else self.recover(part.attempt or 0)
+        self.client.call("leave", _wire.LeaveRequest(self.identity))
+        self.client.close()
+
+    def join(self, **changes):
+        """Join; the first assignment."""
+        request = join_request(self.identity, **{"total_batch_size": 64, "dataset_size": 10**6} | changes)
+        return self._note(self.client.call("join", request))
+
+    def report(self, part, **changes):
+        """Report an assignment; the next."""
+        seconds = max(part.count / self.speed, 1e-6)
+        place = {"attempt": part.attempt or 0, "start": part.start} | changes
+        request = _wire.ReportRequest(self.identity, part.iteration, seconds, 0.0, 0.5, 0.5, **place)
+        reply = self.client.call("report", request)
+        self.runs.add(reply.run)
+        return reply
+
+    def heartbeat(self, attempt=0):
+        """The attempt to recover with, if any."""
+        return self.client.call("heartbeat", _wire.HeartbeatRequest(self.identity, attempt)).recover
+
+    def recover(self, attempt):
+        """Begin another attempt, or take part in one."""
+        return self.rewind(self.client.call("recover", _wire.RecoverRequest(self.identity, attempt)).attempt)
+
+    def rewind(self, attempt):
+        """Fence the tape, and go on from where it is; the next assignment."""
+        version = self.tape.fence(attempt)
+        return self._note(self.client.call("rewind", _wire.RewindRequest(self.identity, attempt, version)))
+
+    def _note(self, reply):
+        self.runs.add(reply.run)
+        if reply.assignment is not None:
+            self.first_parts.append(reply.assignment)
+        return reply
+
+
+def in_background(function):
+    """Run a function that may fail in a thread."""
+
+    def run():
+        with contextlib.suppress(EvenpaceError):
+            function()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def service(folder, policy="proportional", **job):
+    """A manager in this process, with a state."""
+    return ManagerService(
+        ManagerConfig(policy, job=JobConfig(**{"reconnect_grace": 30.0} | job), state=folder)
+    )
+
+
+def history(client, job="job", first=0, limit=1000):
+    """What the manager says of a job."""
+    return client.call("history", _wire.HistoryRequest(job, first, limit))
+
+
+def iterations(client, **which):
+    """The numbers of those that are complete."""
+    return [record.iteration for record in history(client, **which).iterations]
+
+
+@pytest.fixture
+def client():
+    """Connects to any manager, to ask for the history."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(address):
+            made = Client(_wire.BatchSizeManager, address, "manager")
+            stack.callback(made.close)
+            return made
+
+        yield connect
+
+
+# -- killed
+
+
+@pytest.mark.slow
+def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
+    """Whenever it is killed, no step is left out or taken twice, and batch sizes follow what was learnt.
+
+    The history has each iteration once, but for the last before a kill.
+    """
+    tape, until = Tape(), 300
+    # Far enough from each other for the workers to have gone on with one manager before the next is killed.
+    kills = [at + random.randrange(50) for at in (40, 110, 180)]
+    bounds = [version + random.randrange(1, 4) for version in kills]  # lest they are past it by then
+    tape.hold(bounds[0])
+    with RestartableManager(tmp_path, "--workers", "2") as manager:
+        fast, slow = (
+            Worker(manager.address, "fast", tape, 300.0),
+            Worker(manager.address, "slow", tape, 100.0),
+        )
+
+        def kill():
+            for version, following in zip(kills, [*bounds[1:], math.inf], strict=True):
+                tape.wait_for(version)
+                assert manager.end(signal.SIGKILL) == -signal.SIGKILL
+                tape.hold(following)
+                manager.start()
+
+        in_threads(lambda: fast.train(until), lambda: slow.train(until), kill)
+        asking = client(manager.address)
+        done = wait_until(lambda: len(history(asking).members) == 0 and iterations(asking), "the job's end")
+
+    assert tape.version == until
+    assert tape.attempt >= len(kills)
+    assert len(fast.runs | slow.runs) == 1
+    assert done == sorted(set(done))
+    assert done[-1] == until - 1
+    # Steps may have been taken of which not all reports had come, or been kept: the last before a kill.
+    gaps = sum(following > last + 1 for last, following in pairwise([-1, *done]))
+    assert gaps <= 2 * len(kills), set(range(until)) - set(done)
+    assert len(fast.first_parts) == len(slow.first_parts) >= 1 + len(kills)
+    assert [part.count for part in fast.first_parts[:1]] == [32]
+    for part, other in zip(fast.first_parts[1:], slow.first_parts[1:], strict=True):
+        assert (part.iteration, part.count + other.count) == (other.iteration, 64)
+        assert 44 <= part.count <= 52, "three quarters, as had been learnt"
+
+
+def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
+    """After SIGTERM each iteration is in the history, and the job goes on with the next."""
+    tape = Tape()
+    with RestartableManager(tmp_path) as manager:
+        worker = Worker(manager.address, "w", tape)
+        reply = worker.join()
+        for _ in range(50):
+            tape.push(reply.assignment)
+            reply = worker.report(reply.assignment)
+        assert manager.end(signal.SIGTERM) == 0
+        manager.start()
+        asking = client(manager.address)
+        assert iterations(asking) == list(range(50))
+        tape.push(reply.assignment)
+        reply = worker.report(reply.assignment)
+        assert (reply.recover, reply.assignment) == (1, None)
+        reply = worker.rewind(1)
+        assert (reply.assignment.iteration, reply.assignment.attempt) == (51, 1)
+        assert iterations(asking) == list(range(50))
+        tape.push(reply.assignment)
+        worker.report(reply.assignment)
+        assert iterations(asking) == [*range(50), 51]
+
+
+def test_a_second_manager_with_the_same_state_is_refused(tmp_path):
+    """As long as the first runs, even if that is killed; the error says which process has it."""
+    with signalled_process("manager", "--state", str(tmp_path)) as (first, _):
+        with (
+            pytest.raises(Exception, match=rf"in use by another manager, process {first.pid}: stop that one"),
+            manager_process("--state", str(tmp_path)),
+        ):
+            pass
+        first.kill()
+        first.wait(30)
+        with manager_process("--state", str(tmp_path)):
+            pass
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    """The error names the file, and says what to do; nothing is overwritten."""
+    with serving(service(tmp_path)) as address:
+        worker = Worker(address, "w", Tape())
+        worker.report(worker.join().assignment)
+        worker.client.close()
+    path = tmp_path / STATE_FILE
+    content = bytearray(path.read_bytes())
+    content[4096 * 2 : 4096 * 4] = b"\xff" * 8192
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(StateError, match=rf"{path} is damaged .* move it away"):
+            service(tmp_path)
+    assert path.read_bytes() == content
+
+
+# -- started again, in this process
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A worker whose manager has stopped after three iterations; its fourth is assigned."""
+    tape = Tape()
+    with serving(service(tmp_path)) as address:
+        worker = Worker(address, "w", tape)
+        reply = worker.join()
+        for _ in range(3):
+            tape.push(reply.assignment)
+            reply = worker.report(reply.assignment)
+        worker.client.close()
+    return worker, reply.assignment
+
+
+def connected(worker, address):
+    """The same worker, in the same incarnation, through a new connection."""
+    worker.client = Client(_wire.BatchSizeManager, address, "manager")
+    return worker
+
+
+@pytest.mark.parametrize("way", ["report", "heartbeat", "join", "recover"])
+def test_members_are_known_again_by_any_call(tmp_path, stopped, way):
+    """Each says which attempt to go through; then the job goes on where the shards are."""
+    worker, part = stopped
+    with serving(service(tmp_path)) as address:
+        connected(worker, address)
+        if way == "report":
+            attempt = worker.report(part).recover
+        elif way == "heartbeat":
+            attempt = worker.heartbeat()
+        elif way == "join":
+            attempt = worker.join().recover
+        else:
+            request = _wire.RecoverRequest(worker.identity, 0)
+            attempt = worker.client.call("recover", request).attempt
+        assert attempt == 1
+        reply = worker.rewind(attempt)
+        assert (reply.assignment.iteration, reply.assignment.attempt, reply.run) == (3, 1, *worker.runs)
+        assert worker.heartbeat(1) is None
+        worker.tape.push(reply.assignment)
+        assert worker.report(reply.assignment).assignment.iteration == 4
+        worker.client.close()
+
+
+def test_strangers_are_not_taken_for_members(tmp_path, stopped):
+    """Another incarnation reports in vain."""
+    worker, part = stopped
+    with serving(service(tmp_path)) as address:
+        connected(worker, address)
+        worker.identity.incarnation = "another"
+        with pytest.raises(NotMemberError, match="is not a member"):
+            worker.report(part)
+        worker.client.close()
+
+
+def test_a_job_may_be_rewound_beyond_what_is_known(tmp_path, stopped, client):
+    """Where shards went back to a checkpoint, the history from there on is made anew."""
+    worker, _ = stopped
+    with serving(service(tmp_path)) as address:
+        connected(worker, address)
+        worker.tape.version = 1
+        reply = worker.rewind(worker.heartbeat())
+        assert reply.assignment.iteration == 1
+        assert iterations(client(address)) == [0]
+        worker.tape.push(reply.assignment)
+        reply = worker.report(reply.assignment)
+        assert iterations(client(address)) == [0, 1]
+        worker.client.close()
+    with open_state(tmp_path) as reader:
+        assert [(r.iteration, r.attempt) for r in reader.records(reply.run, 0, 9)] == [(0, 0), (1, 1)]
+
+
+def test_an_attempt_after_each_start(tmp_path, stopped):
+    """However often the manager is started, no attempt is begun twice, even if nobody comes in between."""
+    worker, _ = stopped
+    for _ in range(2):
+        with serving(service(tmp_path)):
+            pass
+    with serving(service(tmp_path)) as address:
+        assert connected(worker, address).heartbeat() == 3
+        worker.client.close()
+
+
+def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, client):
+    """After a grace period of their own; the others go on without them."""
+    tape = Tape()
+    with serving(service(tmp_path, workers=2)) as address:
+        workers = [Worker(address, name, tape) for name in "ab"]
+        in_threads(*(worker.join for worker in workers))
+        for worker in workers:
+            worker.client.close()
+    with serving(service(tmp_path, workers=2, return_grace=4.0)) as address:
+        here = connected(workers[0], address)
+        reply = here.rewind(here.heartbeat())
+        while reply.assignment is None or reply.assignment.count < 64:
+            if reply.recover is not None:
+                reply = here.rewind(reply.recover)
+                continue
+            tape.push(reply.assignment)
+            reply = here.report(reply.assignment)
+        assert history(client(address)).members == ["a"]
+        here.client.close()
+
+
+def _orphaned(tmp_path, client, wait_until):
+    """A worker that died after three iterations, the only one of its job; its manager has stopped, too."""
+    with serving(service(tmp_path, "learned", reconnect_grace=0.0)) as address:
+        worker = Worker(address, "w", Tape())
+        reply = worker.join()
+        for _ in range(3):
+            worker.tape.push(reply.assignment)
+            reply = worker.report(reply.assignment)
+        worker.client.close()
+        wait_until(lambda: history(client(address)).members == [], "the worker's death")
+    return worker
+
+
+def test_a_job_whose_workers_have_all_died_waits_for_others(tmp_path, client, wait_until):
+    """Whoever joins it, after a new start of the manager as before, goes on where it was."""
+    dead = _orphaned(tmp_path, client, wait_until)
+    with serving(service(tmp_path)) as address:
+        worker = Worker(address, "new", dead.tape)
+        reply = worker.rewind(worker.join().recover)
+        assert (reply.assignment.iteration, worker.runs) == (3, dead.runs)
+        assert iterations(client(address)) == [0, 1, 2]
+        with pytest.raises(NotMemberError, match="is not a member"):
+            connected(dead, address).heartbeat()
+        for one in (worker, dead):
+            one.client.close()
+
+
+def test_it_does_not_wait_for_ever(tmp_path, client, wait_until):
+    """After the time that jobs are kept for, whoever joins begins a run of its own."""
+    dead = _orphaned(tmp_path, client, wait_until)
+    with serving(service(tmp_path, keep=0.0)) as address:
+        wait_until(lambda: _ended(tmp_path), "the job's end")
+        worker = Worker(address, "new", Tape())
+        assert worker.join().assignment.iteration == 0
+        assert worker.runs != dead.runs
+        worker.client.close()
+
+
+def _ended(folder):
+    with open_state(folder) as reader:
+        return reader.runs()[0].ended
+
+
+def test_what_a_policy_has_learnt_is_remembered(tmp_path, client, wait_until):
+    """It is there for the job's next life, and for reports."""
+    _orphaned(tmp_path, client, wait_until)
+    with open_state(tmp_path) as reader:
+        (run,) = reader.runs()
+    assert [list(workers) for workers in unpack_models(run.learned).values()] == [["w"]]
+
+
+def test_jobs_that_have_ended_stay_readable(tmp_path, client):
+    """By name, when the manager that ran them has gone; they do not come back."""
+    with serving(service(tmp_path)) as address:
+        Worker(address, "w", Tape()).train(5)
+    with serving(service(tmp_path)) as address:
+        told = history(client(address), first=2, limit=2)
+        assert [record.iteration for record in told.iterations] == [2, 3]
+        assert [(part.worker, part.batch_size) for part in told.iterations[0].workers] == [("w", 64)]
+        assert (told.policy, told.members) == ("proportional", [])
+        assert "w left" in told.events
+        with pytest.raises(InvalidRequestError, match="there is no job 'other'"):
+            history(client(address), job="other")
+        again = Worker(address, "w", Tape())
+        again.train(2)
+        assert history(client(address)).run == next(iter(again.runs)) != told.run
+
+
+def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wait_until):
+    """They join it anew, and it begins as if nothing had been."""
+    with serving(service(tmp_path, workers=2)) as address:
+        waiting, asking = Worker(address, "a", Tape()), client(address)
+        thread = in_background(waiting.join)
+        wait_until(lambda: _members(asking) == ["a"], "the first worker's call")
+        waiting.client.abandon(NotMemberError("over"))
+        thread.join(30)
+    with open_state(tmp_path) as reader:
+        assert reader.runs() == []
+
+
+def _members(client):
+    with contextlib.suppress(InvalidRequestError):
+        return history(client).members
+
+
+def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch):
+    """What a long job has forgotten is read from its state, before and after a new start."""
+    monkeypatch.setattr("batchsize_manager.history._RECORDS", 10)
+    tape = Tape()
+    with serving(service(tmp_path)) as address:
+        worker = Worker(address, "w", tape)
+        reply = worker.join()
+        for _ in range(40):
+            tape.push(reply.assignment)
+            reply = worker.report(reply.assignment)
+        asking = client(address)
+        assert iterations(asking, first=35) == list(range(35, 40))
+        wanted = list(range(40))
+        assert iterations(asking) == wanted
+        assert iterations(asking, first=7, limit=20) == wanted[7:27]
+        assert iterations(asking, first=40) == []
+        worker.client.close()
+    with serving(service(tmp_path)) as address:
+        assert iterations(client(address)) == wanted
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
+def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
+    """Whoever asks is told so, and what to do; the job's name is free."""
+    numbers = {"ssp": {"staleness": 2}, "backup": {"replicas_to_aggregate": 1}}.get(mode, {})
+    config = {"synchronisation": Synchronisation(mode, **numbers)}
+    with serving(service(tmp_path, **config)) as address:
+        worker = Worker(address, "w", Tape())
+        reply = worker.report(worker.join().assignment)
+        worker.client.close()
+    with serving(service(tmp_path, **config)) as address:
+        connected(worker, address)
+        for ask in (lambda: worker.report(reply.assignment), worker.heartbeat):
+            with pytest.raises(
+                NotMemberError, match=rf"jobs in mode {mode} are not brought back: start the job"
+            ):
+                ask()
+        worker.identity.incarnation = "new"
+        assert worker.join().assignment.iteration == 0
+        worker.client.close()
+
+
+def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path):
+    """Whoever asks is told so, and what to do."""
+    with serving(service(tmp_path)) as address:
+        worker = Worker(address, "w", Tape())
+        request = join_request(worker.identity)
+        request.unreleasable = True
+        part = worker.client.call("join", request).assignment
+        worker.client.close()
+    with serving(service(tmp_path)) as address:
+        connected(worker, address)
+        with pytest.raises(NotMemberError, match=r"reduce gradients among themselves .* from its checkpoint"):
+            worker.report(part)
+        worker.client.close()
+
+
+def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until, monkeypatch):
+    """Training goes on; the history says that a new start would forget, and when that is over."""
+    monkeypatch.setattr("batchsize_manager.state_file.BUSY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.store._RETRY_SECONDS", 0.02)
+    tape = Tape()
+    with serving(service(tmp_path)) as address:
+        worker, asking = Worker(address, "w", tape), client(address)
+        reply = worker.join()
+        with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(20):
+                tape.push(reply.assignment)
+                reply = worker.report(reply.assignment)
+
+            def told(text):
+                return [event for event in history(asking).events if text in event]
+
+            wait_until(lambda: told("cannot be written"), "an event")
+            newcomer = Worker(address, "new", tape)
+            joining = in_background(newcomer.join)
+            wait_until(lambda: history(asking).members == ["w", "new"], "a newcomer")
+            tape.push(reply.assignment)
+            thread = in_background(lambda: worker.report(reply.assignment))
+            joining.join(30)  # it is not held back
+            assert newcomer.first_parts
+            other.execute("ROLLBACK")
+        wait_until(lambda: told("is written to"), "an event")
+        assert len(told("cannot be written")) == 1
+        for one in (worker, newcomer):
+            one.client.abandon(NotMemberError("over"))
+        thread.join(30)
+    with open_state(tmp_path) as reader:
+        assert [record.iteration for record in reader.records(reply.run, 0, 99)] == list(range(21))
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "message"),
+    [
+        ("heartbeat", _wire.HeartbeatRequest, "attempt -1"),
+        ("recover", _wire.RecoverRequest, "attempt -1"),
+        ("rewind", _wire.RewindRequest, "attempt -1"),
+    ],
+)
+def test_attempts_are_checked(method, request_, message):
+    """A number that is none is refused, and named."""
+    with serving(ManagerService(ManagerConfig())) as address:
+        worker = Worker(address, "w", Tape())
+        part = worker.join().assignment
+        with pytest.raises(InvalidRequestError, match=message):
+            worker.client.call(method, request_(worker.identity, -1))
+        for wrong in ({"attempt": -1}, {"start": -1}):
+            with pytest.raises(InvalidRequestError, match=f"{next(iter(wrong))} -1"):
+                worker.report(part, **wrong)
+        assert worker.report(part).assignment.iteration == 1
+        worker.client.close()
