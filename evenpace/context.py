@@ -14,7 +14,7 @@ _session: Session | None = None
 
 def connect(
     manager: str,
-    ps: str | Sequence[str],
+    ps: str | Sequence[str] = (),
     *,
     job: str = "default",
     worker: str | None = None,
@@ -29,9 +29,11 @@ def connect(
 
     Args:
         manager: HOST:PORT of the BatchSizeManager.
-        ps: HOST:PORT of each shard of the parameter server, in the same order for every worker.
+        ps: HOST:PORT of each shard of the parameter server, in the same order for every worker; none where
+            the workers reduce their gradients among themselves, as with `torch.distributed`.
         job: The job's name.
-        worker: This worker's name, unique in the job; by default from the host's name and the process id.
+        worker: This worker's name, unique in the job; by default from the rank that torchrun gives, or else
+            the host's name and the process id.
         min_batch_size: Samples that this worker takes at least.
         max_batch_size: Samples that it can take at most.
         granularity: Its batch sizes are multiples of this.
@@ -58,9 +60,10 @@ def connect(
         barrier_timeout=barrier_timeout,
         credentials=credentials,
     )
-    _session = Session(config)
-    atexit.register(_session.close)
-    return _session
+    session = Session(config)
+    atexit.register(session.close)
+    _session = session
+    return session
 
 
 def session() -> Session:
@@ -72,6 +75,6 @@ def session() -> Session:
     if _session is None:
         raise InvalidRequestError(
             "no session with a manager: start the script with "
-            "`evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`, or call evenpace.connect() first"
+            "`evenpace worker --manager HOST:PORT [--ps HOST:PORT] SCRIPT`, or call evenpace.connect() first"
         )
     return _session

@@ -71,11 +71,11 @@ def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind)
 
     Not before: importing a framework takes seconds of CPU, which a tenth of a core makes half a minute.
     """
-    session.before_training = lambda: _limit(share, name, kind)
+    session.before_training = lambda: _limit(session, share, name, kind)
 
 
-def _limit(share: float, name: str, kind: LimitKind) -> None:
+def _limit(session: Session, share: float, name: str, kind: LimitKind) -> None:
     limit = limit_cpu(os.getpid(), share, name, kind)
-    log.info("limited to %g of a core by %s", share, limit.kind)
+    log.info("limited to %g of a core by %s", share, limit.kind, extra=session.log_fields())
     # Runs before the session's own: leaving must not take as long as a tenth of a core would need.
     atexit.register(limit.close)

@@ -11,7 +11,7 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.errors import InvalidRequestError
-from worker.session import shard_bounds
+from worker.shards import shard_bounds
 
 _BATCH = 200  # iterations asked for at once
 

@@ -1,8 +1,6 @@
 """ASP, SSP and backup workers: at random on the state machine, then with real services and workers."""
 
 import contextlib
-import os
-import signal
 import threading
 import uuid
 from pathlib import Path
@@ -15,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import idl
-from batchsize_manager.job import Job, JobConfig, Report
+from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_policy
+from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.synchronisation import Synchronisation
@@ -27,9 +26,10 @@ from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 from tests import test_training
 from tests.scripts import train_float64
-from tests.services import Raw, ShardWorker, open_request, serving, shard_service
+from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
 from tests.wire import LARGE, framed
-from worker.session import Layout, Session, SessionConfig
+from worker.session import Session, SessionConfig
+from worker.shards import Group, Layout
 
 SSP = Synchronisation("ssp", staleness=5)
 ASP = Synchronisation("asp")
@@ -238,7 +238,7 @@ class Cluster:
             config = SessionConfig(self.manager, self.shards, worker=name, barrier_timeout=60)
             session = self.sessions[name] = Session(config)
             session.declare(JobSpec(1200, 12, shuffle=False))
-            session.open_parameters(Layout("float64", "sgd", ((3, {"lr": 1.0}),)), np.zeros(3))
+            session.open_parameters(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
 
         threads = [threading.Thread(target=start, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -460,8 +460,7 @@ MODES = {
     "ssp": {"sync": "ssp", "staleness": 5},
     "backup": {"sync": "backup", "replicas_to_aggregate": 2},
 }
-KILLED = (signal.SIGKILL, 60, "w1 died")
-FROZEN = (signal.SIGSTOP, 1, "w1 did not report")  # with a report time-out of a second
+KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 6}, "w1 did not report")
 
 
 @pytest.mark.slow
@@ -472,19 +471,20 @@ FROZEN = (signal.SIGSTOP, 1, "w1 did not report")  # with a report time-out of a
 )
 def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
     """A worker that is killed or frozen is taken out, and the others train to their end."""
-    number, report_timeout, said = end
-    options = MODES[mode] | {"workers": 3, "report_timeout": report_timeout, "policy": "even"}
-    with LocalCluster(tmp_path, **options) as services:
+    timeout, said = end
+    with LocalCluster(tmp_path, workers=3, policy="even", **MODES[mode], **timeout) as services:
         workers = [
-            services.start_worker(f"w{i}", SCRIPT, ["--epochs", "100", "--out", str(tmp_path / f"{i}.npy")])
-            for i in range(3)
+            services.start_worker(f"w{i}", SCRIPT, ["--epochs", "40", "--out", str(tmp_path / f"{i}.npy")])
+            for i in (0, 2)
         ]
-        observer = Observer(services.manager, services.shard_addresses)
-        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
-        os.kill(workers[1].popen.pid, number)
-        for process in (workers[0], workers[2]):
+        leaver = test_training.start_to_freeze(services, "w1", "--epochs", "40")
+        wait_until(lambda: is_frozen(leaver), "w1 to be at its point", 120)
+        if end is KILLED:
+            leaver.kill()
+        for process in workers:
             wait_until(lambda p=process: p.popen.poll() is not None, "the end of training", 120)
-            assert process.popen.returncode == 0
+            assert process.popen.returncode == 0, process.failure()
+        observer = Observer(services.manager, services.shard_addresses)
         wait_until(
             lambda: observer.poll() and any(event.startswith(said) for event in observer.events),
             "the taking out",

@@ -14,20 +14,22 @@ from torch import nn
 from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
+from tests.scripts import freeze_and_run
 from tests.scripts import train_float64 as script
+from tests.services import is_frozen
 
-SCRIPT = Path(script.__file__)
+SCRIPT, FREEZE_AND_RUN = Path(script.__file__), Path(freeze_and_run.__file__)
 EPOCHS = 7  # of 8 iterations each, the last of them on a smaller batch
 
 
-def train_alone(optimizer_name, shares=(1.0,), weighted=True):
+def train_alone(optimizer_name, shares=(1.0,), weighted=True, epochs=EPOCHS):
     """One process on the whole batches; or on parts of them, averaged by size or naively."""
     inputs, labels = script.make_data()
     model = script.make_model()
     optimizer = script.make_optimizer(optimizer_name, model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         order = torch.from_numpy(permutation(spec, epoch))
         for batch in order.split(script.BATCH):
             optimizer.zero_grad()
@@ -74,54 +76,72 @@ def test_naive_averaging_is_biased(optimizer):
     assert np.abs(train_alone(optimizer, shares, weighted=False) - alone).max() > 1e-3
 
 
-def leave_in_the_middle(tmp_path, wait_until, number, report_timeout):
-    """Three workers train; one gets a signal after a few iterations. What the observer saw."""
-    with LocalCluster(tmp_path, workers=3, report_timeout=report_timeout) as cluster:
+def start_to_freeze(cluster, name, *arguments):
+    """Start a worker that freezes itself in iteration 10, before its report; its process."""
+    return cluster.start_worker(name, FREEZE_AND_RUN, ["10:report:0", str(SCRIPT), *arguments]).popen
+
+
+def leave_in_the_middle(tmp_path, wait_until, *, kill, **options):
+    """Three workers train; one freezes in the middle, and is killed then if asked. What an observer saw."""
+    with LocalCluster(tmp_path, workers=3, **options) as cluster:
         workers = [
-            cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "200", "--out", str(tmp_path / f"{i}.npy")])
-            for i in range(3)
+            cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "20", "--out", str(tmp_path / f"{i}.npy")])
+            for i in (0, 2)
         ]
-        observer = Observer(cluster.manager, cluster.shard_addresses)
-        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
-        os.kill(workers[1].popen.pid, number)
-        for process in (workers[0], workers[2]):
+        frozen = start_to_freeze(cluster, "w1", "--epochs", "20")
+        wait_until(lambda: is_frozen(frozen), "w1 to be at its point", 120)
+        if kill:
+            frozen.kill()
+        for process in workers:
             wait_until(lambda p=process: p.popen.poll() is not None, "the end of training", 120)
-            assert process.popen.returncode == 0
-        observer.poll()
-    first, last = np.load(tmp_path / "0.npy"), np.load(tmp_path / "2.npy")
-    assert np.array_equal(first, last)
+            assert process.popen.returncode == 0, process.failure()
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        said = "w1 died" if kill else "w1 did not report"
+        wait_until(
+            lambda: observer.poll() and any(event.startswith(said) for event in observer.events),
+            "the taking out",
+        )
+        observer.close()
     return observer
 
 
 @pytest.mark.slow
 def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
     """A killed worker is noticed; the next plans do without it and the others finish."""
-    observer = leave_in_the_middle(tmp_path, wait_until, signal.SIGKILL, report_timeout=60)
-    assert len(observer.iterations) == 200 * 8
-    assert {part.worker for part in observer.iterations[-1].workers} == {"w0", "w2"}
+    observer = leave_in_the_middle(tmp_path, wait_until, kill=True)
+    check_two_trained(tmp_path, observer)
     whole = observer.iterations[-2]
     assert sum(part.batch_size for part in whole.workers) == whole.total == 64
-    assert any(event.startswith("w1 died") for event in observer.events)
 
 
 @pytest.mark.slow
 def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
     """A frozen worker is taken out once the others have waited for the report timeout."""
-    observer = leave_in_the_middle(tmp_path, wait_until, signal.SIGSTOP, report_timeout=1)
-    assert len(observer.iterations) == 200 * 8
-    assert any(event.startswith("w1 did not report") for event in observer.events)
+    check_two_trained(tmp_path, leave_in_the_middle(tmp_path, wait_until, kill=False, report_timeout=6))
+
+
+def check_two_trained(tmp_path, observer):
+    """All iterations are done, the last by two workers, who end with the same parameters."""
+    assert len(observer.iterations) == 20 * 8
+    assert {part.worker for part in observer.iterations[-1].workers} == {"w0", "w2"}
+    assert np.array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "2.npy"))
 
 
 @pytest.mark.slow
 def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
     """A late worker starts with the current parameters, takes its part, and ends with the others."""
-    with LocalCluster(tmp_path, workers=1) as cluster:
-        cluster.start_worker("w0", SCRIPT, ["--epochs", "800", "--out", str(tmp_path / "0.npy")])
+    patient = ("--silence", "120")  # the first worker waits for the late one, however long that takes to come
+    with LocalCluster(tmp_path, workers=1, manager_options=patient) as cluster:
+        arguments = ["--epochs", "10", "--out"]
+        first = start_to_freeze(cluster, "w0", *arguments, str(tmp_path / "0.npy"))
+        wait_until(lambda: is_frozen(first), "w0 to be at its point", 120)
+        cluster.start_worker("w1", SCRIPT, [*arguments, str(tmp_path / "1.npy")])
         observer = Observer(cluster.manager, cluster.shard_addresses)
-        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
-        cluster.start_worker("w1", SCRIPT, ["--epochs", "800", "--out", str(tmp_path / "1.npy")])
+        wait_until(lambda: observer.poll() and "w1" in observer.members, "the late worker's joining")
+        first.send_signal(signal.SIGCONT)
         run(cluster, wait_until)
         observer.poll()
+        observer.close()
     both = [r for r in observer.iterations if len(r.workers) == 2]
     assert both
     assert all(sum(part.batch_size for part in r.workers) == r.total for r in both)
@@ -131,16 +151,16 @@ def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
 @pytest.mark.slow
 def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
     """A worker that joined behind a member which then dies trains on with what is there."""
-    with LocalCluster(tmp_path, workers=1, report_timeout=60) as cluster:
-        first = cluster.start_worker("w0", SCRIPT, ["--epochs", "800"])
+    with LocalCluster(tmp_path, workers=1, manager_options=("--silence", "120")) as cluster:
+        first = start_to_freeze(cluster, "w0")
+        wait_until(lambda: is_frozen(first), "w0 to be at its point", 120)
+        late = cluster.start_worker("w1", SCRIPT, ["--epochs", "3", "--out", str(tmp_path / "1.npy")])
         observer = Observer(cluster.manager, cluster.shard_addresses)
-        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
-        os.kill(first.popen.pid, signal.SIGSTOP)
-        late = cluster.start_worker("w1", SCRIPT, ["--epochs", "2", "--out", str(tmp_path / "1.npy")])
         wait_until(lambda: observer.poll() and "w1" in observer.members, "the late worker's joining")
-        os.kill(first.popen.pid, signal.SIGKILL)
+        first.kill()
         wait_until(lambda: late.popen.poll() is not None, "the end of training", 120)
-        assert late.popen.returncode == 0
+        assert late.popen.returncode == 0, late.failure()
+        observer.close()
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """PyTorch: a loader that gives each worker exactly its slice of every batch."""
 
+import functools
+import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +11,10 @@ import numpy as np
 import torch.utils.data as torch_data
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import Assignment, JobSpec, permutation
+from batchsize_manager.plan import Assignment
 from rpc.errors import InvalidRequestError
+from worker.data import Slice, Slices
+from worker.parent import end_with_parent
 from worker.session import Session
 
 
@@ -20,6 +24,12 @@ class MapStyleDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
+
+
+class Loader(Protocol):
+    """Any of our loaders, for what carries gradients: it has their session."""
+
+    session: Session
 
 
 class DataLoader:
@@ -68,64 +78,49 @@ class DataLoader:
             raise InvalidRequestError(
                 f"num_workers {num_workers}, prefetch_factor {prefetch_factor}: must be at least 0 and 1"
             )
-        try:
-            self._spec = JobSpec(len(dataset), batch_size, seed, shuffle, drop_last)
-        except ValueError as error:
-            raise InvalidRequestError(str(error)) from error
-        session.declare(self._spec)
+        self.slices = Slices(
+            len(dataset), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
         self.session = session
         self.dataset = dataset
         self.batch_size = batch_size
         self._collate = collate_fn
         self._fetch: _Fetcher = (
-            _Prefetching(session, dataset, self._spec, num_workers, prefetch_factor, worker_init_fn)
+            _Prefetching(self.slices, dataset, num_workers, prefetch_factor, worker_init_fn)
             if num_workers
             else _Direct(dataset)
         )
-        self._epochs_begun = 0
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
-        return self._spec.iterations_per_epoch
+        """How many batches the current epoch has; it changes if the batch size does."""
+        return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's parts of the next epoch's batches, as `collate_fn` makes them.
 
         Raises:
-            InvalidRequestError: The last epoch was not finished.
+            InvalidRequestError: The last epoch was not finished, or an iteration was not.
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
-        epoch = self._epochs_begun
-        self._epochs_begun += 1
-        assignment = self.session.join()
-        if assignment.epoch < epoch:
-            raise InvalidRequestError(
-                f"epoch {epoch} begins, but iteration {assignment.iteration} of epoch {assignment.epoch} "
-                f"is not finished: go through all batches, and call optimizer.step() for each"
-            )
-        if assignment.epoch > epoch:
-            return
-        order = permutation(self._spec, epoch)
-        self._fetch.begin(epoch, order)
-        while assignment.epoch == epoch:
-            self.session.stopwatch.start()
-            if assignment.count:
-                samples = self._fetch.samples(assignment, order)
-                yield self._collate(samples)
-            else:
-                self._fetch.samples(assignment, order)
-                self.session.finish_iteration()
-            finished, assignment = assignment, self.session.join()
-            if assignment.iteration == finished.iteration:
-                raise InvalidRequestError(
-                    f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
-                )
+        self._fetch.begin()
+        for part in self.slices:
+            with self.session.tally.phase("load", part.assignment):
+                batch = self._collate(self._fetch.samples(part))
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, for a checkpoint; see `worker.data.Slices.state_dict`."""
+        return self.slices.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, before the training begins; see `worker.data.Slices.load_state_dict`."""
+        self.slices.load_state_dict(state)
 
 
 class _Fetcher(Protocol):
-    def begin(self, epoch: int, order: NDArray[np.int64]) -> None: ...
+    def begin(self) -> None: ...
 
-    def samples(self, assignment: Assignment, order: NDArray[np.int64]) -> list[Any]: ...
+    def samples(self, part: Slice) -> list[Any]: ...
 
 
 class _Direct:
@@ -134,92 +129,117 @@ class _Direct:
     def __init__(self, dataset: MapStyleDataset) -> None:
         self._dataset = dataset
 
-    def begin(self, epoch: int, order: NDArray[np.int64]) -> None:
+    def begin(self) -> None:
         """Nothing to prepare."""
 
-    def samples(self, assignment: Assignment, order: NDArray[np.int64]) -> list[Any]:
-        return load(self._dataset, order[assignment.start : assignment.start + assignment.count])
+    def samples(self, part: Slice) -> list[Any]:
+        return load(self._dataset, part.indices)
 
 
 class _Prefetching:
     """Lets processes load ahead what this worker will *probably* get, and loads the difference itself.
 
-    A loading process is asked for samples before their plan exists. So the part of the last assignment in
-    its batch is taken as a guess for the next ones; once a plan is there, samples that were guessed right
-    are at hand, the others are loaded here. Plans change little, so few are.
+    Samples that were guessed right are at hand, the others are loaded here. Plans change little, so few are.
     """
 
     def __init__(
         self,
-        session: Session,
+        slices: Slices,
         dataset: MapStyleDataset,
-        spec: JobSpec,
         num_workers: int,
         prefetch_factor: int,
         worker_init_fn: Callable[[int], None] | None,
     ) -> None:
-        self._session = session
         self._dataset = dataset
-        self._spec = spec
-        # Iteration and slice of the batches that were asked for, oldest first.
-        self._guesses: deque[tuple[int, range]] = deque()
-        self._epoch = 0
-        self._order = np.empty(0, dtype=np.int64)
+        self._guesses = _Guesses(slices)
         self._loaded: Iterator[bytes] = iter(())
+        self._last = -1  # the iteration that samples were taken for last
         # Samples come pickled: as tensors, each would take a file descriptor of its own.
         self._loader: torch_data.DataLoader[bytes] = torch_data.DataLoader(
             _Pickled(dataset),
-            batch_sampler=_Guesses(self._guess_epoch),
+            batch_sampler=self._guesses,
             collate_fn=_only,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=functools.partial(_begin_loading, os.getpid(), worker_init_fn),
             persistent_workers=True,
         )
 
-    def begin(self, epoch: int, order: NDArray[np.int64]) -> None:
-        """Start to load the epoch, from the session's current iteration on."""
-        self._epoch, self._order = epoch, order
-        self._guesses.clear()
-        self._loaded = iter(self._loader)
+    def begin(self) -> None:
+        """Start to load with the next slice, whose epoch is not known yet."""
+        self._guesses.epoch = -1
 
-    def samples(self, assignment: Assignment, order: NDArray[np.int64]) -> list[Any]:
-        iteration, guess = self._guesses.popleft()
-        loaded = next(self._loaded)
-        while iteration < assignment.iteration:  # this worker has skipped some
-            iteration, guess = self._guesses.popleft()
-            loaded = next(self._loaded)
-        at_hand = dict(zip(guess, pickle.loads(loaded), strict=True))
-        wanted = range(assignment.start, assignment.start + assignment.count)
-        missing = [position for position in wanted if position not in at_hand]
+    def samples(self, part: Slice) -> list[Any]:
+        at_hand = self._take(part.assignment)
+        wanted = part.indices.tolist()
+        missing = [index for index in wanted if index not in at_hand]
         if missing:
-            at_hand.update(zip(missing, load(self._dataset, order[missing]), strict=True))
-        return [at_hand[position] for position in wanted]
+            at_hand.update(zip(missing, load(self._dataset, missing), strict=True))
+        return [at_hand[index] for index in wanted]
 
-    def _guess_epoch(self) -> Iterator[list[list[int]]]:
-        """For each iteration that the epoch has left, the indices of the samples guessed for it."""
-        iteration = self._session.join().iteration
-        while iteration < (self._epoch + 1) * self._spec.iterations_per_epoch:
-            latest = self._session.join()
-            iteration = max(iteration, latest.iteration)
-            _, start, total = self._spec.batch(iteration)
-            _, latest_start, latest_total = self._spec.batch(latest.iteration)
-            first = round((latest.start - latest_start) / latest_total * total)
-            count = round(latest.count / latest_total * total)
-            guess = range(start + first, min(start + first + count, start + total))
-            self._guesses.append((iteration, guess))
-            yield [self._order[guess.start : guess.stop].tolist()]
-            iteration += 1
+    def _take(self, wanted: Assignment) -> dict[int, Any]:
+        """What was loaded ahead for an iteration, by index; nothing for its second slice and further ones."""
+        guesses = self._guesses
+        if wanted.epoch != guesses.epoch or wanted.iteration < self._last:
+            guesses.epoch = wanted.epoch
+            guesses.asked.clear()
+            self._loaded = iter(self._loader)
+        self._last = wanted.iteration
+        at_hand = {}
+        while guesses.asked and guesses.asked[0][0] <= wanted.iteration:
+            # Earlier ones are of iterations that this worker has skipped, or had no part in.
+            iteration, guess = guesses.asked.popleft()
+            loaded = next(self._loaded)
+            if iteration == wanted.iteration:
+                at_hand = dict(zip(guess, pickle.loads(loaded), strict=True))
+        return at_hand
 
 
 class _Guesses:
-    """A batch sampler for torch: each pass asks `source` anew."""
+    """A batch sampler for torch: each pass is over the slices guessed for an epoch's iterations to come.
 
-    def __init__(self, source: Callable[[], Iterator[list[list[int]]]]) -> None:
-        self._source = source
+    A loading process is asked for samples before their plan may exist. Where it does, it is followed. Beyond,
+    the last plan's part of its batch is taken as a guess for the next ones.
+
+    It does not know the loader that asks it: in a cycle of references, torch's loading processes would not
+    hear in time that they are to end.
+
+    Attributes:
+        epoch: That is gone through.
+        asked: Iteration and indices of the batches that were asked for, oldest first.
+    """
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self.epoch = -1
+        self.asked: deque[tuple[int, list[int]]] = deque()
 
     def __iter__(self) -> Iterator[list[list[int]]]:
-        return self._source()
+        session, spec = self._slices.session, self._slices.spec
+        known = session.assignment
+        assert known is not None
+        iteration = known.iteration
+        while True:
+            known = session.planned(iteration) or session.assignment or known
+            iteration = max(iteration, known.iteration)
+            known_start = spec.batch(known.iteration)[1] if known.batch_start is None else known.batch_start
+            start = known_start + (iteration - known.iteration) * known.total
+            total = min(known.total, spec.dataset_size - start)
+            if known.epoch != self.epoch or total < (known.total if spec.drop_last else 1):
+                return
+            first = start + round((known.start - known_start) / known.total * total)
+            count = round(known.count / known.total * total)
+            guess = self._slices.order[first : min(first + count, start + total)].tolist()
+            self.asked.append((iteration, guess))
+            yield [guess]
+            iteration += 1
+
+
+def _begin_loading(parent: int, user_init: Callable[[int], None] | None, number: int) -> None:
+    """In a loading process: end with a worker that is killed, whose connections it holds open, too."""
+    end_with_parent(parent)
+    if user_init is not None:
+        user_init(number)
 
 
 class _Pickled(torch_data.Dataset[bytes]):

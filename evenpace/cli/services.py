@@ -9,6 +9,7 @@ from batchsize_manager.job_config import JobConfig
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.store import Retention
 from batchsize_manager.synchronisation import MODES, Synchronisation
+from evenpace.cli.logs import always_log
 from evenpace.cli.options import (
     announce,
     as_client,
@@ -311,13 +312,14 @@ def ps(
 @click.option(
     "--ps",
     "shards",
-    required=True,
     multiple=True,
     metavar="HOST:PORT",
-    help="A shard of the parameter server; may be repeated.",
+    help="A shard of the parameter server; may be repeated. Left out: the script reduces gradients itself.",
 )
 @click.option("--job", default="default", show_default=True, help="The job's name.")
-@click.option("--name", default=None, help="This worker's name, unique in the job.  [default: HOST-PID]")
+@click.option(
+    "--name", default=None, help="This worker's name, unique in the job.  [default: rank-RANK or HOST-PID]"
+)
 @click.option("--min-batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--max-batch-size", type=click.IntRange(1), default=None)
 @click.option(
@@ -371,6 +373,7 @@ def worker(
             granularity=granularity,
             credentials=credentials,
         )
+        always_log(session.log_fields)
         if cpu is not None:
             pin(cpu)
         if cpu_share is not None:

@@ -59,8 +59,10 @@ def _train_one_by_one(
             if parameter.grad is not None:
                 parameter.grad /= count
         if board is not None:
-            # The slices are no longer contiguous; to the server each is its worker's, by any name.
-            session.assignment = dataclasses.replace(assignment, start=rank * assignment.total, count=count)
+            # The slices are no longer contiguous; to the server each is its worker's, by any place.
+            session.assignment = dataclasses.replace(
+                assignment, start=rank * assignment.total, count=count, batch_start=None
+            )
         optimizer.step()
 
 

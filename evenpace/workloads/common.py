@@ -159,8 +159,9 @@ def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
         workload.train_set, options.batch_size, shuffle=True, seed=options.seed, collate_fn=workload.collate
     )
     optimizer = evenpace.torch.distribute(workload.optimizer, loader)
-    epochs = math.ceil(options.iterations / len(loader)) if options.iterations else options.epochs
-    end = options.iterations or epochs * len(loader)
+    per_epoch = loader.slices.spec.iterations_per_epoch
+    epochs = math.ceil(options.iterations / per_epoch) if options.iterations else options.epochs
+    end = options.iterations or epochs * per_epoch
 
     began = time.perf_counter()
 

@@ -1,4 +1,7 @@
-"""A worker's script: trains a small float64 network, and writes its final parameters and batch sizes."""
+"""A worker's script: trains a small float64 network, and writes its final parameters and batch sizes.
+
+It may stop in the middle with a checkpoint, and go on from one.
+"""
 
 import argparse
 import json
@@ -32,7 +35,14 @@ def make_optimizer(name, model):
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
     if name == "sgd":
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3)
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.01, amsgrad=True)
     return torch.optim.Adam(groups, lr=0.01, weight_decay=1e-3)
+
+
+def parts(model, optimizer, scheduler, loader):
+    """What a checkpoint has the states of."""
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
 
 
 def main():
@@ -42,6 +52,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--stop-at", type=int, default=-1, help="iteration before which to save and end")
+    parser.add_argument("--save", type=Path, help="the checkpoint that is written then")
+    parser.add_argument("--resume", type=Path, help="the checkpoint to go on from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model()
@@ -51,15 +64,28 @@ def main():
     loader = evenpace.torch.DataLoader(
         dataset, BATCH, shuffle=True, seed=SEED, num_workers=options.num_workers
     )
+    first_epoch = 0
+    if options.resume is not None:
+        saved = torch.load(options.resume)
+        for name, part in parts(model, optimizer, scheduler, loader).items():
+            part.load_state_dict(saved[name])
+        first_epoch = saved["epoch"]
     optimizer = evenpace.torch.distribute(optimizer, loader)
     sizes = []
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
         for inputs, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             sizes.append(len(labels))
-        scheduler.step()
+            if loader.session.assignment.iteration == options.stop_at:
+                if options.save is not None:
+                    saved = parts(model, optimizer, scheduler, loader)
+                    saved = {name: part.state_dict() for name, part in saved.items()}
+                    torch.save({"epoch": epoch, **saved}, options.save)
+                return
+        if epoch >= first_epoch:  # the loader passes over those that are done
+            scheduler.step()
     if options.out is not None:
         parameters = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
         np.save(options.out, parameters)

@@ -1,0 +1,67 @@
+"""A worker's script: a small least-squares problem without a framework, quick to start."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+import evenpace
+from batchsize_manager.plan import JobSpec, permutation
+from worker.data import Slices
+from worker.layout import Group, Layout
+
+SPEC = JobSpec(dataset_size=200, total_batch_size=16, seed=3)
+FEATURES, RATE = 4, 0.05
+INPUTS = np.random.default_rng(0).normal(size=(SPEC.dataset_size, FEATURES))
+TARGETS = INPUTS @ np.arange(1.0, FEATURES + 1)
+
+
+def mean_gradient(parameters, indices):
+    """(features,): that of the squared error, over the samples at `indices`."""
+    return (INPUTS[indices] @ parameters - TARGETS[indices]) @ INPUTS[indices] / len(indices)
+
+
+def trained_alone(iterations):
+    """The parameters after so many whole batches."""
+    parameters = np.zeros(FEATURES)
+    for iteration in range(iterations):
+        epoch, start, total = SPEC.batch(iteration)
+        parameters -= RATE * mean_gradient(parameters, permutation(SPEC, epoch)[start : start + total])
+    return parameters
+
+
+def go_through(session, iterations, at=lambda session: None):
+    """Train for so many iterations, and give each slice once it is done.
+
+    Args:
+        session: With the services.
+        iterations: How many.
+        at: Called with the session before each slice is finished.
+    """
+    slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
+    layout = Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),))
+    session.open_parameters(layout, np.zeros(FEATURES))
+    for _ in range(1 + iterations // SPEC.iterations_per_epoch):
+        for part in slices:
+            if part.assignment.iteration >= iterations:
+                return
+            session.gradient[:] = mean_gradient(session.parameters, part.indices)
+            at(session)
+            session.finish_iteration()
+            yield part
+
+
+def main():
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    session = evenpace.session()
+    for _ in go_through(session, options.iterations):
+        pass
+    np.save(options.out, session.parameters)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,626 @@
+"""A job under every fault at random, with workers and a shard that behave as the real ones.
+
+The shard's ledger is the judge: whatever dies, freezes or is repeated, each step that holds in the end was
+made of its whole batch, no sample twice, and the batches follow each other through the epochs.
+"""
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError, NotMemberError, RewoundError
+from worker.carry_on import carried_on
+
+CHECKPOINT_EVERY = 3  # versions
+MEMBERS = 5
+
+
+class Shard:
+    """Slices are known by place; a step is made of whole batches; older attempts are refused."""
+
+    def __init__(self):
+        self.attempt = 0
+        self.rewound = 0  # the attempt that it was last rewound in
+        self.instance = 0
+        self.forgot_in = -1  # the last attempt in which it was started again
+        self.version = 0
+        self.arrived = []  # (start, count) of the present batch
+        self.steps = []  # by version: (epoch, start, total, slices)
+
+    def push(self, part):
+        """Take a slice; whether it was taken, or had come before."""
+        if part.iteration < self.version:
+            return True
+        assert part.iteration == self.version
+        begin, end = part.start, part.start + part.count
+        for start, count in self.arrived:
+            if start <= begin and end <= start + count:
+                return True
+            if begin < start + count and start < end:
+                return False
+        self.arrived.append((part.start, part.count))
+        if sum(count for _, count in self.arrived) == part.total:
+            self.steps.append((part.epoch, part.batch_start, part.total, sorted(self.arrived)))
+            self.version, self.arrived = self.version + 1, []
+        return True
+
+    def check(self, attempt, instance):
+        """Refuse who is in another attempt, or knows another life of the shard."""
+        if attempt != self.attempt or self.rewound != self.attempt or instance != self.instance:
+            raise RewoundError("another attempt", self.attempt)
+
+    def fence(self, attempt):
+        """Begin an attempt."""
+        if attempt < self.attempt:
+            raise RewoundError("an earlier attempt", self.attempt)
+        if attempt > self.attempt:
+            self.attempt, self.arrived = attempt, []
+        return self.version
+
+    def rewind(self, attempt, version):
+        """Go back in an attempt; once."""
+        if attempt != self.attempt:
+            raise RewoundError("another attempt", self.attempt)
+        if self.rewound != attempt:
+            if version not in (self.version, self.version // CHECKPOINT_EVERY * CHECKPOINT_EVERY):
+                raise RewoundError("it has gone back since", attempt)
+            del self.steps[version:]
+            self.rewound, self.version, self.arrived = attempt, version, []
+        return self.instance
+
+    def crash(self):
+        """Start again from the last checkpoint; nobody is let in before a new attempt."""
+        self.version = self.version // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+        del self.steps[self.version :]
+        self.arrived, self.rewound, self.instance = [], -1, self.instance + 1
+        self.forgot_in = self.attempt
+
+
+class Worker:
+    """A worker: what it has to do, and how far it is."""
+
+    def __init__(self, name, incarnation):
+        self.name = name
+        self.incarnation = incarnation
+        self.attempt = 0
+        self.instance = 0  # of the shard, as it knows
+        self.todo = []  # assignments
+        self.known = -1
+        self.pushed = False  # what is first to do
+        self.finished = []  # where it is planned ahead: what it has pushed, and has still to report
+        self.waiting = True  # there, for the answer to its last call
+        self.own = set()  # its parts of plans, not its pieces
+        self.version = -1  # of its parameters
+        self.must = None  # the attempt to recover with
+        self.fenced = None  # the attempt that it has fenced the shard with, and the version there
+        self.frozen = False
+        self.may_carry_on = False
+        self.said = []  # reports
+
+
+class AnyFault(RuleBasedStateMachine):
+    """Each rule is one thing that happens; workers do one thing at a time."""
+
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        lookahead=st.sampled_from([0, 0, 0, 1, 2]),
+        workers=st.integers(1, 3),
+        total=st.integers(30, 60),
+        rest=st.integers(0, 60),
+        drop_last=st.booleans(),
+        scale=st.booleans(),
+        maximum=st.sampled_from([1, 2**40]),
+    )
+    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum):
+        """Begin a job with the workers that it waits for."""
+        self.policy, self.now, self.count = policy, 0.0, 0
+        self.maximum = max(maximum, total + rest)  # so that the last one left can take the whole batch
+        self.spec = JobSpec(total + rest, total, drop_last=drop_last)
+        self.config = JobConfig(
+            workers, lookahead, reconnect_grace=1.0, report_timeout=60.0, scale_batch=scale, keep=1e6
+        )
+        self.job = Job(self.spec, self.config, make_policy(policy))
+        self.shard = Shard()
+        self.workers = {}
+        self.kept = []  # records
+        self.seen = 0  # of the job's records
+        self.highest = 0  # attempt
+        self.sizes = {total}  # that whole batches ever had, of the first workers
+        self.paused = self.was_paused = False  # by an operator
+        self.planned = 0
+        self.drained = set()  # incarnations
+        self.before = []  # members as they were after the last steps
+        for _ in range(workers):
+            self.join()
+
+    # -- what happens
+
+    @precondition(lambda self: len(self.workers) < MEMBERS)
+    @rule()
+    def join(self):
+        """A worker comes."""
+        self.count += 1
+        worker = Worker(f"w{self.count}", f"i{self.count}")
+        self.job.join(worker.name, worker.incarnation, Bounds(maximum=self.maximum), self.now)
+        worker.instance = self.shard.instance
+        self.workers[worker.name] = worker
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0), steps=st.integers(1, 4))
+    def act(self, pick, steps):
+        """A worker goes on."""
+        worker = self.picked(pick)
+        for _ in range(steps):
+            self.now += 0.1
+            if not worker.frozen and worker.name in self.workers:
+                self.go_on(worker)
+
+    @rule(steps=st.integers(1, 6))
+    def all_act(self, steps):
+        """All go on, one after the other."""
+        for _ in range(steps):
+            for worker in list(self.workers.values()):
+                self.now += 0.1
+                if not worker.frozen:
+                    self.go_on(worker)
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0), which=st.integers(0), names_start=st.booleans())
+    def report_again(self, pick, which, names_start):
+        """A report comes again, now or much later; a stock client's does not say of what."""
+        worker = self.picked(pick)
+        if worker.said:
+            report = worker.said[which % len(worker.said)]
+            idle = not worker.frozen and not worker.todo and not worker.finished and not self.paused
+            last = report == worker.said[-1] and idle
+            if not names_start and last:
+                report = replace(report, start=None, attempt=None)
+            self.tell(worker, report)
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def freeze_or_thaw(self, pick):
+        """A worker stops, or goes on as if nothing had been."""
+        worker = self.picked(pick)
+        worker.frozen = not worker.frozen
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def die(self, pick):
+        """A worker is killed, maybe between its push and its report."""
+        worker = self.workers.pop(self.picked(pick).name)
+        self.job.disconnect(worker.name, worker.incarnation, self.now)
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def restart(self, pick):
+        """A worker is killed, and started again at once under the same name."""
+        old = self.workers.pop(self.picked(pick).name)
+        self.job.disconnect(old.name, old.incarnation, self.now)
+        self.count += 1
+        worker = Worker(old.name, f"i{self.count}")
+        worker.instance = self.shard.instance
+        self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
+        self.workers[worker.name] = worker
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0), steps=st.integers(0, 6), after=st.integers(0, 4))
+    def pause(self, pick, steps, after):
+        """A worker stops for long enough to be suspended, and goes on."""
+        worker = self.picked(pick)
+        self.tick(0.5)
+        worker.frozen = True
+        self.all_act(steps)
+        self.tick(11.0)
+        self.all_act(after)
+        worker.frozen = False
+        if worker.name in self.workers:
+            self.go_on(worker)
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def reconnect(self, pick):
+        """A connection breaks, and the worker joins again through another."""
+        worker = self.picked(pick)
+        self.job.disconnect(worker.name, worker.incarnation, self.now)
+        self.attempt_call(worker, lambda: self.job.join(*self.me(worker), Bounds(), self.now))
+
+    @precondition(lambda self: len(self.workers) > 1)
+    @rule(pick=st.integers(0))
+    def leave(self, pick):
+        """A worker goes for good."""
+        worker = self.workers.pop(self.picked(pick).name)
+        self.attempt_call(worker, lambda: self.job.leave(*self.me(worker), self.now))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 11.0, 70.0]))
+    def tick(self, seconds):
+        """Time passes; who is not frozen sends heartbeats meanwhile."""
+        while seconds > 0:
+            self.now += min(seconds, 2.0)
+            seconds -= 2.0
+            for worker in list(self.workers.values()):
+                if not worker.frozen:
+                    self.attempt_call(worker, lambda w=worker: self.beat(w))
+            self.job.tick(self.now)
+        self.settle()
+
+    @rule(lost=st.integers(0, 3), forgets_members=st.booleans())
+    def manager_crashes(self, lost, forgets_members):
+        """The manager is started again from what it kept; the last records may be missing."""
+        self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members)
+
+    @precondition(lambda self: not self.config.lookahead and not self.config.scale_batch)
+    @rule(steps=st.integers(1, 4), lost=st.integers(0, 3))
+    def carry_on(self, steps, lost):
+        """The manager is away, and workers go on with their shares of the last plan; then it is back."""
+        able = [
+            w
+            for w in self.workers.values()
+            if not w.frozen
+            and w.must is None
+            and w.todo
+            and w.todo[0] in w.own
+            and w.may_carry_on
+            and carried_on(self.spec, w.todo[0], w.todo[0].iteration + 1) is not None
+        ]
+        for _ in range(steps):
+            version = self.shard.version
+            for worker in able:
+                if worker.todo and not worker.pushed:
+                    self.push(worker)
+            if self.shard.version == version:
+                break
+            for worker in able:
+                if worker.pushed:
+                    part = worker.todo[0]
+                    worker.todo, worker.pushed = [carried_on(self.spec, part, part.iteration + 1)], False
+                    worker.own.update(worker.todo)
+        self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members=False)
+
+    @precondition(lambda self: self.shard.version)
+    @rule()
+    def shard_crashes(self):
+        """The shard is started again from its checkpoint."""
+        self.shard.crash()
+
+    # -- what an operator does
+
+    @rule(policy=st.sampled_from(sorted(POLICIES)))
+    def change_policy(self, policy):
+        """Another policy takes over; what was given stands."""
+        given = self.given()
+        self.job.change_policy(make_policy(policy), "the policy", self.now)
+        self.policy = policy
+        assert given <= self.given()
+        self.settle()
+
+    @rule(size=st.integers(30, 90) | st.sampled_from([1, 10**6]))
+    def change_batch_size(self, size):
+        """Batches are to have another size; it may be refused."""
+        given, before = self.given(), self.job.total
+        if size == 1 and len(self.job.members) < 2:
+            return  # it fits, and nobody else could join
+        try:
+            self.job.change_batch_size(size, self.now)
+            self.sizes.add(size)
+            assert self.job.total == size
+        except InvalidRequestError:
+            assert self.job.total == before
+        assert given <= self.given() or self.job.recovering is not None
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0), minimum=st.integers(1, 4), more=st.sampled_from([0, 5, 2**40]))
+    def change_bounds(self, pick, minimum, more):
+        """A worker is to take more or less; the last one left must be able to take all."""
+        worker = self.picked(pick)
+        bounds = Bounds(minimum, max(minimum + more, self.spec.dataset_size))
+        if worker.name in self.job.members:
+            try:
+                self.job.change_bounds(worker.name, bounds, self.now)
+            except InvalidRequestError:
+                assert minimum > 1
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def drain(self, pick):
+        """A worker is to go once it has done what it was given; not the last."""
+        worker = self.picked(pick)
+        if worker.name in self.job.members:
+            try:
+                self.job.drain(worker.name, self.now)
+                self.drained.add(worker.incarnation)
+            except InvalidRequestError:
+                assert worker.name in self.job.members
+        self.settle()
+
+    @rule()
+    def pause_or_resume_the_job(self):
+        """Nothing more is planned, or what is next."""
+        self.paused = not self.paused
+        planned = self.job.planned
+        _ = self.job.pause(self.now) if self.paused else self.job.resume(self.now)
+        assert not self.paused or self.job.planned <= planned
+        self.settle()
+
+    # -- how workers behave
+
+    def go_on(self, worker):
+        """Do the next thing: recover, push, report or ask."""
+        if worker.must is not None:
+            self.attempt_call(worker, lambda: self.recover(worker))
+        elif self.config.lookahead:
+            self.go_on_ahead(worker)
+        elif not worker.todo:
+            self.attempt_call(worker, lambda: self.ask(worker))
+        elif not worker.pushed:
+            self.attempt_call(worker, lambda: self.push(worker))
+        else:
+            worker.pushed = False
+            self.tell(worker, self.report_of(worker, worker.todo.pop(0)))
+
+    def go_on_ahead(self, worker):
+        """The thread that reports goes on, which has each report answered before the next; then the other."""
+        if worker.waiting:
+            self.attempt_call(worker, lambda: self.ask(worker))
+        elif worker.finished:
+            worker.waiting = True
+            self.tell(worker, self.report_of(worker, worker.finished.pop(0)))
+        if worker.todo and worker.must is None and worker.name in self.workers:
+            self.attempt_call(worker, lambda: self.push(worker))
+            if worker.pushed:
+                worker.finished.append(worker.todo.pop(0))
+                worker.pushed = False
+
+    def report_of(self, worker, part):
+        """What it reports of a part."""
+        seconds = 0.01 * part.count * (1 + int(worker.name[1:]))
+        worker.said.append(Report(part.iteration, seconds, attempt=part.attempt, start=part.start))
+        return worker.said[-1]
+
+    def push(self, worker):
+        """Push what is first to do, once the parameters for it are there."""
+        part = worker.todo[0]
+        try:
+            self.shard.check(part.attempt, worker.instance)
+            if part.iteration <= self.shard.version:
+                if part.iteration != worker.version:  # it pulls for its own parts alone
+                    assert part in worker.own
+                    worker.version = part.iteration
+                taken = not part.count or self.shard.push(part)
+                # Refused only where others have been given parts of it, so that its report does not count.
+                worker.pushed = taken or part not in self.open_parts(worker)
+                assert worker.pushed
+        except RewoundError:
+            worker.must = self.job.recover(*self.me(worker), worker.attempt, self.now)
+
+    def tell(self, worker, report):
+        """Report, and take the answer if there is one."""
+
+        def call():
+            self.job.report(*self.me(worker), report, self.now)
+            if (not worker.todo or worker.waiting) and worker.name in self.workers:
+                self.ask(worker)
+
+        self.attempt_call(worker, call)
+
+    def beat(self, worker):
+        """Send a heartbeat."""
+        must = self.job.heartbeat(*self.me(worker), worker.attempt, self.now)
+        worker.must = must if must is not None else worker.must
+
+    def ask(self, worker):
+        """Take what the service would answer."""
+        known = worker.known if self.config.lookahead else -1
+        if self.job.why_released(*self.me(worker), known) is not None:
+            worker.waiting = False
+            if not worker.todo and not worker.finished:
+                del self.workers[worker.name]
+            return
+        must = self.job.must_recover(*self.me(worker))
+        if must is not None:
+            worker.must = must
+            return
+        part = self.job.next_assignment(*self.me(worker), known)
+        if part is None:
+            if self.job.awaits_reports and (worker.todo or worker.finished):
+                worker.waiting = False
+            return
+        worker.waiting = False
+        if self.config.lookahead:
+            new = [part, *self.job.assignments_after(worker.name, part.iteration)]
+            assert [p.iteration for p in new] == list(range(part.iteration, part.iteration + len(new)))
+            worker.todo += new
+        else:
+            worker.todo = [part]
+        for p in self.job._course.progress.values():
+            worker.own.update({p.plan.assignments.get(worker.name)} & {*worker.todo})
+        worker.known = worker.todo[-1].iteration
+        worker.attempt = part.attempt
+
+    def recover(self, worker):
+        """Fence the shard; later tell the manager where it can go on, and rewind the shard to there."""
+        worker.todo, worker.pushed, worker.known, worker.version = [], False, -1, -1
+        worker.finished, worker.waiting = [], True
+        try:
+            if worker.fenced is None:
+                attempt = self.job.recover(*self.me(worker), worker.attempt, self.now)
+                worker.fenced = attempt, self.shard.fence(attempt)
+                return
+            (attempt, version), worker.fenced = worker.fenced, None
+            self.job.rewind(*self.me(worker), attempt, version, self.now)
+            worker.must = None
+            worker.may_carry_on = self.job.carry_on > 0
+            self.ask(worker)
+            if worker.todo:
+                worker.instance = self.shard.rewind(attempt, worker.todo[0].iteration)
+        except RewoundError:
+            worker.todo = []
+        worker.attempt = attempt
+
+    # -- helpers
+
+    def me(self, worker):
+        """Name and incarnation."""
+        return worker.name, worker.incarnation
+
+    def picked(self, pick):
+        """One of the live workers."""
+        return list(self.workers.values())[pick % len(self.workers)]
+
+    def open_parts(self, worker):
+        """What the job has open for a worker."""
+        return [part for p in self.job._course.progress.values() for part in p.open.get(worker.name, ())]
+
+    def given(self):
+        """The parts that somebody was told of and has still to do."""
+        return {
+            part
+            for w in self.workers.values()
+            for part in self.open_parts(w)
+            if part in w.todo or part in w.finished
+        }
+
+    def attempt_call(self, worker, call):
+        """Make a call for a worker; who is no member any more ends."""
+        try:
+            call()
+        except NotMemberError:
+            self.workers.pop(worker.name, None)
+        self.settle()
+
+    def settle(self):
+        """Keep what the store would."""
+        new = self.job.recorded - self.seen
+        self.kept += self.job.last_records(new) if new else []
+        self.seen = self.job.recorded
+        self.before = [*self.before[-2:], self.job.saved_members]
+
+    def restart_manager(self, records, forgets_members):
+        """Make the job anew from what was kept."""
+        members = self.before[0] if forgets_members else self.before[-1]
+        old = self.job
+        self.job = Job.restore(
+            self.spec,
+            self.config,
+            make_policy(self.policy),
+            first_iteration=0,
+            attempt=old.attempt,
+            members=members,
+            records=records,
+            events=old.events,
+            now=self.now,
+            started=old.started,
+            batch_changes=old.batch_changes,
+            total=old.total,
+            paused=old.paused,
+        )
+        self.kept, self.seen = list(records), 0
+        self.before = [members]
+        for name in self.workers.keys() - set(self.job.members):
+            del self.workers[name]  # it would be told that it is no member
+
+    # -- what always holds
+
+    @invariant()
+    def each_step_has_its_whole_batch(self):
+        """The slices of a step tile its batch."""
+        for _, start, total, slices in self.shard.steps:
+            position = start
+            for begin, count in slices:
+                assert begin == position
+                position += count
+            assert position == start + total
+
+    @invariant()
+    def batches_follow_each_other(self):
+        """Every sample of an epoch is used once, in order; with drop_last, but for less than a batch."""
+        at = (0, 0)
+        for epoch, start, total, _ in self.shard.steps:
+            if (epoch, start) != at:
+                left = self.spec.dataset_size - at[1]
+                assert (epoch, start) == (at[0] + 1, 0)
+                assert left == 0 or (self.spec.drop_last and left < 3 * MEMBERS * max(self.sizes))
+            at = (epoch, start + total)
+        if not self.config.scale_batch and len(self.sizes) == 1:
+            for iteration, (epoch, start, total, _) in enumerate(self.shard.steps):
+                assert self.spec.batch(iteration) == (epoch, start, total)
+
+    @invariant()
+    def attempts_never_go_back(self):
+        """Neither the job's nor the shard's."""
+        assert self.job.attempt >= self.highest
+        assert self.shard.attempt <= self.job.attempt
+        self.highest = self.job.attempt
+
+    @invariant()
+    def parts_tile_the_batch(self):
+        """Of each iteration under way, what is open, pooled and done covers the batch once."""
+        for progress in self.job._course.progress.values():
+            parts = [*progress.pool]
+            parts += [part for parts in progress.open.values() for part in parts]
+            parts += [done.part for reports in progress.done.values() for done in reports]
+            position = progress.plan.start
+            for part in sorted(parts, key=lambda part: (part.start, part.count)):
+                assert (part.start, part.attempt) == (position, self.job.attempt)
+                position += part.count
+            assert position == progress.plan.start + progress.plan.total
+
+    @invariant()
+    def parts_are_within_bounds(self):
+        """Nobody is given more than it could take when it joined, and only members have parts to come."""
+        for progress in self.job._course.progress.values():
+            assert all(part.count <= self.maximum for part in progress.plan.assignments.values())
+
+    @invariant()
+    def a_paused_job_plans_nothing(self):
+        """However workers and services come and go."""
+        assert self.job.paused == self.paused
+        if self.paused and self.job.recovering is None and self.job.started:
+            assert self.job.planned <= max(self.planned, self.job.completed) or not self.was_paused
+        self.was_paused, self.planned = self.paused, self.job.planned
+
+    @invariant()
+    def what_is_complete_has_arrived(self):
+        """The manager never believes a step that the shard has not made, unless the shard forgot it since."""
+        if self.job.recovering is None and self.shard.rewound == self.job.attempt > self.shard.forgot_in:
+            assert self.shard.version >= self.job.completed
+
+    @invariant()
+    def the_job_can_go_on(self):
+        """There is no failure, and while anybody is there it has not ended."""
+        assert self.job.failure is None
+        assert self.job.ended == (not self.job.size and not self.job._kept_until)
+
+    def teardown(self):
+        """Whatever has happened: while somebody is there and not frozen, training goes on."""
+        if not hasattr(self, "job"):
+            return
+        if self.paused:
+            self.pause_or_resume_the_job()
+        goal = self.shard.version + 3
+        for _ in range(100):
+            if self.shard.version >= goal:
+                break
+            if not self.job.started or all(worker.frozen for worker in self.workers.values()):
+                self.join()
+            self.all_act(3)
+            self.tick(20.0)
+        assert self.shard.version >= goal, [*self.job.events][-12:]
+        self.each_step_has_its_whole_batch()
+        self.batches_follow_each_other()
+
+
+AnyFault.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAnyFault = AnyFault.TestCase

@@ -1,0 +1,220 @@
+"""A worker's membership against a real manager: what it knows ahead, how it resumes, how it is released."""
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import numpy as np
+import pytest
+
+import idl
+from batchsize_manager import policies
+from batchsize_manager.job import JobConfig
+from batchsize_manager.plan import Assignment, JobSpec
+from batchsize_manager.policies import Split
+from batchsize_manager.policies.even import Even
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import pack_models, unpack_models
+from batchsize_manager.service import ManagerConfig, ManagerService
+from rpc.client import Client
+from rpc.errors import InvalidRequestError
+from tests.services import manager_service, serving
+from worker import membership as membership_module
+from worker.membership import Finished, Membership
+
+SPEC = JobSpec(dataset_size=1000, total_batch_size=12)
+
+
+@contextlib.contextmanager
+def member(address, name: str = "w") -> Iterator[Membership]:
+    """A membership that leaves in the end."""
+    client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30)
+    identity = idl.common.Identity("j", name, uuid.uuid4().hex)
+    membership = Membership(client, identity, 30.0, lambda lost: None, lambda error: None)
+    try:
+        yield membership
+    finally:
+        membership.leave()
+        membership.close()
+
+
+def together(*calls):
+    """What calls that wait for each other return; the first error is raised."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result(60) for future in [threads.submit(call) for call in calls]]
+
+
+def joining(*members: Membership, resume=None, **options) -> None:
+    """Let all join one job."""
+    together(*(lambda m=m: m.join(SPEC, Bounds(), resume, **options) for m in members))
+
+
+def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[Assignment | None]:
+    """Let all take and report an iteration; the index of a member may have a limit that it has learned."""
+    parts = [m.next() for m in members]
+    reports = [
+        lambda m=m, part=part, i=i: m.report(
+            Finished(part.iteration, lambda: 0.1, 0.0, 0.0, 0.0, (maxima or {}).get(i))
+        )
+        for i, (m, part) in enumerate(zip(members, parts, strict=True))
+        if part is not None
+    ]
+    if reports:
+        together(*reports)
+    return parts
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_every_iteration_is_assigned_once_and_in_order(lookahead):
+    """However far the manager plans ahead, a worker goes through the same iterations."""
+    with serving(manager_service(lookahead=lookahead)) as address, member(address) as worker:
+        assert worker.join(SPEC, Bounds(), None).lookahead == lookahead
+        parts = [part for _ in range(20) for part in iterate(worker)]
+        assert [(part.iteration, part.count) for part in parts] == [(i, 12) for i in range(20)]
+
+
+def test_plans_are_known_before_their_use():
+    """With a lookahead of 2 the first three assignments come with the answer to join."""
+    with serving(manager_service(lookahead=2)) as address, member(address) as worker:
+        worker.join(SPEC, Bounds(), None)
+        assert [getattr(worker.planned(i), "iteration", None) for i in range(4)] == [0, 1, 2, None]
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_learned_limit_holds_in_all_later_plans(lookahead):
+    """What a worker cannot take goes to the other, in whatever is planned after its report."""
+    with (
+        serving(manager_service(workers=2, lookahead=lookahead)) as address,
+        member(address, "small") as small,
+        member(address, "large") as large,
+    ):
+        joining(small, large)
+        counts = [[part.count for part in iterate(small, large, maxima={0: 2})]]
+        counts += [[part.count for part in iterate(small, large)] for _ in range(lookahead + 3)]
+        assert counts[: lookahead + 1] == [[6, 6]] * (lookahead + 1)
+        # With plans ahead, the other may have reported first, so that one more plan is even.
+        assert counts[lookahead + 2 :] == [[2, 10]] * 2
+
+
+def test_a_job_goes_on_from_where_it_was_saved():
+    """Who joins with a checkpoint gets the iteration after it; the manager takes what it had learned."""
+    learned = pack_models({"narx": {"w": {"x": np.arange(3.0)}}})
+    with serving(manager_service()) as address, member(address) as worker:
+        joining(worker, resume=(85, learned))
+        part = worker.next()
+        assert (part.iteration, part.epoch, part.start) == (85, 1, 12)
+        unpack_models(worker.checkpoint()[0])  # raises if it is none
+
+
+def test_rubbish_in_a_checkpoint_is_refused():
+    """What is no packed models is told so, and no job is made of it."""
+    with serving(manager_service()) as address, member(address) as worker:
+        with pytest.raises(InvalidRequestError, match=r"resume\.learned"):
+            joining(worker, resume=(3, b"rubbish"))
+        joining(worker)
+        assert worker.next().iteration == 0
+
+
+def test_workers_must_resume_from_the_same_iteration():
+    """A job that gathers its workers refuses one with another checkpoint, and names both iterations."""
+    with (
+        serving(manager_service(workers=2)) as address,
+        member(address, "a") as a,
+        member(address, "b") as b,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        starts = {threads.submit(a.join, SPEC, Bounds(), (24, b"")): 24}
+        starts[threads.submit(b.join, SPEC, Bounds(), (12, b""))] = 12
+        refused = next(as_completed(starts, 60))  # whoever came first still waits
+        with pytest.raises(
+            InvalidRequestError, match=r"from iteration (12|24), but .* from (12|24): give all"
+        ):
+            refused.result()
+        start = 36 - starts[refused]
+        waiting, late = (a, b) if start == 24 else (b, a)
+        joining(late, resume=(start, b""))
+        assert waiting.next().iteration == late.next().iteration == start
+
+
+class Picky(Even):
+    """Finds, once three iterations were observed, that the job is faster without the worker named slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._observed = 0
+
+    def observe(self, observations) -> None:
+        """Count the iterations."""
+        self._observed += 1
+
+    def split(self, total: int) -> Split:
+        """Evenly."""
+        split = super().split(total)
+        named = self._observed >= 3 and any(worker.name == "slow" for worker in self._members)
+        return Split(split.counts, dispensable={"slow": "8% faster without slow"} if named else {})
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_dispensable_worker_is_released_after_its_last_plan(monkeypatch, lookahead):
+    """It finishes what was planned for it, is told why it may go, and the other gets its samples."""
+    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
+    config = ManagerConfig("picky", job=JobConfig(workers=2, lookahead=lookahead, release=True))
+    with (
+        serving(ManagerService(config)) as address,
+        member(address, "slow") as slow,
+        member(address, "fast") as fast,
+    ):
+        joining(slow, fast)
+        for _ in range(3 + lookahead):
+            assert [part.count for part in iterate(slow, fast)] == [6, 6]
+        assert [part and part.count for part in iterate(slow, fast)] == [None, 12]
+        assert slow.released == "8% faster without slow"
+        assert fast.released is None
+        assert [part.count for part in iterate(fast)] == [12]
+
+
+def test_dispensable_worker_stays_where_the_job_does_not_allow_it(monkeypatch):
+    """Without the option the worker goes on, and the manager's events say what it costs, once."""
+    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
+    with (
+        serving(ManagerService(ManagerConfig("picky", job=JobConfig(workers=2)))) as address,
+        member(address, "slow") as slow,
+        member(address, "fast") as fast,
+    ):
+        joining(slow, fast)
+        for _ in range(6):
+            assert [part.count for part in iterate(slow, fast)] == [6, 6]
+        client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
+        history = client.call("history", idl.batchsize_manager.HistoryRequest("j", 0, 10))
+        client.close()
+        assert history.events.count("8% faster without slow") == 1
+
+
+def test_worker_that_the_others_need_is_never_released(monkeypatch):
+    """Who reduces gradients with the others stays, whatever the manager's option says."""
+    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
+    config = ManagerConfig("picky", job=JobConfig(workers=2, release=True))
+    with (
+        serving(ManagerService(config)) as address,
+        member(address, "slow") as slow,
+        member(address, "fast") as fast,
+    ):
+        joining(slow, fast, unreleasable=True)
+        for _ in range(6):
+            assert [part.count for part in iterate(slow, fast)] == [6, 6]
+
+
+def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
+    """Where a job lacks workers, one that has joined tells its user what it waits for."""
+    monkeypatch.setattr(membership_module, "_SILENT_SECONDS", 0.1)
+    caplog.set_level(logging.INFO, "worker.membership")
+    with serving(manager_service(workers=2)) as address, member(address, "a") as a, member(address, "b") as b:
+        together(
+            lambda: a.join(SPEC, Bounds(), None),
+            lambda: (
+                wait_until(lambda: "waiting for job j to begin" in caplog.text, "what it waits for"),
+                b.join(SPEC, Bounds(), None),
+            ),
+        )

@@ -1,0 +1,94 @@
+"""A session whose job is rewound, as its loaders see it: the same batches again, even of earlier epochs."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+import idl
+from batchsize_manager.job import JobConfig
+from batchsize_manager.plan import permutation
+from batchsize_manager.service import ManagerConfig, ManagerService
+from rpc.client import Client
+from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS, trained_alone
+from tests.services import serving, shard_service
+from worker.layout import Group, Layout
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+
+ITERATIONS = 3 * SPEC.iterations_per_epoch
+
+
+def send_back(session, manager, iteration):
+    """Have the job begin another attempt at an iteration, as if another worker had said so."""
+    with contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, manager, "manager")) as client:
+        identity = idl.common.Identity(session.config.job, session.config.worker, session.incarnation)
+        wire = idl.batchsize_manager
+        attempt = client.call("recover", wire.RecoverRequest(identity, session.assignment.attempt)).attempt
+        client.call("rewind", wire.RewindRequest(identity, attempt, iteration))
+    session._shards.fence_aside(attempt)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("at", "back"), [(32, 10), (17, 10), (30, 30)])
+def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
+    """Within the pass that is under way; those of an earlier epoch in that epoch's order."""
+    shard = shard_service(state=tmp_path, checkpoint_every=10)
+    with (
+        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
+        serving(shard) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+        loader = DataLoader(
+            dataset,
+            SPEC.total_batch_size,
+            session=session,
+            shuffle=True,
+            seed=SPEC.seed,
+            num_workers=num_workers,
+        )
+        layout = Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),))
+        session.open_parameters(layout, np.zeros(FEATURES))
+        seen = []
+        for _ in range(3):
+            for inputs, targets in loader:
+                done = session.assignment
+                order = permutation(SPEC, done.epoch)[done.start : done.start + done.count]
+                assert np.array_equal(inputs.numpy(), INPUTS[order])
+                error = inputs.numpy() @ session.parameters - targets.numpy()
+                session.gradient[:] = error @ inputs.numpy() / len(targets)
+                if done.iteration == at and done.attempt == 0:
+                    send_back(session, manager, back)
+                session.finish_iteration()
+                seen.append((done.attempt, done.iteration))
+        again = [(1, iteration) for iteration in range(back, ITERATIONS)]
+        assert seen == [(0, iteration) for iteration in range(at + 1)] + again
+        assert np.abs(session.parameters - trained_alone(ITERATIONS)).max() < 1e-12
+
+
+def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path):
+    """The loop's own schedule is further on by then, and goes on from there."""
+    shard = shard_service(state=tmp_path, checkpoint_every=10)
+    with (
+        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
+        serving(shard) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        loader = DataLoader(
+            torch.utils.data.TensorDataset(torch.from_numpy(INPUTS)),
+            SPEC.total_batch_size,
+            session=session,
+        )
+        session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)), np.zeros(1))
+        for epoch in range(3):
+            groups = (Group(1, {"lr": 10.0**-epoch}),)
+            for _ in loader:
+                session.gradient[:] = -1.0  # so that each step adds its learning rate
+                if session.assignment.iteration == 28 and session.assignment.attempt == 0:
+                    send_back(session, manager, 10)
+                session.finish_iteration(groups)
+                groups = None
+        per_epoch = SPEC.iterations_per_epoch
+        assert session.parameters == pytest.approx(per_epoch * 1.11, abs=1e-12)

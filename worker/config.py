@@ -1,0 +1,69 @@
+"""What a session is made from: where the services are, what this worker is, what it goes on with."""
+
+import os
+import socket
+from dataclasses import dataclass, field
+
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.rounding import Bounds
+from rpc.address import Address
+from rpc.credentials import Credentials
+
+
+def default_worker_name() -> str:
+    """A name that no other worker is likely to have; under torchrun and its like, by the rank."""
+    rank = os.environ.get("RANK")
+    return f"rank-{rank}" if rank else f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Where the services are, and what this worker is.
+
+    Attributes:
+        manager: The BatchSizeManager's address.
+        shards: The parameter server's shards, in the same order for every worker; none where the workers
+            reduce their gradients among themselves.
+        job: The job's name.
+        worker: This worker's name, unique in the job.
+        bounds: What batch sizes it can take.
+        connect_timeout: Seconds in which each service must be reached.
+        barrier_timeout: Seconds for which the others may keep this worker waiting.
+        credentials: This worker's certificate and token; None where the services ask for neither.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    manager: Address
+    shards: tuple[Address, ...] = ()
+    job: str = "default"
+    worker: str = field(default_factory=default_worker_name)
+    bounds: Bounds = field(default_factory=Bounds)
+    connect_timeout: float = 30.0
+    barrier_timeout: float = 600.0
+    credentials: Credentials | None = None
+
+    def __post_init__(self) -> None:
+        if "/" in self.job:
+            raise ValueError(f"job {self.job!r}: must not contain '/'")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a session needs to go on with a job that was saved, beside the parameters.
+
+    Attributes:
+        iteration: The first that has not been trained.
+        learned: What the manager had learned by then.
+        spec: What was trained on.
+        position: Epoch and first position of that iteration's batch, which the iteration does not tell where
+            batches have had other sizes; None: as `spec` has it.
+        batch_size: Samples of a whole batch, which an operator may have changed; None: as `spec` has it.
+    """
+
+    iteration: int
+    learned: bytes
+    spec: JobSpec
+    position: tuple[int, int] | None = None
+    batch_size: int | None = None

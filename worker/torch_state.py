@@ -1,0 +1,90 @@
+"""PyTorch: an optimiser's ordinary state, as it lies in the flat arrays of the parameter server.
+
+It knows how torch.optim keeps its state, and neither the session nor the loop.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ps.state import kept
+from rpc.errors import InvalidRequestError
+from worker.layout import OptimizerState
+
+
+def views(flat: NDArray[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors' places in a flat array, in their shapes."""
+    parts = torch.split(torch.from_numpy(flat), [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+@torch.no_grad()
+def take_state(
+    optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], like: NDArray[Any]
+) -> OptimizerState | None:
+    """Take an optimiser's state, such as `load_state_dict` gave it; it has none itself from then on.
+
+    Args:
+        optimizer: Whose state.
+        tensors: In the order of the elements. Those that it has no state for have zeros.
+        like: (elements,), of the arrays' type.
+
+    Returns:
+        The state, or None if the optimiser has not taken a step.
+
+    Raises:
+        InvalidRequestError: The parameters have had different numbers of steps.
+    """
+    slots: dict[str, NDArray[Any]] = {}
+    steps = set()
+    for number, tensor in enumerate(tensors):
+        for key, value in optimizer.state.get(tensor, {}).items():
+            if key == "step":
+                steps.add(int(value))
+            elif isinstance(value, torch.Tensor) and value.shape == tensor.shape:
+                slot = slots.setdefault(key, np.zeros_like(like))
+                views(slot, tensors)[number].copy_(value)
+    if len(steps) > 1:
+        raise InvalidRequestError(
+            f"the optimiser's state is of parameters with {', '.join(map(str, sorted(steps)))} steps: "
+            f"the parameter server steps all of them together"
+        )
+    optimizer.state.clear()
+    return OptimizerState(steps.pop() if steps else 0, slots) if slots else None
+
+
+@torch.no_grad()
+def put_state(
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    options: Sequence[dict[str, float]],
+    tensors: Sequence[torch.Tensor],
+    state: OptimizerState,
+) -> None:
+    """The other way: let an optimiser have the state that it would have if it had taken the steps itself.
+
+    Args:
+        optimizer: Without a state.
+        name: A name in `ps.optimizers.OPTIMIZERS`.
+        options: Of each parameter group.
+        tensors: In the order of the elements.
+        state: Of the parameter server.
+    """
+    if not state.slots:
+        return
+    slots = {slot: views(array, tensors) for slot, array in state.slots.items()}
+    place = {tensor: number for number, tensor in enumerate(tensors)}
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        template = kept(name, frozenset(values.items()))
+        for tensor in group["params"]:
+            if tensor not in place:
+                continue  # it is not trained
+            for key, value in template.items():
+                if key == "step":
+                    optimizer.state[tensor][key] = torch.full_like(value, state.steps)
+                elif key in slots:
+                    own = torch.empty_like(tensor, memory_format=torch.preserve_format)
+                    optimizer.state[tensor][key] = own.copy_(slots[key][place[tensor]])
