@@ -1,4 +1,4 @@
-"""What a PyTorch training script uses: `DataLoader` and `distribute`."""
+"""What a PyTorch training script uses: `DataLoader`, `distribute`, and `within_memory`."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ from evenpace.context import session as current_session
 from worker import torch_data
 from worker.session import Session
 from worker.torch_data import MapStyleDataset
+from worker.torch_memory import MemoryExhaustedError, watch_memory, within_memory
 from worker.torch_optimizer import distribute
 
-__all__ = ["DataLoader", "distribute"]
+__all__ = ["DataLoader", "MemoryExhaustedError", "distribute", "watch_memory", "within_memory"]
 
 
 class DataLoader(torch_data.DataLoader):

@@ -14,6 +14,7 @@ from rpc.errors import InvalidRequestError
 from worker.layout import Group, Layout, Tensor
 from worker.session import Session
 from worker.torch_data import Loader
+from worker.torch_memory import watch_memory
 from worker.torch_state import put_state, take_state, views
 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
@@ -88,6 +89,7 @@ class _Link:
         layout = Layout(dtype, self._name, self._groups(), told)
         session.on_parameters = self._take_parameters
         session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
+        watch_memory(session, self._tensors[0].device)
         self._gradients = views(session.gradient, self._tensors)
 
     @torch.no_grad()

@@ -1,0 +1,173 @@
+"""How large a batch fits: on made-up figures."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchsize_manager.plan import Assignment, JobSpec
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError
+from worker.batches import cut, map_arrays, samples_in, weighted_mean
+from worker.memory import DeviceMemory, MemoryWatch, largest_batch, limit_between
+
+MIB = 2**20
+
+
+def line(*sizes, base=1000 * MIB, per_sample=10 * MIB):
+    """Peaks that grow by so many bytes for each sample."""
+    return {size: base + per_sample * size for size in sizes}
+
+
+def test_the_largest_batch_follows_from_the_line():
+    """With 1000 MiB fixed and 10 MiB a sample, 95% of 4000 MiB hold 280 samples."""
+    assert largest_batch(line(64, 80, 96, 128), 4000 * MIB) == 280
+
+
+def test_what_is_not_well_determined_gives_no_limit():
+    """Few sizes, sizes too much alike, scattered or falling peaks, and a limit far away say nothing."""
+    assert largest_batch(line(64, 80, 128), 4000 * MIB) is None
+    assert largest_batch(line(100, 101, 102, 103), 4000 * MIB) is None
+    assert largest_batch({**line(64, 80, 96, 128), 100: 2500 * MIB}, 4000 * MIB) is None
+    assert largest_batch(line(64, 80, 96, 128, base=4000 * MIB, per_sample=-MIB), 4000 * MIB) is None
+    assert largest_batch(line(64, 80, 96, 128, per_sample=MIB), 4000 * MIB) is None
+    assert largest_batch({}, 4000 * MIB) is None
+
+
+@given(
+    base=st.integers(0, 2000),
+    per_sample=st.floats(0.5, 50),
+    sizes=st.sets(st.integers(1, 300), min_size=4, max_size=20),
+    room=st.integers(100, 20_000),
+    seed=st.integers(0, 2**16),
+)
+def test_a_predicted_batch_fits(base, per_sample, sizes, room, seed):
+    """Whatever is predicted takes no more than the room, if peaks lie within 1% of their span of a line."""
+    span = per_sample * (max(sizes) - min(sizes))
+    noise = np.random.default_rng(seed).uniform(-0.01, 0.01, len(sizes)) * span
+    peaks = {
+        size: int((base + per_sample * size + off) * MIB)
+        for size, off in zip(sorted(sizes), noise, strict=True)
+    }
+    largest = largest_batch(peaks, room * MIB)
+    if largest:
+        # The slope may be off by what the noise allows: over 4 times the sizes, some of the 5% kept free.
+        assert base + per_sample * largest <= max(room, max(peaks.values()) / MIB) * 1.05
+        assert largest <= 4 * max(sizes)
+
+
+def test_failures_halve_what_is_not_known():
+    """The limit lies between what has fitted and what has not, and comes close within a few failures."""
+    fitted, failed, failures = 50, 1000, 0
+    while fitted < 120:
+        limit = limit_between(fitted, failed)
+        assert fitted <= limit < failed
+        if limit <= 123:
+            fitted = limit
+            break
+        failed, failures = limit, failures + 1
+    assert 50 < fitted <= 123
+    assert failures <= 5
+
+
+def test_the_share_counts_others_and_a_limit_of_ones_own():
+    """The occupied share is the device's by anybody, or of what we may have, by us."""
+    assert DeviceMemory(total=100, others=20, peak=30, limit=100).share == pytest.approx(0.5)
+    assert DeviceMemory(total=100, others=20, peak=30, limit=40).share == pytest.approx(0.75)
+    assert DeviceMemory(total=100, others=100, peak=0, limit=100).share == 1.0
+    assert DeviceMemory(total=100, others=30, peak=0, limit=100).room == 70
+
+
+class Told:
+    """What a watch needs of a session: it notes the limits that it is told."""
+
+    def __init__(self, total=1000, maximum=10**6):
+        self.config = SimpleNamespace(bounds=Bounds(maximum=maximum))
+        self.spec = JobSpec(10_000, total)
+        self.assignment = None
+        self.limits = []
+
+    def lower_maximum(self, samples):
+        """Note it."""
+        self.limits.append(samples)
+
+
+def watched(session, counts, room, peak):
+    """Let a watch see iterations of these batch sizes; `peak` gives the bytes for each."""
+    reads = iter([DeviceMemory(2 * room(i), room(i), peak(n), 2 * room(i)) for i, n in enumerate(counts)])
+    watch = MemoryWatch(session, lambda: next(reads))
+    shares = []
+    for iteration, count in enumerate(counts):
+        session.assignment = Assignment(iteration, 0, 0, count, session.spec.total_batch_size)
+        shares.append(watch())
+    return shares
+
+
+def test_a_watch_tells_the_limit_once():
+    """After four sizes the limit is told, and not again for changes of a few percent."""
+    session = Told()
+    shares = watched(
+        session,
+        [64, 80, 96, 128, 130, 140],
+        room=lambda i: 4000 * MIB,
+        peak=lambda n: 1000 * MIB + 10 * MIB * n + n % 3,
+    )
+    assert session.limits == [pytest.approx(280, abs=1)]
+    assert all(0.5 < share <= 1 for share in shares)
+
+
+def test_a_watch_goes_by_the_most_room_that_there_was():
+    """A limit holds for good, so memory that others take for a while does not lower it."""
+    session = Told()
+    watched(
+        session,
+        [64, 80, 96, 128, 120],
+        room=lambda i: (4000 if i == 0 else 3000) * MIB,
+        peak=lambda n: 1000 * MIB + 10 * MIB * n,
+    )
+    assert session.limits == [280]
+
+
+def test_a_limit_above_the_whole_batch_is_not_told():
+    """What no plan can give needs no limit."""
+    session = Told(total=200)
+    watched(session, [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n)
+    assert session.limits == []
+
+
+# -- batches in pieces
+
+
+def test_batches_are_cut_along_the_samples():
+    """Arrays and lists of that length are cut in whatever holds them; what else there is stays."""
+    batch = ({"x": np.arange(10), "names": list("abcdefghij")}, [np.zeros((10, 2)), None], "label")
+    assert samples_in(batch) == 10
+    part = cut(batch, 3, 5, 10)
+    assert part[0]["x"].tolist() == [3, 4]
+    assert part[0]["names"] == ["d", "e"]
+    assert part[1][0].shape == (2, 2)
+    assert part[1][1] is None
+    assert part[2] == "label"
+
+
+def test_batches_that_cannot_be_cut_are_refused():
+    """Arrays of different lengths, of none, and no arrays at all are named."""
+    with pytest.raises(InvalidRequestError, match="are 3, 4"):
+        samples_in((np.zeros(3), np.zeros(4)))
+    with pytest.raises(InvalidRequestError, match="are None"):
+        samples_in((np.zeros(()),))
+    with pytest.raises(InvalidRequestError, match="are none"):
+        samples_in(("text", 3))
+
+
+def test_results_are_averaged_by_weight():
+    """Numbers and arrays in tuples and dictionaries; None stays None."""
+    first = {"loss": 1.0, "parts": (np.array([0.0, 2.0]), None)}
+    second = {"loss": 3.0, "parts": (np.array([4.0, 2.0]), None)}
+    mean = weighted_mean([first, second], [0.25, 0.75])
+    assert mean["loss"] == 2.5
+    assert mean["parts"][0].tolist() == [3.0, 2.0]
+    assert mean["parts"][1] is None
+    assert map_arrays(lambda a: a * 2, mean)["parts"][0].tolist() == [6.0, 4.0]

@@ -1,0 +1,328 @@
+"""Forward and backward passes whose memory runs out: real failures to allocate, on the CPU."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchsize_manager.plan import JobSpec, permutation
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from rpc.errors import InvalidRequestError
+from tests.scripts import train_short_of_memory as script
+from worker.memory import DeviceMemory
+from worker.torch_memory import (
+    MemoryExhaustedError,
+    is_out_of_memory,
+    read_device,
+    watch_memory,
+    within_memory,
+)
+
+SCRIPT = Path(script.__file__)
+
+
+class Limits:
+    """What is needed of a loader and its session: notes the limits that are told."""
+
+    def __init__(self):
+        self.told = []
+        self.session = SimpleNamespace(lower_maximum=self.told.append, weighted_samples=0, log_fields=dict)
+
+
+def exhaust():
+    """Fail as a large batch does: no machine has a pebibyte."""
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+@pytest.fixture
+def task():
+    """A network, (20, 5) inputs and (20,) labels, float64."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    return model, torch.randn(20, 5).double(), torch.arange(20) % 3
+
+
+def passes(model, most, where, seen):
+    """A forward and backward pass that fails with more than `most` samples, before, between or within."""
+
+    def forward_backward(inputs, labels):
+        too_many = len(inputs) > most()
+        if too_many and where == "forward":
+            exhaust()
+        plain = isinstance(model, nn.Sequential)
+        hidden = model[:2](inputs) if plain else inputs
+        logits = model[2](hidden) if plain else model(inputs)
+        if too_many and where == "backward":
+            # Of the plain model, the last layer's gradient has been accumulated by then.
+            (hidden if plain else logits).register_hook(lambda gradient: exhaust())
+        loss = nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        seen.append(len(inputs))
+        return {"loss": loss, "samples": float(len(inputs))}
+
+    return forward_backward
+
+
+def gradient_of(model):
+    """All parameters' gradients, flat."""
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def whole_gradient(model, inputs, labels):
+    """That of the mean loss over all samples."""
+    model.zero_grad()
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    gradient = gradient_of(model)
+    model.zero_grad()
+    return gradient
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("most", [1, 3, 7, 19])
+def test_pieces_give_the_gradient_of_the_whole(task, where, most):
+    """Wherever memory runs out, the gradient and the loss are those of the mean over all samples."""
+    model, inputs, labels = task
+    expected = whole_gradient(model, inputs, labels)
+    loader, seen = Limits(), []
+    step = within_memory(passes(model, lambda: most, where, seen), model, loader)
+    result = step(inputs, labels)
+    assert (gradient_of(model) - expected).abs().max() < 1e-14
+    assert result["loss"].item() == pytest.approx(nn.functional.cross_entropy(model(inputs), labels).item())
+    assert not result["loss"].requires_grad
+    assert sum(seen) == 20
+    assert max(seen) <= most
+    assert loader.told == [step.limit]
+    assert max(seen) <= step.limit < 20
+
+
+def test_what_has_accumulated_is_kept(task):
+    """Gradients of earlier batches stay, through failures, with what the batch adds."""
+    model, inputs, labels = task
+    expected = 2 * whole_gradient(model, inputs, labels)
+    step = within_memory(passes(model, lambda: 6, "backward", []), model, Limits())
+    step(inputs, labels)
+    step(inputs, labels)
+    assert (gradient_of(model) - expected).abs().max() < 1e-14
+
+
+def test_a_loss_that_is_weighted_already_is_left_alone(task):
+    """Where the function weights its loss by its samples, pieces are only summed."""
+    model, inputs, labels = task
+    expected = whole_gradient(model, inputs, labels)
+
+    def forward_backward(inputs, labels):
+        if len(inputs) > 6:
+            exhaust()
+        (nn.functional.cross_entropy(model(inputs), labels) * len(inputs) / 20).backward()
+
+    assert within_memory(forward_backward, model, Limits(), weighs=False)(inputs, labels) is None
+    assert (gradient_of(model) - expected).abs().max() < 1e-14
+
+
+def test_the_limit_comes_close(task):
+    """Over the batches, few failures are enough to come close to what fits."""
+    model, inputs, labels = task
+    loader, seen = Limits(), []
+    step = within_memory(passes(model, lambda: 13, "forward", seen), model, loader)
+    for _ in range(6):
+        planned = step.limit or 20  # as a manager that was told
+        step(inputs[:planned], labels[:planned])
+    assert loader.told == sorted(loader.told, reverse=True)
+    assert len(loader.told) <= 3
+    assert 10 <= step.limit <= 13
+
+
+def test_a_limit_that_held_before_may_fall(task):
+    """When others take memory, what fitted once no longer does, and the limit follows."""
+    model, inputs, labels = task
+    most = 20
+    step = within_memory(passes(model, lambda: most, "forward", []), model, Limits())
+    step(inputs, labels)
+    assert step.limit is None
+    most = 4
+    step(inputs, labels)
+    assert step.limit < 20
+    expected = whole_gradient(model, inputs, labels)
+    step(inputs, labels)
+    assert (gradient_of(model) - expected).abs().max() < 1e-14
+
+
+def test_one_sample_that_does_not_fit_is_an_error(task):
+    """There is nothing to cut, so the user is told; gradients are as before."""
+    model, inputs, labels = task
+    step = within_memory(passes(model, lambda: 0, "backward", []), model, Limits())
+    with pytest.raises(MemoryExhaustedError, match="a single sample"):
+        step(inputs, labels)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_other_errors_and_bad_batches_pass_through(task):
+    """Only a lack of memory is dealt with."""
+    model, inputs, labels = task
+
+    def fail(inputs, labels):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        within_memory(fail, model, Limits())(inputs, labels)
+    with pytest.raises(InvalidRequestError, match="19, 20"):
+        within_memory(fail, model, Limits())(inputs, labels[:19])
+    with pytest.raises(InvalidRequestError, match="no parameters"):
+        within_memory(fail, nn.Tanh(), Limits())
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(MemoryExhaustedError("ours"))
+    assert watch_memory(Limits().session, torch.device("cpu")) is None
+
+
+# -- under DDP
+
+
+@pytest.fixture
+def ddp(task, tmp_path):
+    """The network under DDP in a group of one process, and the number of reductions so far."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    model, inputs, labels = task
+    reductions = []
+
+    def hook(state, bucket):
+        reductions.append(bucket.buffer().clone())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, hook)
+    yield wrapped, inputs, labels, reductions
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("most", [1, 6, 19, 20])
+def test_under_ddp_each_iteration_is_reduced_once(ddp, most):
+    """The one reduction of an iteration has the gradient of the whole, however many pieces there were."""
+    model, inputs, labels, reductions = ddp
+    expected = whole_gradient(model.module, inputs, labels)
+    loader, seen = Limits(), []
+    step = within_memory(passes(model, lambda: most, "forward", seen), model, loader)
+    for iteration in range(3):
+        model.zero_grad()
+        step(inputs, labels)
+        assert len(reductions) == iteration + 1
+        assert (gradient_of(model) - expected).abs().max() < 1e-14
+        assert sorted(reductions[-1].abs().tolist()) == pytest.approx(
+            sorted(expected.abs().tolist()), abs=1e-14
+        )
+    assert max(seen) <= most
+
+
+def test_under_ddp_a_failure_amid_reductions_is_an_error(ddp):
+    """Where gradients are being reduced, the others count on them: there is no second attempt."""
+    model, inputs, labels, _ = ddp
+    step = within_memory(passes(model, lambda: 20, "forward", []), model, Limits())
+    step(inputs, labels)
+    step(inputs, labels)
+
+    def fail(gradient):
+        exhaust()
+
+    model.module[0].weight.register_hook(fail)  # late in the backward pass
+    with pytest.raises(MemoryExhaustedError, match="begun to reduce"):
+        step(inputs, labels)
+
+
+def train_rank(rank, folder):
+    """One of two processes under DDP, on ten of the samples each; the first runs out of memory."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7).eval(), nn.Linear(7, 3)).double()
+    inputs, labels = torch.randn(20, 5).double(), torch.arange(20) % 3
+    expected = whole_gradient(model, inputs, labels)
+    wrapped = DistributedDataParallel(model)  # with buffers, which it broadcasts in each iteration
+    mine = slice(10 * rank, 10 * rank + 10)
+    for where in ("forward", "backward"):
+        forward_backward = passes(wrapped, lambda: 3 if rank == 0 else 20, where, [])
+        step = within_memory(forward_backward, wrapped, Limits())
+        for _ in range(3):
+            wrapped.zero_grad()
+            step(inputs[mine], labels[mine])
+            assert (gradient_of(wrapped) - expected).abs().max() < 1e-14
+        assert (step.limit is not None) == (rank == 0)
+    distributed.destroy_process_group()
+
+
+def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
+    """Its pieces take part in as many collectives as the other's whole, and the mean is the same."""
+    torch.multiprocessing.spawn(train_rank, (tmp_path,), nprocs=2)
+
+
+# -- on a GPU, as CUDA's figures would have it
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_the_devices_figures_are_told_apart(monkeypatch, name):
+    """Of 1000 bytes others hold 300; of our 200, 80 are kept for reuse; and half of it all may be ours."""
+    asked = []
+
+    def figure(value):
+        return lambda device: asked.append(device) or value
+
+    figures = {"mem_get_info": (500, 1000), "memory_reserved": 200, "max_memory_allocated": 120}
+    for function, value in {**figures, "reset_peak_memory_stats": None}.items():
+        monkeypatch.setattr(torch.cuda, function, figure(value))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", figure(0.5), raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    session = SimpleNamespace(
+        memory_usage=None, assignment=None, config=SimpleNamespace(bounds=SimpleNamespace(maximum=100))
+    )
+    watch = watch_memory(session, torch.device(name))
+    assert watch_memory(session, torch.device(name)) is watch is session.memory_usage
+    assert read_device(torch.device(name)) == DeviceMemory(total=1000, others=300, peak=120, limit=500)
+    assert watch() == pytest.approx(0.42)
+    assert all(device.index == 0 for device in asked[1:])
+
+
+# -- a whole job
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
+    """Its samples are done in pieces, its limit is lowered, and the parameters are one process's."""
+    with LocalCluster(tmp_path, workers=2, policy="even") as cluster:
+        for i, memory in enumerate((None, 22)):
+            limited = ["--memory-mib", str(memory)] if memory else []
+            cluster.start_worker(f"w{i}", SCRIPT, [*limited, "--out", str(tmp_path / f"{i}.npy")])
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        observer.poll()
+    results = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
+    sizes = [result["sizes"] for result in results]
+    assert [sum(parts) for parts in zip(*sizes, strict=True)] == [script.BATCH] * 10
+    short = results[1]
+    assert short["sizes"][0] == 16 > max(short["pieces"])  # memory did run out
+    assert sum(short["pieces"]) == sum(short["sizes"])
+    following = zip(short["limits"], short["sizes"][1:], strict=False)
+    assert all(size <= limit for limit, size in following if limit is not None)
+    assert f"w1 can take {short['limits'][-1]} samples at most" in observer.events
+    assert set(results[0]["limits"]) == {None}
+    alone = train_alone()
+    for i in range(2):
+        assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
+
+
+def train_alone():
+    """One process on the whole batches."""
+    inputs, targets = script.make_data()
+    model = script.make_model()
+    optimizer = script.make_optimizer(model)
+    spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
+    for epoch in range(script.EPOCHS):
+        for batch in torch.from_numpy(permutation(spec, epoch)).split(script.BATCH):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
