@@ -13,6 +13,7 @@ from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
 from evenpace.cli.logs import log_options
+from evenpace.cli.overview import status, top
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
@@ -54,7 +55,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, worker),
-    health,
+    *(status, top, health),
     *(certs, token),
     *(bench, trace, experiment),
 )

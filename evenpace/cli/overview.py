@@ -1,0 +1,147 @@
+"""`evenpace status` and `evenpace top`: a manager's jobs, and who slows whom, once and live."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evenpace.cli.options import as_client, example
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from evenpace.overview.client import ManagerClient
+    from evenpace.overview.feed import Feed, FollowedJob
+
+_MANAGER = "127.0.0.1:4300"  # where `evenpace manager` listens
+_TIMEOUT = 5.0  # seconds for each answer
+_CATCHING_UP = 10.0  # seconds of a long job's past that is waited for
+_SUMMARY = (
+    *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
+    *("mode", "batch_size", "age"),
+)
+_SPEC = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
+
+_manager = click.option(
+    "--manager",
+    default=_MANAGER,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The BatchSizeManager.",
+)
+
+
+@click.command()
+@example("evenpace status default --manager 127.0.0.1:4300")
+@click.argument("job", required=False)
+@_manager
+@click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
+@as_client
+def status(job: str | None, manager: str, as_json: bool, credentials: Credentials | None) -> None:
+    """Show a manager's jobs, or one JOB with its workers: who slows whom, and what balancing brings.
+
+    Status 0 if the manager answers, else 1. Where it asks for tokens, showing all jobs needs one of all jobs.
+    """
+    from evenpace.overview.client import ManagerClient
+    from rpc.address import Address
+
+    with ManagerClient(Address.parse(manager), credentials, _TIMEOUT) as client:
+        feed = _look(client, job, manager)
+    if as_json:
+        click.echo(json.dumps(_for_json(feed, manager), indent=1, allow_nan=False))
+        return
+    _show(feed, job)
+
+
+@click.command()
+@example("evenpace top default --manager 127.0.0.1:4300")
+@click.argument("job", required=False)
+@_manager
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks at the manager.",
+)
+@click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
+@as_client
+def top(job: str | None, manager: str, interval: float, once: bool, credentials: Credentials | None) -> None:
+    """Watch a manager's jobs, or one JOB, live: the slowest workers first.
+
+    Keys: up and down choose a job, Enter shows it, b goes back, q ends. While the manager cannot be
+    reached, it says since when, and goes on once it can.
+    """
+    from evenpace.cli.top import watch
+    from evenpace.overview.client import ManagerClient
+    from rpc.address import Address
+
+    with ManagerClient(Address.parse(manager), credentials, _TIMEOUT) as client:
+        if once or not sys.stdout.isatty() or _console().is_dumb_terminal:
+            feed = _look(client, job, manager)
+            if not once:
+                click.echo("The output is no terminal that can be drawn on: shown once.", err=True)
+            _show(feed, job)
+        else:
+            watch(_console(), client, job, manager, interval)
+
+
+def _look(client: "ManagerClient", job: str | None, manager: str) -> "Feed":
+    """The jobs as they are, with their past, as far as it can be read in a few seconds."""
+    from evenpace.overview.feed import Feed
+
+    feed = Feed(client, None if job is None else [job])
+    until = time.monotonic() + _CATCHING_UP
+    feed.poll()
+    while feed.behind and time.monotonic() < until:
+        feed.poll()
+    if job is not None and job not in feed.jobs:
+        raise InvalidRequestError(f"there is no job {job!r} at {manager}")
+    return feed
+
+
+def _show(feed: "Feed", job: str | None) -> None:
+    from evenpace.cli.overview_tables import details, jobs_table, shown
+
+    console = _console()
+    if job is None:
+        console.print(jobs_table([shown(one, 0) for one in feed.jobs.values()], console.width))
+    else:
+        console.print(details(shown(feed.jobs[job]), console.width))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 220  # for files and pipes
+    return Console(width=wide, highlight=False)
+
+
+def _for_json(feed: "Feed", manager: str) -> dict[str, Any]:
+    return {"manager": manager, "jobs": [_job_for_json(job) for job in feed.jobs.values()]}
+
+
+def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
+    summary = job.summary
+    return {
+        **{name: getattr(summary, name) for name in _SUMMARY},
+        "spec": {name: getattr(summary.spec, name) for name in _SPEC},
+        "behind": job.behind,
+        "figures": asdict(job.view.figures(job.states)),
+        "members": [
+            {
+                "worker": member.worker,
+                "state": member.state,
+                "iteration": member.iteration,
+                "silence": member.silence,
+                "minimum": member.bounds.minimum,
+                "maximum": member.bounds.maximum,
+                "granularity": member.bounds.granularity,
+            }
+            for member in job.members
+        ],
+        "events": [{"number": one.number, "at": one.at, "text": one.text} for one in job.events],
+    }

@@ -1,0 +1,217 @@
+"""How jobs and workers look on a terminal: values in, things to print out. It asks nobody."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evenpace.overview import words
+from evenpace.overview.feed import FollowedJob
+from evenpace.overview.figures import JobFigures, WorkerFigures
+
+_STATES = {"running": "green", "failed": "bold red", "recovering": "yellow", "paused": "yellow"}
+_VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
+_BARS = "▁▂▃▄▅▆▇█"
+_EVENTS = 10  # of `details`
+_WIDE = 130  # columns of a terminal, for all of the table of workers
+_LONGEST_NAME = 24
+_UNCUT = 0.97  # of the bars have their true height
+_BARS_KEPT = 400  # wider than terminals are
+_UNKNOWN = "-"
+_GAP = 2  # between columns, as rich has it
+_JOB_COLUMNS = (
+    *("job", "state", "iteration", "epoch", "members", "policy"),
+    *("samples/s", "speedup", "saved", "stragglers"),
+)
+_LEFT_OUT = ("epoch", "policy", "members", "samples/s", "saved", "stragglers")  # first to last, if need be
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A job as it was at a moment: what the functions below draw.
+
+    Attributes:
+        summary: The wire's `JobSummary`.
+        figures: With the workers that are to be seen.
+        behind: Iterations that the figures are without.
+        events: The wire's `Event`, oldest first.
+        durations: Of the last iterations, seconds.
+    """
+
+    summary: Any
+    figures: JobFigures
+    behind: int
+    events: list[Any]
+    durations: list[float]
+
+
+def shown(job: FollowedJob, limit: int | None = None) -> Shown:
+    """A job as it is now, with its slowest workers, as many as the limit says; None for all."""
+    last = job.view.timeline(points=_BARS_KEPT, first=job.view.last - _BARS_KEPT + 1).durations
+    figures = job.view.figures(job.states, limit)
+    return Shown(job.summary, figures, job.behind, list(job.events), last)
+
+
+def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> Table:
+    """All jobs, a line for each; where the width is small, there are fewer columns."""
+    lines, styles = [], []
+    for job in jobs:
+        summary, figures = job.summary, job.figures
+        stragglers = figures.verdicts["chronic"] + figures.verdicts["passing"]
+        saved = words.seconds(figures.saved_seconds) if figures.iterations else _UNKNOWN
+        lines.append(
+            {
+                "job": Text(plain(summary.job), style="bold"),
+                "state": state(summary.state),
+                "iteration": Text(f"{summary.iteration:,}"),
+                "epoch": Text(_number(figures.epoch, "{:,}")),
+                "members": Text(f"{summary.members} of {summary.workers}"),
+                "policy": Text(_policy(summary)),
+                "samples/s": Text(_number(figures.throughput, "{:,.0f}")),
+                "speedup": Text(_number(figures.speedup, "{:.2f}×")),
+                "saved": Text(saved),
+                "stragglers": Text(str(stragglers) if figures.iterations else _UNKNOWN),
+            }
+        )
+        styles.append("reverse" if summary.job == chosen else None)
+    table = _table()
+    for title in _that_fit(lines, width):
+        right = title not in ("job", "state", "policy")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    for line, style in zip(lines, styles, strict=True):
+        table.add_row(*(line[str(column.header)] for column in table.columns), style=style)
+    if not lines:
+        table.add_row(Text("no jobs", style="dim"))
+    return table
+
+
+def details(job: Shown, width: int) -> RenderableType:
+    """One job with its workers and its last events."""
+    parts: list[RenderableType] = [*head(job), Text(), workers_table(job.figures.workers, width, wrap=True)]
+    if job.events:
+        parts += [Text(), *events(job, _EVENTS)]
+    return Group(*parts)
+
+
+def head(job: Shown) -> list[Text]:
+    """A job's state and sums, in two lines."""
+    summary, figures = job.summary, job.figures
+    first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
+    if summary.reason:
+        first.append(f" ({plain(summary.reason)})")
+    first.append(f"  {figures.headline}")
+    if job.behind:
+        first.append(f"  (without {job.behind:,} iterations, which are still to be read)", style="yellow")
+    pieces = [
+        f"iteration {summary.iteration:,}" + ("" if figures.epoch is None else f", epoch {figures.epoch:,}"),
+        f"{summary.members} of {summary.workers} members",
+        f"batches of {summary.batch_size:,}",
+        _policy(summary),
+    ]
+    if figures.throughput is not None and figures.iteration_time is not None:
+        pieces += [f"{figures.throughput:,.0f} samples/s", f"{words.seconds(figures.iteration_time)} each"]
+    if figures.waiting_share is not None:
+        pieces.append(f"{figures.waiting_share:.0%} waiting")
+    if figures.prediction_error is not None:
+        pieces.append(f"predicted to {figures.prediction_error:.0%}")
+    lines = [first, Text("  ".join(pieces))]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = False) -> Table:
+    """Workers in the order given; a line for each, unless long ones are to be wrapped.
+
+    Where the width is small, there are fewer columns.
+    """
+    table = _table()
+    table.expand = True
+    titles = ["worker", "state", "verdict", "samples", "time", "ms/sample", "speed"]
+    if width >= _WIDE:
+        titles += ["waits", "CPU taken"]
+    for title in titles:
+        right = title not in ("worker", "state", "verdict")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+        table.columns[-1].max_width = _LONGEST_NAME
+    table.add_column("why", no_wrap=not wrap, overflow="fold" if wrap else "ellipsis", ratio=1)
+    for one in workers:
+        each = one.seconds_per_sample.median
+        cells = {
+            "worker": Text(plain(one.worker), style="bold"),
+            "state": Text(one.state),
+            "verdict": Text(one.verdict, style=_VERDICTS.get(one.verdict, "")),
+            "samples": Text(f"{one.batch_size:,}"),
+            "time": Text(
+                _UNKNOWN if one.batch_processing_time is None else words.seconds(one.batch_processing_time)
+            ),
+            "ms/sample": Text(_UNKNOWN if each is None else f"{each * 1e3:.3g}"),
+            "speed": Text(_number(one.relative_to_others, "{:.2f}×")),
+            "waits": Text(_number(one.waiting_share, "{:.0%}")),
+            "CPU taken": Text(_number(one.cpu_usage, "{:.0%}")),
+        }
+        table.add_row(*(cells[title] for title in titles), Text(f"{one.verdict_text}; {one.balanced_text}"))
+    return table
+
+
+def events(job: Shown, most: int) -> list[Text]:
+    """A job's last events, a line for each, oldest first."""
+    return [
+        Text.assemble(
+            (time.strftime("%H:%M:%S ", time.localtime(one.at)), "dim"),
+            plain(one.text),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for one in job.events[-most:]
+    ]
+
+
+def sparkline(durations: Sequence[float], width: int) -> Text:
+    """The last iterations' times as bars in a line, from 0; the few longest do not flatten the others."""
+    durations = durations[-max(1, width) :]
+    longest = max(durations, default=0.0)
+    if not longest > 0:
+        return Text()
+    label = f"  up to {words.seconds(longest)}"
+    values = durations[-max(1, width - len(label)) :]
+    full = sorted(values)[int(_UNCUT * (len(values) - 1))] or longest
+    bars = "".join(_BARS[min(len(_BARS) - 1, int(value / full * (len(_BARS) - 1)))] for value in values)
+    return Text.assemble((bars, "cyan"), (label, "dim"), no_wrap=True, overflow="crop")
+
+
+def state(name: str) -> Text:
+    """A job's state in its colour."""
+    return Text(name, style=_STATES.get(name, "dim"))
+
+
+def plain(text: str) -> str:
+    """A text of others' with nothing in it that moves a cursor."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="dim")
+
+
+def _that_fit(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
+    """The columns of jobs that a terminal has room for, and those that no table can be without."""
+    widths = {
+        title: max(len(title), *(line[title].cell_len for line in lines), 0) + _GAP for title in _JOB_COLUMNS
+    }
+    for title in _LEFT_OUT:
+        if sum(widths.values()) - _GAP > width:
+            del widths[title]
+    return list(widths)
+
+
+def _policy(summary: Any) -> str:
+    return f"{summary.policy} ({summary.predictor})" if summary.predictor else str(summary.policy)
+
+
+def _number(value: float | None, form: str) -> str:
+    return _UNKNOWN if value is None else form.format(value)

@@ -1,0 +1,213 @@
+"""`evenpace top`'s screen: a thread looks at the manager, the main one draws and listens to the keyboard."""
+
+import contextlib
+import logging
+import os
+import re
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
+from evenpace.overview import words
+from evenpace.overview.client import ManagerClient
+from evenpace.overview.feed import Feed
+from rpc.errors import EvenpaceError
+
+_TICK = 0.2  # seconds between looks at the keyboard, the terminal's size and what is new
+_CATCH_UP = 0.05  # seconds between looks at the manager while a long past is still to be read
+_EVENTS = 5
+_WORKERS = 500  # more than any terminal has lines
+_KEY = re.compile(rb"\x1b[\[O][A-Z]|.", re.DOTALL)  # an arrow is several bytes
+_KEYS = {
+    b"q": "quit",
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"k": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"j": "down",
+    b"\r": "open",
+    b"\n": "open",
+    b"b": "back",
+    b"\x1b": "back",
+}
+
+
+def watch(console: Console, client: ManagerClient, job: str | None, manager: str, interval: float) -> None:
+    """Show it until q or Ctrl-C.
+
+    Args:
+        console: On a terminal.
+        client: Of the manager.
+        job: The only one that is of interest; None for all.
+        manager: Its address, to be shown.
+        interval: Seconds between looks at it.
+
+    Raises:
+        EvenpaceError: The manager could not be reached the first time.
+    """
+    watcher = _Watcher(Feed(client, None if job is None else [job]), job)
+    watcher.look()
+    logging.getLogger().setLevel(logging.CRITICAL)  # a line of a log would tear the screen
+    looking = threading.Thread(target=watcher.run, args=(interval,), daemon=True)
+    chosen, drawn = "", None
+    live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard, live:
+        looking.start()
+        while True:
+            seen = watcher.seen
+            names = [one.summary.job for one in seen.jobs]
+            chosen = chosen if chosen in names else next(iter(names), "")
+            view = (seen, chosen, console.size, int(time.monotonic()))
+            if view != drawn:
+                live.update(_draw(seen, manager, chosen, *console.size), refresh=True)
+                drawn = view
+            for key in _keys(keyboard, _TICK):
+                if key == "quit":
+                    return
+                if key == "open":
+                    watcher.open(chosen)
+                elif key == "back":
+                    watcher.open(job)
+                elif key in ("up", "down") and names:
+                    place = names.index(chosen) + (1 if key == "down" else -1)
+                    chosen = names[min(max(place, 0), len(names) - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What was found at the last look.
+
+    Attributes:
+        jobs: In the manager's order.
+        opened: The one to be shown with its workers, by name; None for the list.
+        lost: Why the manager could not be reached; empty if it could.
+        since: When it last could, in the monotonic clock's seconds.
+    """
+
+    jobs: tuple[Shown, ...]
+    opened: str | None
+    lost: str
+    since: float
+
+
+class _Watcher:
+    """Looks at the manager, in a thread of its own, as an answer may take long; the feed is for it alone."""
+
+    def __init__(self, feed: Feed, opened: str | None) -> None:
+        self.seen = _Seen((), opened, "", time.monotonic())
+        self._feed = feed
+        self._opened = opened
+        self._woken = threading.Event()
+
+    def open(self, job: str | None) -> None:
+        """Show a job from now on; None for the list."""
+        self._opened = job
+        self._woken.set()
+
+    def look(self) -> None:
+        """Look once.
+
+        Raises:
+            EvenpaceError: The manager cannot be reached.
+        """
+        self._feed.poll()
+        self._note("", time.monotonic())
+
+    def run(self, interval: float) -> None:
+        """Look for ever."""
+        while True:
+            self._woken.wait(_CATCH_UP if self._feed.behind else interval)
+            self._woken.clear()
+            try:
+                self.look()
+            except EvenpaceError as error:
+                self._note(str(error), self.seen.since)
+
+    def _note(self, lost: str, since: float) -> None:
+        opened = self._opened
+        jobs = tuple(shown(job, _WORKERS if name == opened else 0) for name, job in self._feed.jobs.items())
+        self.seen = _Seen(jobs, opened, lost, since)
+
+
+def _draw(seen: _Seen, manager: str, chosen: str, width: int, height: int) -> RenderableType:
+    title = Text.assemble(("evenpace ", "bold"), manager, f"  {time.strftime('%H:%M:%S')}", no_wrap=True)
+    if seen.lost:
+        away = words.seconds(max(1.0, time.monotonic() - seen.since))
+        title.append(f"  cannot be reached since {away}", style="bold red")
+    opened = [one for one in seen.jobs if one.summary.job == seen.opened]
+    if opened:
+        keys = "b back  q quit"
+        body = _one(opened[0], width, height - 3)
+    else:
+        keys = "up/down choose  Enter show  q quit"
+        body = _all(seen, chosen, width, height - 3)
+    return Group(title, Text(), *body, Text(keys, style="dim", no_wrap=True))
+
+
+def _all(seen: _Seen, chosen: str, width: int, lines: int) -> list[RenderableType]:
+    """The jobs, as many as fit below a line of titles; the chosen one is among them."""
+    if seen.opened is not None:
+        return [Text(f"no job {seen.opened!r} yet", style="dim")]
+    room, cut = _fit(len(seen.jobs), lines - 1)
+    place = next((i for i, one in enumerate(seen.jobs) if one.summary.job == chosen), 0)
+    first = min(max(0, place - room + 1), max(0, len(seen.jobs) - room))
+    return [jobs_table(seen.jobs[first : first + room], width, chosen), *_more(len(seen.jobs) - room, cut)]
+
+
+def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
+    """A job: its head, its iterations' times, its slowest workers, as many as fit, and its last events."""
+    top = [*head(job), sparkline(job.durations, width), Text()]
+    said = events(job, min(_EVENTS, max(0, lines - len(top) - 5)))
+    bottom = [Text(), *said] if said else []
+    count = sum(job.figures.verdicts.values())
+    room, cut = _fit(count, lines - len(top) - len(bottom) - 1)
+    workers = job.figures.workers[:room]
+    return [*top, workers_table(workers, width), *_more(count - len(workers), cut), *bottom]
+
+
+def _fit(count: int, lines: int) -> tuple[int, bool]:
+    """How many of so many fit into lines, and whether one of these must say that there are more."""
+    return (count, False) if count <= lines else (max(1, lines - 1), True)
+
+
+def _more(count: int, cut: bool) -> list[Text]:
+    return [Text(f"... {count:,} more", style="dim")] if cut else []
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[int | None]:
+    """The keyboard, which says each key at once and shows none; None where the input is no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    try:
+        tty.setcbreak(keyboard, termios.TCSANOW)
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+def _keys(keyboard: int | None, seconds: float) -> list[str]:
+    """What was asked for within so long."""
+    if keyboard is None:
+        time.sleep(seconds)
+        return []
+    if not select.select([keyboard], [], [], seconds)[0]:
+        return []
+    pressed = os.read(keyboard, 64)
+    if not pressed:  # the terminal has gone
+        return ["quit"]
+    return [_KEYS[key] for key in _KEY.findall(pressed) if key in _KEYS]

@@ -1,0 +1,101 @@
+"""Asks a manager about its jobs, and has it change how they are run."""
+
+from typing import Any, Self
+
+import idl
+from batchsize_manager.rounding import Bounds
+from evenpace.overview.iterations import Iteration, from_wire
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+
+_wire = idl.batchsize_manager
+
+_ITERATIONS = 1000  # asked for at once
+
+
+class ManagerClient:
+    """A connection to a manager, for one thread; all methods raise `EvenpaceError`.
+
+    Args:
+        manager: Its address.
+        credentials: A certificate, and a token of the job or of all jobs, where it asks for them.
+        timeout: Seconds in which a call must be answered, attempts to connect included.
+    """
+
+    def __init__(
+        self, manager: Address, credentials: Credentials | None = None, timeout: float = 10.0
+    ) -> None:
+        self._timeout = timeout
+        self._client = Client(
+            _wire.BatchSizeManager,
+            manager,
+            "BatchSizeManager",
+            connect_timeout=timeout,
+            credentials=credentials,
+        )
+
+    def __enter__(self) -> Self:
+        """For `with`, which closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def jobs(self, job: str | None = None) -> Any:
+        """A `JobsReply`, of one job or all."""
+        return self._call("jobs", _wire.JobsRequest(job=job))
+
+    def status(self, job: str, events_after: int = -1) -> Any:
+        """A `StatusReply`."""
+        return self._call("status", _wire.StatusRequest(job=job, events_after=events_after))
+
+    def records(
+        self, job: str, first_iteration: int, limit: int = _ITERATIONS
+    ) -> tuple[str, list[Iteration]]:
+        """A job's run, and at most so many of its complete iterations from one on, oldest first.
+
+        There may be more: ask again from the last one's successor until there are none.
+        """
+        request = _wire.RecordsRequest(job=job, first_iteration=first_iteration, limit=limit)
+        reply = self._call("records", request)
+        return reply.run, from_wire(reply)
+
+    def set_policy(
+        self, job: str, policy: str, predictor: str | None = None, tolerance: float | None = None
+    ) -> str:
+        """Split batches otherwise from now on; what was done, in words. So do the methods below."""
+        return self._control(job, balancing=_wire.Balancing(policy, predictor, tolerance))
+
+    def set_total_batch_size(self, job: str, samples: int) -> str:
+        """Have larger or smaller batches from now on."""
+        return self._control(job, total_batch_size=samples)
+
+    def set_bounds(self, job: str, worker: str, bounds: Bounds) -> str:
+        """Give a worker batch sizes between others from now on."""
+        wire_bounds = _wire.Bounds(bounds.minimum, bounds.maximum, bounds.granularity)
+        return self._control(job, worker=worker, bounds=wire_bounds)
+
+    def drain(self, job: str, worker: str) -> str:
+        """Let a worker finish what it has been given, then release it."""
+        return self._control(job, worker=worker, drain=True)
+
+    def pause(self, job: str) -> str:
+        """Plan nothing more until `resume`."""
+        return self._control(job, paused=True)
+
+    def resume(self, job: str) -> str:
+        """Go on after `pause`."""
+        return self._control(job, paused=False)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _control(self, job: str, **change: Any) -> str:
+        said: str = self._call("control", _wire.ControlRequest(job=job, **change)).said
+        return said
+
+    def _call(self, method: str, request: Any) -> Any:
+        return self._client.call(method, request, timeout=self._timeout)

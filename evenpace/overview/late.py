@@ -1,0 +1,172 @@
+"""Figures of a job's last iterations, worked out for all workers at once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from evenpace.overview import course, words
+from evenpace.overview.best import Best, rates
+from evenpace.overview.columns import CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
+from evenpace.overview.course import Course
+from evenpace.overview.even_split import with_even_shares
+from evenpace.overview.figures import JobFigures, Spread, WorkerFigures
+from evenpace.overview.statistics import Array, median
+from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
+from evenpace.overview.words import Estimate, number
+
+
+class Late:
+    """The last iterations of a job, at most so many; to be used at once.
+
+    All arrays of its own are (iterations, workers), NaN where a worker took no part.
+    """
+
+    def __init__(
+        self, recent: Recent, slots: Slots, fixed: Array, best: Best, whole: Course, most: int
+    ) -> None:
+        values = recent.values[-most:]
+        columns = np.flatnonzero(~np.isnan(values[:, SIZE]).all(axis=0))
+        names = slots.names
+        self._names = [names[column] for column in columns.tolist()]
+        self._course = whole
+        self._rows = whole.rows[-len(values) :] if len(values) else whole.rows[:0]
+        self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted = (
+            values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED)
+        )
+        fixed = fixed[columns]
+        busy = (self._sizes > 0) & (self._times > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._speeds = np.where(busy, self._sizes / self._times, np.nan)
+            self._per_sample = np.where(busy, self._times / self._sizes, np.nan)
+            self._errors = self._predicted / self._speeds - 1
+        self._even_times = with_even_shares(self._sizes, self._times, fixed)
+        self._rates = rates(self._sizes, self._times, fixed)
+        self._best = best.rates(columns, fixed)
+
+    def figures(self, states: Mapping[str, str] | None, limit: int | None) -> JobFigures:
+        """See `JobView.figures`."""
+        whole, rows = self._course, self._rows
+        sums = whole.sums
+        seconds = float(rows[:, course.DURATION].sum())
+        samples = float(rows[:, course.TOTAL].sum())
+        last = whole.rows[-1] if sums.iterations else None
+        even = np.where(np.isnan(rows[:, course.EVEN]), rows[:, course.DURATION, None], rows[:, course.EVEN])
+        even_seconds = np.array([case.sum() for case in even.T])  # (3,), each as exact as the durations' sum
+        known = seconds > 0 and bool((even_seconds > 0).all())
+        speedups = _estimate(even_seconds / seconds) if known else None
+        saved = _estimate(sums.saved)
+        waits, times = _sums(self._waits), _sums(self._times)
+        verdicts = judge(self._per_sample, self._rates, self._best, self._cpu)
+        squares = self._errors[np.isfinite(self._errors)] ** 2
+        return JobFigures(
+            iterations=sums.iterations,
+            iteration=int(last[course.ITERATION]) if last is not None else None,
+            epoch=int(last[course.EPOCH]) if last is not None else None,
+            samples=sums.samples,
+            seconds=sums.seconds,
+            throughput=samples / seconds if known else None,
+            even_throughput=samples / speedups.likely / seconds if speedups else None,
+            speedup=speedups.likely if speedups else None,
+            speedup_least=speedups.least if speedups else None,
+            speedup_most=speedups.most if speedups else None,
+            iteration_time=float(np.median(rows[:, course.DURATION])) if len(rows) else None,
+            saved_seconds=saved.likely,
+            saved_least=saved.least,
+            saved_most=saved.most,
+            waiting_share=number(float(_share(waits.sum(), times.sum()))),
+            prediction_error=float(np.sqrt(squares.mean())) if len(squares) else None,
+            headline=words.headline(len(self._names), speedups, saved),
+            workers=self._workers(verdicts, states, limit),
+            verdicts=verdicts.counts(),
+        )
+
+    def _workers(
+        self, verdicts: Verdicts, states: Mapping[str, str] | None, limit: int | None
+    ) -> list[WorkerFigures]:
+        if not self._names:
+            return []
+        typical = median(self._per_sample)
+        order = np.argsort(-typical, kind="stable")[:limit]  # NaN comes last
+        per_sample = self._per_sample[:, order]
+        last = self._last_rows()[order]
+        member = (
+            ~np.isnan(self._sizes[-1])
+            if states is None
+            else np.array([name in states for name in self._names])
+        )
+        speeds = median(self._speeds)
+        members_speed = median(speeds[member][:, None])[0] if member.any() else np.nan
+        sizes, even_sizes = self._sizes[last, order], np.nanmean(self._sizes, axis=1)[last]
+        speed_last, predicted_last = self._speeds[last, order], self._predicted[last, order]
+        times, waits = median(self._times[:, order]), median(self._waits[:, order])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            shares = _share(_sums(self._waits), _sums(self._times))[order]
+            to_best = median(self._rates[:, order]) / self._best[order]
+            to_others = speeds[order] / members_speed
+        cpu, memory = median(self._cpu[:, order]), self._memory[last, order]
+        errors = median(np.abs(self._errors[:, order]))
+        won = median(self._even_times[:, order] - self._times[:, order])
+        low, high = _extremes(per_sample)
+        listed = []
+        for i, worker in enumerate(order.tolist()):
+            name = self._names[worker]
+            if states is not None:
+                state = states.get(name, "gone")
+            else:
+                state = "working" if member[worker] else "gone"
+            gain = number(won[i])
+            listed.append(
+                WorkerFigures(
+                    worker=name,
+                    state=state,
+                    batch_size=int(sizes[i]),
+                    even_batch_size=float(even_sizes[i]),
+                    batch_processing_time=number(times[i]),
+                    waiting_time=number(waits[i]),
+                    waiting_share=number(shares[i]),
+                    seconds_per_sample=Spread(number(low[i]), number(typical[worker]), number(high[i])),
+                    speed=number(speeds[worker]),
+                    relative_to_best=number(to_best[i]),
+                    relative_to_others=number(to_others[i]),
+                    cpu_usage=number(cpu[i]),
+                    memory_usage=number(memory[i]),
+                    predicted_speed=number(predicted_last[i]),
+                    real_speed=number(speed_last[i]),
+                    prediction_error=number(errors[i]),
+                    verdict=KINDS[verdicts.kinds[worker]],
+                    verdict_text=verdicts.text(worker),
+                    balanced_text=balanced(float(sizes[i]), float(even_sizes[i]), gain),
+                    won_per_iteration=gain,
+                )
+            )
+        return listed
+
+    def _last_rows(self) -> Array:
+        """In which row each worker was seen last, (workers,)."""
+        there = ~np.isnan(self._sizes[::-1])
+        rows: Array = len(self._sizes) - 1 - there.argmax(axis=0)
+        return rows
+
+
+def _estimate(values: Array) -> Estimate:
+    """Of what fixed costs at their least, as is likely, and at their most make it."""
+    return Estimate(float(values.min()), float(values[1]), float(values.max()))
+
+
+def _sums(values: Array) -> Array:
+    """Of each column, leaving out NaN."""
+    return np.asarray(np.nansum(values, axis=0))
+
+
+def _share(waits: Any, times: Any) -> Any:
+    """Of the time, what is waited; NaN where there is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.divide(waits, waits + times)
+
+
+def _extremes(values: Array) -> tuple[Array, Array]:
+    """Of each column, leaving out NaN; NaN for a column of nothing else."""
+    low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
+    low, high = low.min(axis=0), high.max(axis=0)
+    return np.where(np.isinf(low), np.nan, low), np.where(np.isinf(high), np.nan, high)

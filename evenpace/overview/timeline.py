@@ -1,0 +1,78 @@
+"""A job's course for plots: some of its iterations, evenly spaced, the same ones while the job goes on."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenpace.overview import course
+from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
+from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
+from evenpace.overview.statistics import Array
+from evenpace.overview.words import number
+
+Known = tuple[NDArray[np.int64], Array]
+
+
+def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> Timeline:
+    """Make a timeline of a job's rows; see `course`.
+
+    Args:
+        rows: All that there are.
+        points: How many iterations at most; at least 1.
+        first: From which iteration on.
+        workers: By name, which iterations are known of it, (known,) ascending, and its quantities in them,
+            (known, QUANTITIES).
+    """
+    rows = _thin(rows[np.searchsorted(rows[:, course.ITERATION], first) :], points)
+    numbers = rows[:, course.ITERATION].astype(np.int64)
+    durations, totals = rows[:, course.DURATION], rows[:, course.TOTAL]
+    throughputs = np.divide(totals, durations, out=np.zeros(len(rows)), where=durations > 0)
+    return Timeline(
+        iterations=numbers.tolist(),
+        durations=durations.tolist(),
+        even_durations=_listed(rows[:, course.EVEN][:, 1]),
+        batch_sizes=_spreads(rows[:, course.SIZES]),
+        batch_processing_times=_spreads(rows[:, course.TIMES]),
+        waiting_times=_spreads(rows[:, course.WAITS]),
+        throughputs=throughputs.tolist(),
+        workers={name: _of_worker(numbers, *known) for name, known in workers.items()},
+    )
+
+
+def _thin(rows: Array, points: int) -> Array:
+    """At most so many rows: those whose iteration is a multiple of a power of two, and the last."""
+    if len(rows) <= points:
+        return rows
+    numbers = rows[:, course.ITERATION].astype(np.int64)
+    stride = 2
+    while (kept := numbers % stride == 0).sum() > points - 1:
+        stride *= 2
+    kept[-1] = True
+    thinned: Array = rows[kept]
+    return thinned
+
+
+def _of_worker(numbers: NDArray[np.int64], known: NDArray[np.int64], quantities: Array) -> WorkerTimeline:
+    values = np.full((len(numbers), quantities.shape[1]), np.nan)
+    if len(known):
+        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        found = known[places] == numbers
+        values[found] = quantities[places[found]]
+    sizes, times = values[:, SIZE], values[:, TIME]
+    speeds = np.divide(sizes, times, out=np.full(len(values), np.nan), where=(sizes > 0) & (times > 0))
+    return WorkerTimeline(
+        batch_sizes=_listed(sizes),
+        batch_processing_times=_listed(times),
+        waiting_times=_listed(values[:, WAIT]),
+        speeds=_listed(speeds),
+        predicted_speeds=_listed(values[:, PREDICTED]),
+    )
+
+
+def _listed(values: Array) -> list[float | None]:
+    return [number(value) for value in values.tolist()]
+
+
+def _spreads(values: Array) -> list[Spread]:
+    return [Spread(number(low), number(middle), number(high)) for low, middle, high in values.tolist()]

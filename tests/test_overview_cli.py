@@ -1,0 +1,278 @@
+"""`evenpace status` and `evenpace top`, against real managers, on a real terminal."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from rpc import tokens
+from rpc.credentials import Credentials
+from rpc.server import Security
+from tests.services import MemberWorker, RestartableManager, address_of_our_own, manager_service, serving
+
+
+def run(*arguments):
+    """Run a command here."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def busy():
+    """A manager with two jobs, one of which has done some iterations."""
+    with serving(manager_service()) as address:
+        workers = [MemberWorker(address, name) for name in ("first", "second")]
+        for _ in range(30):
+            workers[0].iterate()
+        yield address
+        for worker in workers:
+            worker.close()
+
+
+# -- status
+
+
+def test_status_lists_the_jobs(busy):
+    """A line for each job, with its state and how far it is."""
+    done = run("status", "--manager", busy)
+    assert done.exit_code == 0
+    titles, *lines = [line.split() for line in done.output.splitlines()]
+    assert titles[:3] == ["job", "state", "iteration"]
+    assert [line[:3] for line in lines] == [["first", "running", "30"], ["second", "running", "0"]]
+
+
+def test_status_of_a_job_shows_its_workers(busy):
+    """One job comes with its workers, why they are judged so, and what happened."""
+    done = run("status", "first", "--manager", busy)
+    assert done.exit_code == 0
+    assert "one worker: nothing to balance" in done.output
+    assert re.search(r"good +working +even +10 ", done.output)
+    assert "good joined, for iteration 0 on" in done.output
+
+
+def test_status_for_machines_is_json(busy):
+    """The keys are those of the figures, for each job."""
+    done = run("status", "--json", "--manager", busy)
+    assert done.exit_code == 0
+    first, second = json.loads(done.output)["jobs"]
+    assert (first["job"], first["state"], first["iteration"], first["behind"]) == ("first", "running", 30, 0)
+    assert (first["figures"]["iterations"], first["figures"]["samples"]) == (30, 300)
+    assert first["figures"]["workers"][0]["worker"] == "good"
+    assert first["members"][0] | {"silence": 0} == {
+        "worker": "good",
+        "state": "working",
+        "iteration": 30,
+        "silence": 0,
+        "minimum": 1,
+        "maximum": 10**6,
+        "granularity": 1,
+    }
+    assert first["events"][0]["text"] == "good joined, for iteration 0 on"
+    assert first["spec"]["total_batch_size"] == 10
+    assert second["figures"]["speedup"] is None
+
+
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_a_job_that_is_not_there_is_a_clear_line(busy, command):
+    """Status 1, and the name."""
+    done = run(command, "nothing", "--manager", busy)
+    assert done.exit_code == 1
+    assert "there is no job 'nothing'" in done.output
+
+
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_a_manager_that_is_away_is_a_clear_line(command):
+    """Status 1, one line, and the address."""
+    address = address_of_our_own()
+    done = subprocess.run(
+        [sys.executable, "-m", "evenpace", command, "--manager", str(address)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert str(address) in done.stderr
+
+
+def test_status_shows_a_token_where_one_is_asked_for(tmp_path):
+    """A job's own token shows that job; the list of all needs one of all jobs."""
+    key, token = tmp_path / "tokens.key", tmp_path / "token"
+    tokens.write_new_key(key, add=False)
+    text = tokens.issue(tokens.TokenKeys(key), "mine", 0)
+    token.write_text(text)
+    token.chmod(0o600)
+    with serving(manager_service(), security=Security(token_keys=key)) as address:
+        worker = MemberWorker(address, "mine", Credentials(token_text=text))
+        assert run("status", "mine", "--manager", address, "--token-file", token).exit_code == 0
+        assert run("status", "--manager", address, "--token-file", token).exit_code == 1
+        worker.close()
+
+
+# -- top
+
+
+_SCREENS = 40_000  # bytes at the end of what was written, which hold the last screen
+
+
+class Terminal:
+    """`evenpace top` on a terminal of its own.
+
+    Attributes:
+        raw: All that it wrote.
+    """
+
+    def __init__(self, *arguments, lines=24, columns=140):
+        self.raw = b""
+        self._end, other = pty.openpty()
+        self.resize(lines, columns)
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "evenpace", "top", *map(str, arguments)],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env={name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")}
+            | {"TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        os.close(other)
+
+    def resize(self, lines, columns=140):
+        """Give it another size, as a window's frame does."""
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys):
+        """Press keys."""
+        os.write(self._end, keys)
+
+    def read(self):
+        """Take what there is to read; whether it goes on."""
+        for _ in range(50):
+            if not select.select([self._end], [], [], 0.02)[0]:
+                break
+            try:
+                piece = os.read(self._end, 65536)
+            except OSError:  # its other end is closed
+                return False
+            self.raw += piece
+            if not piece:
+                return False
+        return True
+
+    def shows(self, text):
+        """Whether the last screen that was drawn, or is being drawn, has a text."""
+        self.read()
+        screens = self.raw[-_SCREENS:].decode(errors="replace").split("\x1b[H")
+        return any(re.search(text, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen)) for screen in screens[-2:])
+
+    def ends(self):
+        """Its exit status, once it has ended and all is read."""
+        while self.read():
+            pass
+        return self._popen.wait(timeout=30)
+
+    def close(self):
+        """End it, whatever it does."""
+        self._popen.kill()
+        self._popen.wait(timeout=30)
+        os.close(self._end)
+
+
+@contextlib.contextmanager
+def terminal(*arguments, **options):
+    """A terminal that is gone afterwards, whatever happens."""
+    opened = Terminal(*arguments, **options)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_top_without_a_terminal_shows_it_once(busy):
+    """It says so, and ends."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evenpace", "top", "--manager", str(busy)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == "The output is no terminal that can be drawn on: shown once.\n"
+    assert "first" in done.stdout
+
+
+def test_top_is_live_and_obeys_keys(busy, wait_until):
+    """It lists the jobs, shows the one that is chosen, follows it, goes back, and leaves a clean screen."""
+    with terminal("--manager", busy, "--interval", 0.1) as screen:
+        wait_until(lambda: screen.shows(r"first +running +30"), "the list")
+        screen.press(b"\x1b[B")
+        screen.press(b"\r")
+        wait_until(lambda: screen.shows("no iteration is complete yet"), "the second job")
+        screen.press(b"b")
+        wait_until(lambda: screen.shows("Enter show"), "the list again")
+        screen.press(b"\x1b[A")
+        screen.press(b"\r")
+        wait_until(lambda: screen.shows("one worker: nothing to balance"), "the first job")
+        worker = MemberWorker(busy, "third")
+        screen.press(b"b")
+        wait_until(lambda: screen.shows(r"third +running +0"), "a new job")
+        worker.iterate()
+        wait_until(lambda: screen.shows(r"third +running +1"), "its progress")
+        worker.close()
+        wait_until(lambda: screen.shows(r"third +ended"), "its end")
+        screen.press(b"q")
+        assert screen.ends() == 0
+        assert screen.raw.rstrip().endswith(b"\x1b[?1049l")  # back from the other screen
+
+
+def test_top_fits_the_terminal_whatever_its_size(wait_until):
+    """What does not fit is counted, and another size is taken up."""
+    with serving(manager_service()) as address:
+        workers = [MemberWorker(address, f"job-{i:02}") for i in range(30)]
+        with terminal("--manager", address, "--interval", 0.1, lines=20) as screen:
+            wait_until(lambda: screen.shows(r"\.\.\. 15 more"), "what does not fit in 20 lines")
+            screen.resize(30)
+            wait_until(lambda: screen.shows(r"\.\.\. 5 more"), "what does not fit in 30 lines")
+            screen.resize(50)
+            wait_until(lambda: screen.shows("job-29"), "all of them")
+            os.kill(screen.pid, signal.SIGINT)
+            assert screen.ends() == 0
+            assert screen.raw.rstrip().endswith(b"\x1b[?1049l")
+        for worker in workers:
+            worker.close()
+
+
+@pytest.mark.slow
+def test_top_outlives_its_manager(tmp_path, wait_until):
+    """While the manager is away it says since when; then it goes on."""
+    with RestartableManager(tmp_path) as manager, terminal("--manager", manager.address) as screen:
+        wait_until(lambda: screen.shows("no jobs"), "the list")
+        manager.end(signal.SIGKILL)
+        wait_until(lambda: screen.shows(r"cannot be reached since \d"), "the notice")
+        manager.start()
+        wait_until(lambda: not screen.shows("cannot be reached"), "the end of the notice")
+        worker = MemberWorker(manager.address, "later")
+        wait_until(lambda: screen.shows("later +running"), "a new job")
+        worker.close()
+        os.kill(screen.pid, signal.SIGINT)
+        assert screen.ends() == 0
+
+
+def test_narrow_terminals_get_fewer_columns(busy, wait_until):
+    """In 60 columns nothing is cut off; what matters least is left out."""
+    with terminal("--manager", busy, "--interval", 0.1, columns=60) as screen:
+        wait_until(lambda: screen.shows(r"first +running +30 .*1\.00×"), "the list")
+        assert not screen.shows("…")
+        assert not screen.shows("epoch")
