@@ -12,6 +12,7 @@ from evenpace.cli.bench import bench
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
+from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
 from evenpace.cli.overview import status, top
 from evenpace.cli.security import certs, token
@@ -55,7 +56,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, worker),
-    *(status, top, health),
+    *(job, status, top, health),
     *(certs, token),
     *(bench, trace, experiment),
 )

@@ -1,0 +1,142 @@
+"""`evenpace job`: changes how a running job is run."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from batchsize_manager.policies import POLICIES
+from evenpace.cli.options import F, as_client, example, user_mistakes
+from predictors import PREDICTORS
+from rpc.credentials import Credentials
+
+
+def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
+    """A command whose function is given a `ManagerClient`, and answers with what is to be printed."""
+
+    @click.option(
+        "--manager",
+        default="127.0.0.1:4300",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="The BatchSizeManager that runs the job.",
+    )
+    @as_client
+    @functools.wraps(function)
+    def command(manager: str, credentials: Credentials | None, **others: Any) -> None:
+        from evenpace.overview.client import ManagerClient
+        from rpc.address import Address
+
+        with user_mistakes():
+            address = Address.parse(manager)
+            with ManagerClient(address, credentials) as client:
+                click.echo(function(client, **others))
+
+    return command
+
+
+@click.group()
+def job() -> None:
+    """Change a running job: how its batches are split, how large they are, and who takes part.
+
+    A change holds from the first iteration on that nobody has been given yet, and no iteration is lost. With
+    `evenpace manager --state` it outlives the manager.
+    """
+
+
+def _command(name: str, text: str) -> Callable[[F], Any]:
+    def add(function: F) -> Any:
+        return job.command(name)(example(text)(_asks_manager(function)))
+
+    return add
+
+
+@_command("policy", "evenpace job policy digits learned --tolerance 0.05")
+@click.argument("name", metavar="JOB")
+@click.argument("policy", type=click.Choice(tuple(POLICIES)), metavar="POLICY")
+@click.option(
+    "--predictor",
+    type=click.Choice(tuple(PREDICTORS)),
+    help="Of speeds, where the policy goes by one.  [default: the present one]",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Keep batch sizes while predicted to be this close to the best.  [default: the present one]",
+)
+def _policy(client: Any, name: str, policy: str, predictor: str | None, tolerance: float | None) -> str:
+    """Split batches by another policy from now on.
+
+    It is one of even, proportional, leader_straggler and learned. It starts from what is known already of the
+    workers' speeds.
+    """
+    said: str = client.set_policy(name, policy, predictor, tolerance)
+    return said
+
+
+@_command("batch-size", "evenpace job batch-size digits 960")
+@click.argument("name", metavar="JOB")
+@click.argument("samples", type=click.IntRange(1))
+def _batch_size(client: Any, name: str, samples: int) -> str:
+    """Have whole batches of so many SAMPLES, over all workers.
+
+    Each sample of an epoch is used once all the same. Learning rates are not changed. Where the manager runs
+    with --scale-batch, it is the size for its --workers.
+    """
+    said: str = client.set_total_batch_size(name, samples)
+    return said
+
+
+@_command("bounds", "evenpace job bounds digits w2 --minimum 8 --maximum 256 --granularity 8")
+@click.argument("name", metavar="JOB")
+@click.argument("worker")
+@click.option("--minimum", type=click.IntRange(1), help="Samples, at least.  [default: the present one]")
+@click.option("--maximum", type=click.IntRange(1), help="Samples, at most.  [default: the present one]")
+@click.option("--granularity", type=click.IntRange(1), help="Multiples of it.  [default: the present one]")
+def _bounds(
+    client: Any, name: str, worker: str, minimum: int | None, maximum: int | None, granularity: int | None
+) -> str:
+    """Give a WORKER batch sizes between other bounds."""
+    from batchsize_manager.rounding import Bounds
+    from rpc.errors import InvalidRequestError
+
+    if minimum is None and maximum is None and granularity is None:
+        raise click.UsageError("nothing to change: give --minimum, --maximum or --granularity")
+    members = {member.worker: member.bounds for member in client.status(name).members}
+    if worker not in members:
+        raise InvalidRequestError(f"there is no worker {worker!r} in this job")
+    present = members[worker]
+    bounds = Bounds(
+        minimum or present.minimum, maximum or present.maximum, granularity or present.granularity
+    )
+    said: str = client.set_bounds(name, worker, bounds)
+    return said
+
+
+@_command("drain", "evenpace job drain digits w2")
+@click.argument("name", metavar="JOB")
+@click.argument("worker")
+def _drain(client: Any, name: str, worker: str) -> str:
+    """Let a WORKER finish what it was given, then release it: its training loop ends.
+
+    The others take its part from then on. Started again, it joins again.
+    """
+    said: str = client.drain(name, worker)
+    return said
+
+
+@_command("pause", "evenpace job pause digits")
+@click.argument("name", metavar="JOB")
+def _pause(client: Any, name: str) -> str:
+    """Plan nothing more until `evenpace job resume`; what was given is finished, and all wait."""
+    said: str = client.pause(name)
+    return said
+
+
+@_command("resume", "evenpace job resume digits")
+@click.argument("name", metavar="JOB")
+def _resume(client: Any, name: str) -> str:
+    """Go on with a paused job."""
+    said: str = client.resume(name)
+    return said

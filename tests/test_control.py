@@ -1,0 +1,531 @@
+"""Operators change running jobs, over real connections: training comes to what one process would come to."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import idl
+from batchsize_manager.batches import BatchChange
+from batchsize_manager.plan import permutation
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.state_reader import open_state
+from evenpace.overview.client import ManagerClient
+from rpc import tokens
+from rpc.client import Client
+from rpc.errors import InvalidRequestError, UnauthorisedError
+from rpc.server import Security
+from tests.least_squares import SPEC, Worker, services
+from tests.scripts.train_least_squares import FEATURES, RATE, mean_gradient
+from tests.services import (
+    MemberWorker,
+    RestartableManager,
+    join_request,
+    manager_service,
+    serving,
+    shard_service,
+    with_token,
+)
+from worker.data import Slices
+from worker.layout import Group, Layout
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+
+_wire = idl.batchsize_manager
+_PATIENCE = 240.0  # seconds; a manager may be about to start again
+ITERATIONS = 60
+JOB = "default"
+
+
+def trained_on(batches):
+    """The parameters of one process that takes these batches: (epoch, start, total) of each."""
+    parameters = np.zeros(FEATURES)
+    for epoch, start, total in batches:
+        parameters -= RATE * mean_gradient(parameters, permutation(SPEC, epoch)[start : start + total])
+    return parameters
+
+
+def batches_of(workers):
+    """What the workers went through by iteration, as (epoch, start, total); where it was redone, at last."""
+    seen = {}
+    for part in sorted((p for worker in workers for p in worker.done), key=lambda part: part.attempt):
+        batch = part.attempt, (part.epoch, part.batch_start, part.total)
+        before = seen.get(part.iteration, batch)
+        assert before == batch or before[0] < batch[0]
+        seen[part.iteration] = batch
+    return [seen[iteration][1] for iteration in range(len(seen))]
+
+
+def assert_trained(workers, iterations=ITERATIONS):
+    """All end with the parameters of one process on the same batches, one after the other; these."""
+    for worker in workers:
+        worker.end()
+    batches = batches_of(workers)
+    assert (
+        len(batches) > iterations // 2
+    )  # the loop ends after so many epochs, however many batches they have
+    at = (0, 0)
+    for epoch, start, total in batches:
+        assert (epoch, start) == (at if at[1] < SPEC.dataset_size else (at[0] + 1, 0))
+        at = (epoch, start + total)
+    for worker in workers:
+        assert np.abs(worker.session.parameters - trained_on(batches)).max() < 1e-9
+    return batches
+
+
+def acts(*planned):
+    """Does each of some things once, as soon as an iteration is reached; in order."""
+    left = list(planned)
+
+    def at(session):
+        while left and session.assignment is not None and session.assignment.iteration >= left[0][0]:
+            left.pop(0)[1]()
+
+    return at
+
+
+class Operator:
+    """Acts from whatever thread, each time through a connection of its own."""
+
+    def __init__(self, manager):
+        self._manager = manager
+
+    def __getattr__(self, name):
+        def act(*arguments):
+            with ManagerClient(self._manager, timeout=_PATIENCE) as client:
+                return getattr(client, name)(*arguments)
+
+        return act
+
+
+def texts(client):
+    """The job's events."""
+    return [event.text for event in client.status(JOB).events]
+
+
+def assert_resized(batches, said):
+    """Batches have another size from the very iterations on that the operator was told."""
+    changes = [
+        (int(iteration), int(before), int(after))
+        for before, after, iteration in (
+            re.search(r"batch size from (\d+) to (\d+), from iteration (\d+) on", text).groups()
+            for text in said
+        )
+    ]
+    size = changes[0][1]
+    for iteration, (_, start, total) in enumerate(batches):
+        size = next((after for first, _, after in changes if first == iteration), size)
+        assert total == min(size, SPEC.dataset_size - start)
+    assert size == changes[-1][2]
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
+    """Policy, batch size and bounds: each batch is whole, and no sample is left out or used twice."""
+    with (
+        services(3, "even", lookahead=lookahead) as (manager, shards),
+    ):
+        client = Operator(manager)
+        said = []
+
+        at = acts(
+            (5, lambda: said.append(client.set_policy(JOB, "proportional", "arx", 0.05))),
+            (12, lambda: said.append(client.set_total_batch_size(JOB, 24))),
+            (20, lambda: said.append(client.set_bounds(JOB, "w1", Bounds(1, 4)))),
+            (30, lambda: said.append(client.set_policy(JOB, "learned"))),
+            (40, lambda: said.append(client.set_total_batch_size(JOB, 12))),
+        )
+        workers = [
+            Worker(manager, shards, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
+            for i in range(3)
+        ]
+        for worker in workers:
+            worker.join(240)
+        happened = client.status(JOB)
+        batches = assert_trained(workers)
+    assert_resized(batches, [said[1], said[4]])
+    assert happened.summary.batch_size == 12
+    for worker in workers:  # what was given stands, and is done once
+        iterations = [part.iteration for part in worker.done]
+        assert iterations == sorted(set(iterations))
+    assert all(part.count <= 4 for part in workers[1].done if part.iteration > 24)
+    assert said[0].startswith(
+        "an operator has changed the policy from even to proportional and the predictor from ema to arx and "
+        "the tolerance from 0.02 to 0.05, from iteration "
+    )
+    assert [event.text for event in happened.events if event.text.startswith("an operator")] == said
+    assert (happened.summary.policy, happened.summary.predictor) == ("learned", "")
+
+
+def test_a_drained_worker_ends_well_and_comes_again(wait_until):
+    """Its loop ends with the reason; the others go on, and one of its name may join."""
+    with services(2) as (manager, shards):
+        client = Operator(manager)
+        again: list[Worker] = []
+
+        def come_again():
+            again.append(Worker(manager, shards, "w1", ITERATIONS))
+            wait_until(lambda: len(client.status(JOB).members) == 2, "its joining")  # before all is over
+
+        at = acts((10, lambda: client.drain(JOB, "w1")), (25, come_again))
+        first, second = (
+            Worker(manager, shards, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
+            for i in range(2)
+        )
+        second.join(240)
+        assert second.error is None
+        assert second.session.released == "drained by an operator"
+        last = max(part.iteration for part in second.done)
+        assert 10 <= last <= 12
+        assert_trained([first, *again])
+    counts = [part.count for part in first.done if last < part.iteration < 25]
+    assert set(counts[:-1]) <= {16, 8}
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
+    """What was given is finished, and nothing more begins; the session outlasts its time-outs meanwhile."""
+    seconds = 5.0  # longer than a busy machine holds anybody up
+    with services(2, heartbeat=0.1, report_timeout=seconds, lookahead=lookahead) as (manager, shards):
+        client = Operator(manager)
+        said = []
+        at = acts((10, lambda: said.append(client.pause(JOB))))
+        workers = [
+            Worker(
+                manager,
+                shards,
+                f"w{i}",
+                ITERATIONS,
+                at if i == 0 else lambda session: None,
+                barrier_timeout=seconds,
+            )
+            for i in range(2)
+        ]
+        wait_until(lambda: said and _state(client) == "paused", "the pause")
+        reached = int(re.fullmatch(r"an operator has paused the job, from iteration (\d+) on", said[0])[1])
+        wait_until(lambda: client.status(JOB).summary.iteration == reached, "what was given to be reported")
+        wait_until(lambda: all(m.state == "waiting" for m in client.status(JOB).members), "all to wait")
+        waited = client.status(JOB).summary.age
+        wait_until(lambda: client.status(JOB).summary.age > waited + 1.5 * seconds, "time-outs to pass")
+        assert client.status(JOB).summary.iteration == reached
+        third = Worker(manager, shards, "w2", ITERATIONS)
+        wait_until(lambda: len(client.status(JOB).members) == 3, "a newcomer")
+        client.resume(JOB)
+        assert_trained([*workers, third])
+        assert not any("time" in text or "silent" in text for text in texts(client))
+
+
+@pytest.mark.slow
+def test_changes_outlive_the_manager(tmp_path, wait_until):
+    """Killed and started again, it knows them all: the job goes on with them, and is still paused."""
+    with (
+        RestartableManager(tmp_path / "state", "--workers", "2", "--policy", "even") as manager,
+        serving(shard_service()) as shard,
+    ):
+        client = Operator(manager.address)
+
+        def again():
+            manager.end(signal.SIGKILL)
+            manager.start()
+
+        def change():
+            client.set_policy(JOB, "proportional", "memoryless", 0.1)
+            client.set_total_batch_size(JOB, 24)
+            client.set_bounds(JOB, "w1", Bounds(1, 10))
+            again()
+
+        at = acts((10, change), (30, again), (40, lambda: client.pause(JOB)))
+        workers = [
+            Worker(manager.address, [shard], f"w{i}", 80, at if i == 0 else lambda session: None)
+            for i in range(2)
+        ]
+        wait_until(lambda: _state(client) == "paused", "the pause")
+        wait_until(lambda: all(m.state == "waiting" for m in client.status(JOB).members), "all to wait")
+        reached = client.status(JOB).summary.iteration
+        again()
+        wait_until(lambda: _state(client) == "paused", "the pause to be known again")
+        wait_until(lambda: all(m.state == "waiting" for m in client.status(JOB).members), "all to wait")
+        summary = client.status(JOB).summary
+        assert summary.iteration == reached
+        assert (summary.policy, summary.predictor, summary.batch_size) == ("proportional", "memoryless", 24)
+        bounds = {member.worker: member.bounds for member in client.status(JOB).members}
+        assert bounds["w1"] == _wire.Bounds(1, 10, 1)
+        with open_state(tmp_path / "state") as reader:
+            (run,) = reader.runs()
+        assert (run.policy, run.batch_size, run.paused) == ("proportional", 24, True)
+        assert run.batch_changes[0] == BatchChange(0, 0, 0, 16)
+        client.resume(JOB)
+        batches = assert_trained(workers, 80)
+    assert {total for _, _, total in batches[20:]} >= {24}
+    assert all(part.count <= 10 for part in workers[1].done if part.iteration > 20)
+
+
+@pytest.mark.slow
+def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager(tmp_path):
+    """Killed before the change takes place: it still does, and no sample is left out or used twice."""
+    with (
+        RestartableManager(
+            tmp_path / "state", "--workers", "2", "--policy", "even", "--lookahead", "3"
+        ) as manager,
+        serving(shard_service()) as shard,
+    ):
+        client = Operator(manager.address)
+        said = []
+
+        def change():
+            said.append(client.set_total_batch_size(JOB, 24))
+            reached = workers[0].session.assignment.iteration
+            assert int(re.search(r"from iteration (\d+) on", said[0])[1]) > reached + 1
+            manager.end(signal.SIGKILL)
+            manager.start()
+
+        gate = threading.Barrier(2)
+
+        def together(session):
+            if session.assignment.iteration == 11:  # neither goes on before the manager is back
+                _ = change() if session is workers[0].session else None
+                gate.wait(120)
+
+        workers = [Worker(manager.address, [shard], f"w{i}", ITERATIONS, together) for i in range(2)]
+        batches = assert_trained(workers)
+        assert client.status(JOB).summary.batch_size == 24
+    assert {total for _, _, total in batches[:12]} <= {16, 8}
+    assert {total for _, _, total in batches[25:]} >= {24}
+
+
+def _state(client):
+    """The job's state, none as long as no worker has joined."""
+    return client.status(JOB).summary.state if client.jobs().jobs else ""
+
+
+def test_a_job_whose_size_was_changed_resumes_where_it_was():
+    """A checkpoint has place and size of the next batch, so that all goes on as if it had not ended."""
+    saved = []
+
+    def train(session, parameters, save_at, restored=None):
+        """Train to an iteration, and save there; the batches gone through."""
+        slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=True, seed=SPEC.seed)
+        if restored is not None:
+            slices.load_state_dict(restored)
+        session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), parameters)
+        done = []
+        for _ in range(ITERATIONS):
+            for part in slices:
+                if part.assignment.iteration == 5:
+                    client.set_total_batch_size(JOB, 24)
+                if part.assignment.iteration == save_at:
+                    saved.append((slices.state_dict(), session.parameters.copy()))
+                    return done
+                session.gradient[:] = mean_gradient(session.parameters, part.indices)
+                session.finish_iteration()
+                done.append((part.assignment.epoch, part.assignment.batch_start, part.assignment.total))
+        raise AssertionError("the job has ended")
+
+    batches, state, parameters = [], None, np.zeros(FEATURES)
+    for save_at in (12, 16, 30):  # the second goes on with a size that it was not told of by an operator
+        with services(1) as (manager, shards):
+            client = Operator(manager)
+            config = SessionConfig(manager, tuple(shards), worker="w")
+            with contextlib.closing(Session(config)) as session:
+                batches += train(session, parameters, save_at, state)
+            state, parameters = saved[-1]
+    assert_resized(batches, ["batch size from 16 to 24, from iteration 6 on"])
+    assert np.abs(parameters - trained_on(batches)).max() < 1e-9
+
+
+def test_a_batch_size_that_no_job_can_go_on_with_is_refused():
+    """It names the value, and what is allowed; no job is made."""
+    with serving(manager_service()) as address:
+        client = Client(_wire.BatchSizeManager, address, "manager")
+        for size in (0, 1001):
+            request = join_request(idl.common.Identity("j", "w", "i"))
+            request.resume = _wire.Resume(iteration=3, learned=b"", total_batch_size=size)
+            with pytest.raises(InvalidRequestError, match=rf"resume\.total_batch_size {size}: .* 1 to 1000"):
+                client.call("join", request)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "num_workers", "expected"),
+    [
+        (False, 0, [(0, [7] * 4 + [9] * 5), (1, [13] * 2 + [4] * 2), (2, [2] * 2)]),
+        (False, 1, [(0, [7] * 4 + [9] * 5), (1, [13] * 2 + [4] * 2), (2, [2] * 2)]),
+        (True, 0, [(0, [6] * 4 + [8] * 4), (1, [12] * 3 + [4]), (2, [2] * 2)]),
+    ],
+)
+def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, expected):
+    """Those that it had and those that are left, as things are; and it gives each sample once."""
+    samples = list(range(100))
+    with services(1) as (manager, shards):
+        client = Operator(manager)
+        at = acts(
+            (3, lambda: client.set_total_batch_size(JOB, 8)),
+            (10, lambda: client.set_total_batch_size(JOB, 50)),
+        )
+        with contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session:
+            loader = DataLoader(
+                samples, 16, session=session, shuffle=True, drop_last=drop_last, num_workers=num_workers
+            )
+            before = len(loader)
+            session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+            lengths, seen = {}, {}
+            for epoch in range(3):
+                for batch in loader:
+                    lengths.setdefault(epoch, []).append(len(loader))
+                    seen.setdefault(epoch, []).extend(batch.tolist())
+                    at(session)
+                    session.finish_iteration()
+    assert before == expected[0][1][0]
+    assert list(lengths.items()) == expected
+    for epoch, drawn in seen.items():
+        assert len(lengths[epoch]) == lengths[epoch][-1]
+        assert len(drawn) == len(set(drawn))
+        assert drop_last or sorted(drawn) == samples
+
+
+# -- refusals
+
+
+@pytest.fixture(scope="module")
+def running():
+    """A manager with a job of one worker that does nothing."""
+    with serving(manager_service(reconnect_grace=60.0)) as address:
+        worker = MemberWorker(address, "mine")
+        with ManagerClient(address) as client:
+            yield address, client
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("nonsense",), "no policy 'nonsense'; there are even, proportional, leader_straggler, learned"),
+        (("proportional", "nonsense"), "no predictor 'nonsense'; there are memoryless, ema"),
+        (("even", "ema"), "predictor 'ema': policy even has none, only proportional"),
+        (("proportional", "ema", 1.0), r"tolerance 1.0: must be at least 0 and below 1"),
+        (("proportional", "ema", -0.5), "tolerance -0.5: must be a finite number from 0 to 1"),
+        (("proportional", "ema", float("nan")), "tolerance nan: must be a finite number"),
+    ],
+)
+def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
+    """The error names the value and what is allowed."""
+    _, client = running
+    with pytest.raises(InvalidRequestError, match=why):
+        client.set_policy("mine", *arguments)
+    assert client.status("mine").summary.policy == "proportional"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, "give exactly one of balancing, total_batch_size, bounds, drain, paused, not none"),
+        ({"paused": True, "total_batch_size": 5}, "not total_batch_size and paused"),
+        ({"paused": True, "worker": "good"}, "worker: belongs to bounds or drain, not to paused"),
+        ({"drain": True}, "worker is missing or not of its type"),
+        ({"drain": False, "worker": "good"}, "drain false"),
+        ({"drain": True, "worker": "nobody"}, "there is no worker 'nobody' in this job"),
+        ({"drain": True, "worker": "good"}, "the others cannot take the batch"),
+        ({"bounds": _wire.Bounds(1, 10, 1)}, "worker is missing"),
+        ({"bounds": _wire.Bounds(1, 5, 1), "worker": "good"}, "could take 5 samples together at most"),
+        ({"bounds": _wire.Bounds(5, 4, 1), "worker": "good"}, "maximum batch size 4: must be at least"),
+        ({"bounds": _wire.Bounds(1, 2**62, 2**61), "worker": "good"}, "granularity"),
+        ({"bounds": _wire.Bounds(1), "worker": "good"}, "maximum is missing"),
+        ({"total_batch_size": 0}, "total_batch_size 0: must be an integer from 1 to 1000"),
+        ({"total_batch_size": 1001}, "from 1 to 1000"),
+        ({"balancing": _wire.Balancing()}, "policy is missing or not of its type"),
+        ({"balancing": _wire.Balancing("x" * 10**6)}, "policy 'xxx"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(running, change, why):
+    """Each with the reason, and the job is as it was."""
+    _, client = running
+    before = client.status("mine")
+    with pytest.raises(InvalidRequestError, match=why):
+        client._call("control", _wire.ControlRequest(job="mine", **change))
+    after = client.status("mine")
+    assert (after.members[0].bounds, after.events) == (before.members[0].bounds, before.events)
+    assert (after.summary.state, after.summary.batch_size) == ("running", 10)
+
+
+def test_jobs_that_are_over_or_unknown_cannot_be_changed():
+    """The reason says which it is."""
+    with serving(manager_service()) as address, ManagerClient(address) as client:
+        with pytest.raises(InvalidRequestError, match="there is no job 'nothing'"):
+            client.pause("nothing")
+        MemberWorker(address, "over").close()
+        with pytest.raises(InvalidRequestError, match="cannot be changed any more: all members have gone"):
+            client.pause("over")
+
+
+def test_who_may_not_join_a_job_may_not_change_it(tmp_path):
+    """A token of another job is refused, one of the job or of all jobs is not."""
+    key = tmp_path / "tokens.key"
+    tokens.write_new_key(key, add=False)
+
+    with serving(manager_service(), security=Security(token_keys=key)) as address:
+        worker = MemberWorker(address, "mine", with_token(key, "mine"))
+        with ManagerClient(address, with_token(key, "other")) as client, pytest.raises(UnauthorisedError):
+            client.pause("mine")
+        for job in ("mine", tokens.ALL_JOBS):
+            with ManagerClient(address, with_token(key, job)) as client:
+                client.pause("mine")
+                client.resume("mine")
+        worker.close()
+
+
+def test_late_joiners_say_the_specification_that_the_job_began_with():
+    """However large its batches are by now."""
+    with serving(manager_service()) as address, ManagerClient(address) as client:
+        worker = MemberWorker(address, "mine")
+        client.set_total_batch_size("mine", 500)
+        report = _wire.ReportRequest(worker.identity, 0, 0.5, 0.0, 0.5, 0.5)
+        assert worker.client.call("report", report).recover == 1
+        other = Client(_wire.BatchSizeManager, address, "manager")
+        identity = idl.common.Identity("mine", "late", "i")
+        reply = other.call("join", join_request(identity))
+        assert reply.recover == 1
+        other.close()
+        worker.client.close()
+
+
+# -- on the command line
+
+
+def evenpace(*arguments):
+    """Run the command; its status, and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evenpace", *arguments], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+
+def test_the_command_line_changes_a_job(tmp_path):
+    """Each command prints what was done; a mistake is one line, and status 1."""
+    with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:
+        worker = MemberWorker(address, "mine")
+        there = ("--manager", str(address))
+        for arguments, printed in (
+            (("policy", "mine", "learned"), "the policy from proportional to learned, from iteration 1 on"),
+            (("bounds", "mine", "good", "--maximum", "64"), "given good 1 to 64 samples, in multiples of 1"),
+            (("pause", "mine"), "an operator has paused the job, from iteration 1 on"),
+            (("resume", "mine"), "an operator has resumed the job"),
+            (("batch-size", "mine", "20"), "the batch size from 10 to 20, from iteration 1 on"),
+        ):
+            status, out, err = evenpace("job", *arguments, *there)
+            assert (status, err) == (0, "")
+            assert printed in out
+        for arguments, error in (
+            (("drain", "mine", "good"), "Error: worker 'good' cannot be drained: the others cannot take"),
+            (("bounds", "mine", "x", "--minimum", "2"), "Error: there is no worker 'x' in this job"),
+            (("pause", "nothing"), "Error: there is no job 'nothing'"),
+        ):
+            status, out, err = evenpace("job", *arguments, *there)
+            assert (status, out, len(err.splitlines())) == (1, "", 1)
+            assert err.startswith(error)
+        worker.client.close()
