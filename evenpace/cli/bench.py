@@ -1,11 +1,16 @@
 """`evenpace bench`: measurements of evenpace itself."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from evenpace.cli.options import example, json_path, learning, user_mistakes
+from batchsize_manager.policies import POLICIES
+from evenpace.cli.options import example, json_path, learning, tolerance, user_mistakes
 from predictors import PREDICTORS, PredictorOptions
+
+if TYPE_CHECKING:
+    from evenpace.bench.balance_play import Change
 
 
 @click.group()
@@ -110,6 +115,123 @@ def bench_predictors(
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         counts = _whole_numbers("timing-workers", timing_workers) if timing else ()
         run(trace_path, names, options, warm_up, counts, json_path, plot_path)
+
+
+@bench.command("balance")
+@example("evenpace bench balance --curves step_times.csv --seeds 10 --json balance.json")
+@click.option(
+    "--curves",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="CSV: model,gpu,batch_size,step_time_s (or examples_per_s).  [default: made-up curves]",
+)
+@json_path
+@click.option(
+    "--policy", "policies", type=click.Choice(list(POLICIES)), multiple=True, help="May be repeated."
+)
+@click.option(
+    "--model", "models", multiple=True, help="May be repeated.  [default: all measured on several GPUs]"
+)
+@click.option(
+    "--gpus",
+    default="",
+    metavar="GPU,...",
+    help="Of the cluster; the same one may come twice.  [default: each that the model was measured on]",
+)
+@click.option(
+    "--total",
+    "totals",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Samples of the whole batch; may be repeated.  [default: half of what fits into memory]",
+)
+@click.option("--iterations", type=click.IntRange(2), default=300, show_default=True, help="Of each run.")
+@click.option("--noise", type=float, default=0.03, show_default=True, help="Relative deviation of a time.")
+@click.option(
+    "--spikes",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Share of times that are three times as long.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the noise; the first.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each policy.")
+@click.option(
+    "--change",
+    "changes",
+    multiple=True,
+    metavar="ITERATION:WORKER:FACTOR",
+    help="From then on it takes FACTOR times as long as measured; may be repeated, `none` for no change.  "
+    "[default: the worker with most samples takes twice as long from the middle on]",
+)
+@tolerance
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
+)
+def bench_balance(
+    curves: Path | None,
+    json_path: Path | None,
+    policies: tuple[str, ...],
+    models: tuple[str, ...],
+    gpus: str,
+    totals: tuple[int, ...],
+    iterations: int,
+    noise: float,
+    spikes: float,
+    seed: int,
+    seeds: int,
+    changes: tuple[str, ...],
+    tolerance: float,
+    plot_path: Path | None,
+) -> None:
+    """Play balancing policies against measured step times, with noise and changes of speed.
+
+    The workers of a GPU that comes twice are called GPU and GPU-2. All figures are relative to the best
+    split, which is found from the measurements.
+    """
+    with user_mistakes():
+        from evenpace.bench.balance import Options, run
+        from evenpace.bench.balance_play import Noise
+
+        run(
+            Options(
+                curves,
+                policies,
+                models,
+                tuple(gpu for gpu in gpus.split(",") if gpu),
+                totals,
+                iterations,
+                Noise(noise, spikes, seed),
+                seeds,
+                _schedule(changes) if changes else None,
+                tolerance,
+            ),
+            json_path,
+            plot_path,
+        )
+
+
+def _schedule(texts: tuple[str, ...]) -> "tuple[Change, ...]":
+    """Read the values of `--change`.
+
+    Raises:
+        ValueError: One is not of that form.
+    """
+    from evenpace.bench.balance_play import Change
+
+    if texts == ("none",):
+        return ()
+    changes = []
+    for text in texts:
+        iteration, _, rest = text.partition(":")
+        worker, _, factor = rest.rpartition(":")
+        try:
+            changes.append(Change(int(iteration), worker, float(factor)))
+        except ValueError as error:
+            raise ValueError(
+                f"change {text!r}: give ITERATION:WORKER:FACTOR, as in 150:V100:2 ({error})"
+            ) from error
+    return tuple(changes)
 
 
 def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
