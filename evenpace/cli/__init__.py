@@ -11,6 +11,7 @@ import evenpace
 from evenpace.cli.bench import bench
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
+from evenpace.cli.figures import fig6, fig7, fig8
 from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
@@ -62,6 +63,8 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     cli.add_command(_command)
+for _command in (fig6, fig7, fig8):
+    experiment.add_command(_command)
 
 
 def main() -> None:

@@ -6,14 +6,24 @@ from typing import Any, TypeVar
 
 import click
 
-from evenpace.cli.options import example, json_path, learning, tolerance, user_mistakes
+from evenpace.cli.options import (
+    example,
+    json_path,
+    learning,
+    limit_kind,
+    out_folder,
+    ps_shards,
+    tolerance,
+    user_mistakes,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Over all workers; an iteration takes some tenths of a second with the default shares.
-_BATCH_SIZES = {
+BATCH_SIZES = {
     "svm": 16_000,
     "logistic-regression": 16_000,
+    "digits": 256,
     "cifarnet": 96,
     "resnet32": 64,
     "transformer": 256,
@@ -112,31 +122,16 @@ def _run_options(function: F) -> F:
             show_default=True,
             help="What a schedule's shares of memory refer to.",
         ),
-        click.option(
-            "--limit-kind",
-            type=click.Choice(("auto", "cgroup", "duty-cycle")),
-            default="auto",
-            show_default=True,
-        ),
+        limit_kind,
         click.option(
             "--containers", is_flag=True, help="Run each part in a container; see docs/containers.md."
         ),
-        click.option("--ps-shards", type=click.IntRange(1), default=1, show_default=True),
+        ps_shards,
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
     ]
     for option in reversed(options):
         function = option(function)
     return function
-
-
-def _out(name: str) -> Callable[[F], F]:
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs") / name,
-        show_default=True,
-        help="Folder for report.json, tables, plots and logs.",
-    )
 
 
 @click.group()
@@ -146,7 +141,7 @@ def experiment() -> None:
 
 @experiment.command()
 @example("evenpace experiment contention --schemes bsp,lb-bsp:ema,lb-bsp:auto --iterations 300")
-@click.option("--workload", type=click.Choice(list(_BATCH_SIZES)), default="cifarnet", show_default=True)
+@click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="cifarnet", show_default=True)
 @click.option(
     "--schemes",
     default=_SCHEMES,
@@ -154,7 +149,7 @@ def experiment() -> None:
     metavar="NAME,...",
     help="bsp, asp, ssp, redundant, flexrr, lb-bsp:PREDICTOR.",
 )
-@_out("contention")
+@out_folder("contention")
 @_run_options
 def contention(workload: str, schemes: str, out: Path, **options: Any) -> None:
     """Train with each scheme while stress-ng competes with the workers, on the same schedule.
@@ -175,8 +170,8 @@ def contention(workload: str, schemes: str, out: Path, **options: Any) -> None:
 
 @experiment.command()
 @example("evenpace experiment table3 --iterations 600 --first-fit 200")
-@click.option("--workload", type=click.Choice(list(_BATCH_SIZES)), default="resnet32", show_default=True)
-@_out("table3")
+@click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="resnet32", show_default=True)
+@out_folder("table3")
 @_run_options
 def table3(workload: str, out: Path, **options: Any) -> None:
     """Table 3 of LB-BSP: prediction approaches by their error and by the iteration time they give."""
@@ -193,7 +188,7 @@ def table3(workload: str, out: Path, **options: Any) -> None:
 @experiment.command()
 @example("evenpace experiment fig9 --workloads svm,resnet32")
 @click.option("--workloads", default="svm,resnet32", show_default=True, metavar="NAME,...")
-@_out("fig9")
+@out_folder("fig9")
 @_run_options
 def fig9(workloads: str, out: Path, **options: Any) -> None:
     """Figure 9 of LB-BSP: iteration times of the competing schemes."""
@@ -210,8 +205,8 @@ def fig9(workloads: str, out: Path, **options: Any) -> None:
 
 @experiment.command()
 @example("evenpace experiment fig10 --workload resnet32")
-@click.option("--workload", type=click.Choice(list(_BATCH_SIZES)), default="resnet32", show_default=True)
-@_out("fig10")
+@click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="resnet32", show_default=True)
+@out_folder("fig10")
 @_run_options
 def fig10(workload: str, out: Path, **options: Any) -> None:
     """Figure 10 of LB-BSP: a worker's speed and what NARX predicts of it; see prediction.png."""
@@ -304,7 +299,7 @@ def _compare(
     plan.check_workers(workers)
     training = Training(workload, arguments)
     evaluator = Evaluator(training)
-    total = batch_size or _BATCH_SIZES[workload]
+    total = batch_size or BATCH_SIZES[workload]
     if total > evaluator.samples:
         raise ValueError(f"batch size {total}: {workload} has {evaluator.samples} samples to train on")
     config = RunConfig(

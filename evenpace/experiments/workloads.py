@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from evenpace.workloads import images, linear, text
+from evenpace.workloads import digits, images, linear, text
 from evenpace.workloads.common import Workload
 
 WORKLOADS: dict[
@@ -13,6 +13,7 @@ WORKLOADS: dict[
 ] = {
     "svm": (partial(linear.parser, "svm"), linear.make_svm),
     "logistic-regression": (partial(linear.parser, "logistic regression"), linear.make_logistic_regression),
+    "digits": (digits.parser, digits.make_digits),
     "cifarnet": (images.cifarnet_parser, images.make_cifarnet),
     "resnet32": (images.resnet32_parser, images.make_resnet32),
     "transformer": (text.parser, text.make_transformer),

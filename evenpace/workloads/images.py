@@ -54,7 +54,7 @@ def make_cifarnet(options: argparse.Namespace) -> common.Workload:
     """
     data = _load(options.data)
     torch.manual_seed(options.seed)
-    return _make("cifarnet", data, CifarNet(data.classes), options)
+    return image_workload("cifarnet", data, CifarNet(data.classes), options)
 
 
 def make_resnet32(options: argparse.Namespace) -> common.Workload:
@@ -65,7 +65,9 @@ def make_resnet32(options: argparse.Namespace) -> common.Workload:
     """
     data = _load(options.data)
     torch.manual_seed(options.seed)
-    return _make(f"resnet32 ({options.norm} norm)", data, ResNet32(data.classes, options.norm), options)
+    return image_workload(
+        f"resnet32 ({options.norm} norm)", data, ResNet32(data.classes, options.norm), options
+    )
 
 
 def _parser(description: str, lr: float) -> argparse.ArgumentParser:
@@ -87,7 +89,14 @@ def _load(spec: str) -> ImageSet:
     return load(spec)
 
 
-def _make(name: str, data: ImageSet, model: nn.Module, options: argparse.Namespace) -> common.Workload:
+def image_workload(
+    name: str, data: ImageSet, model: nn.Module, options: argparse.Namespace
+) -> common.Workload:
+    """A network that classifies images, trained by SGD with momentum as the options say.
+
+    Raises:
+        DataError: There are fewer images than the options ask for.
+    """
     train = TensorDataset(torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels))
     test = TensorDataset(torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels))
     train_set = common.first_samples(train, options.samples, "--samples")

@@ -1,0 +1,330 @@
+"""`evenpace experiment fig6`, `fig7` and `fig8`: the paper's figures on unequal workers."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from batchsize_manager.policies import POLICIES
+from evenpace.cli.experiment import BATCH_SIZES
+from evenpace.cli.options import example, json_path, limit_kind, out_folder, ps_shards, user_mistakes
+from evenpace.cli.values import by_workload, positive_number, share, whole_number
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}  # until they learn no more on default data
+_OTHER_ITERATIONS = 150
+_SHARES = "0.6,0.4,0.25,0.15"
+_SMALL_SHARES = "0.24,0.16,0.1,0.06"  # computing takes long enough for the default cut to be bearable
+
+
+def _comparison_options(workloads: str) -> Callable[[F], F]:
+    """The options that Figures 6 and 7 share."""
+    options = [
+        click.option(
+            "--workloads",
+            default=workloads,
+            show_default=True,
+            metavar="NAME,...",
+            help=f"Of {', '.join(BATCH_SIZES)}.",
+        ),
+        click.option("--schemes", default="bsp,asp,ssp,lb-bsp", show_default=True, metavar="NAME,..."),
+        click.option(
+            "--policy",
+            "policies",
+            type=click.Choice(list(POLICIES)),
+            multiple=True,
+            default=("leader_straggler",),
+            show_default=True,
+            help="Of lb-bsp; may be repeated, each is a scheme.",
+        ),
+        _shares(_SHARES),
+        click.option(
+            "--data",
+            multiple=True,
+            metavar="[NAME=]SPEC",
+            help="What a workload trains on, as its script's --data has it: cifarnet=cifar10:DIR, "
+            "digits=mnist:DIR.  [default: generated, and scikit-learn's digits]",
+        ),
+        click.option(
+            "--iterations", multiple=True, metavar="[NAME=]COUNT", help="Of BSP.  [default: by workload]"
+        ),
+        click.option(
+            "--batch-size",
+            multiple=True,
+            metavar="[NAME=]SAMPLES",
+            help="Over all workers.  [default: by workload]",
+        ),
+        click.option(
+            "--target",
+            multiple=True,
+            metavar="[NAME=]ACCURACY",
+            help="From 0 to 1, to be reached.  [default: 98% of what BSP ends with]",
+        ),
+        click.option(
+            "--settle",
+            type=click.FloatRange(0, 1, max_open=True),
+            default=0.5,
+            show_default=True,
+            help="First part of a run, left out of the time per update: LB-BSP starts from an even split.",
+        ),
+        click.option(
+            "--seeds", default="1", show_default=True, metavar="SEED,...", help="A run with each; means."
+        ),
+        limit_kind,
+        ps_shards,
+        _plot_option,
+        json_path,
+        click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
+    ]
+    return _all(options)
+
+
+def _all(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _shares(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--shares",
+        default=default,
+        show_default=True,
+        metavar="CORES,...",
+        help="The CPU share of each worker: unequal shares stand for unequal GPUs.",
+    )
+
+
+_plot_option = click.option(
+    "--plot", type=click.Path(path_type=Path), default=None, help="Draw it here.  [default: in --out]"
+)
+
+
+@click.command()
+@example(
+    "evenpace experiment fig6 --workloads digits,cifarnet --policy leader_straggler --policy proportional\n"
+    "  evenpace experiment fig6 --workloads cifarnet --data cifarnet=cifar10:DIR --target cifarnet=0.45"
+)
+@_comparison_options("digits,cifarnet,resnet32")
+@out_folder("fig6")
+def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -> None:
+    """Figure 6 of LB-BSP: hardware, statistical and overall efficiency on unequal workers.
+
+    Each scheme trains each workload: BSP, ASP, SSP with a bound of 5, and LB-BSP. Workers with unequal shares
+    of this machine's cores stand for unequal GPUs. Reported, each as a share of BSP's: (a) the time per
+    gradient update (with barriers, the iteration time divided by the workers' number), (b) the updates until
+    a target accuracy, (c) the time until then. Snapshots of the parameters are evaluated after each run, so
+    that measuring does not disturb it. ARGUMENTS after -- go to all workloads.
+    """
+    from rich.console import Console
+
+    from evenpace.experiments import coordination, figure_plots
+
+    json_path, plot = json_path or out / "fig6.json", plot or out / "fig6.png"
+    console = Console()
+    with user_mistakes():
+        figures = _compare(out, json_path, console, **options)
+        figure_plots.write(figure_plots.efficiency(figures), plot)
+    coordination.print_efficiency(figures, console)
+    click.echo(f"Figures: {json_path}, {plot}")
+
+
+@click.command()
+@example(
+    "evenpace experiment fig7 --workloads cifarnet --data cifar10:DIR --iterations 300\n"
+    "  evenpace experiment fig7 --report runs/fig6/fig6.json"
+)
+@_comparison_options("cifarnet,resnet32")
+@click.option(
+    "--report",
+    "known",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Draw from these figures of fig6 or fig7, instead of training.",
+)
+@out_folder("fig7")
+def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | None, **options: Any) -> None:
+    """Figure 7 of LB-BSP: test accuracy against epochs on unequal workers.
+
+    The runs are those of fig6, whose figures hold the curves, too; an epoch is as many updates as use each
+    sample once. ARGUMENTS after -- go to all workloads.
+    """
+    from rich.console import Console
+
+    from evenpace.experiments import coordination, figure_plots
+    from evenpace.reports.files import write_json
+
+    json_path, plot = json_path or out / "fig7.json", plot or out / "fig7.png"
+    console = Console()
+    with user_mistakes():
+        if known is None:
+            figures = _compare(out, json_path, console, **options)
+        else:
+            figures = _read(known)
+            _make_folders(out, json_path)
+            write_json(figures, json_path)
+        _make_folders(plot.parent)
+        figure_plots.write(figure_plots.accuracy(figures), plot)
+    coordination.print_accuracy(figures, console)
+    click.echo(f"Figures: {json_path}, {plot}")
+
+
+@click.command()
+@example("evenpace experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
+@click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="digits", show_default=True)
+@click.option("--policy", type=click.Choice(list(POLICIES)), default="leader_straggler", show_default=True)
+@_shares(_SMALL_SHARES)
+@click.option("--iterations", type=click.IntRange(20), default=300, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Over all workers."
+)
+@click.option(
+    "--cut-at", type=click.IntRange(1), default=None, help="Iteration.  [default: the middle of the run]"
+)
+@click.option(
+    "--cut-worker", type=click.IntRange(0), default=1, show_default=True, metavar="RANK", help="From 0."
+)
+@click.option(
+    "--cut-to",
+    type=click.FloatRange(0, min_open=True),
+    default=100.0,
+    show_default=True,
+    metavar="MBIT/S",
+    help="What is left of the bandwidth, each way.",
+)
+@click.option("--no-cut", is_flag=True, help="Without a cut and without network namespaces.")
+@limit_kind
+@ps_shards
+@_plot_option
+@json_path
+@out_folder("fig8")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def fig8(
+    workload: str,
+    policy: str,
+    shares: str,
+    iterations: int,
+    batch_size: int,
+    cut_at: int | None,
+    cut_worker: int,
+    cut_to: float,
+    no_cut: bool,
+    limit_kind: Any,
+    ps_shards: int,
+    plot: Path | None,
+    json_path: Path | None,
+    out: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Figure 8 of LB-BSP: batch sizes and times of unequal workers, before and after a bandwidth is cut.
+
+    Each worker runs in a network namespace of its own, on a bridge of a private range; in the middle, the
+    kernel (tc tbf) bounds the bandwidth of one, both ways, so that its pushes and pulls take longer. This
+    needs root and iproute2; with --no-cut it needs neither, and shows the first half only. Nothing of the
+    network stays behind. Workers with unequal shares of this machine's cores stand for unequal GPUs.
+    ARGUMENTS after -- go to the workload.
+    """
+    from rich.console import Console
+
+    from evenpace.experiments import figure_plots, migration
+    from evenpace.experiments.comparison import Evaluator
+    from evenpace.experiments.unequal import UnequalConfig
+    from evenpace.experiments.workloads import Training
+    from evenpace.launch import parse_shares
+    from evenpace.reports.files import write_json
+
+    json_path, plot = json_path or out / "fig8.json", plot or out / "fig8.png"
+    console = Console()
+    with user_mistakes():
+        training = Training(workload, arguments)
+        evaluator = Evaluator(training)
+        if batch_size > evaluator.samples:
+            raise ValueError(
+                f"batch size {batch_size}: {workload} has {evaluator.samples} samples to train on"
+            )
+        config = UnequalConfig(
+            training=training,
+            elements=evaluator.elements,
+            shares=parse_shares(shares),
+            iterations=iterations,
+            total_batch_size=batch_size,
+            snapshots=0,
+            limit_kind=limit_kind,
+            shards=ps_shards,
+        )
+        cut = None if no_cut else migration.Cut(cut_worker, cut_at or iterations // 2, cut_to)
+        _make_folders(out, json_path, plot)
+        figures = migration.run_migration(policy, config, cut, out / "logs", console)
+        write_json(figures, json_path)
+        figure_plots.write(figure_plots.migration(figures), plot)
+    migration.print_phases(figures, console)
+    click.echo(f"Figures: {json_path}, {plot}")
+
+
+def _compare(
+    out: Path,
+    json_path: Path,
+    console: Any,
+    *,
+    workloads: str,
+    schemes: str,
+    policies: tuple[str, ...],
+    shares: str,
+    data: tuple[str, ...],
+    iterations: tuple[str, ...],
+    batch_size: tuple[str, ...],
+    target: tuple[str, ...],
+    settle: float,
+    seeds: str,
+    limit_kind: Any,
+    ps_shards: int,
+    arguments: tuple[str, ...],
+) -> dict[str, Any]:
+    from evenpace.experiments.coordination import Job, Setting, choose, compare
+    from evenpace.experiments.workloads import Training
+    from evenpace.launch import parse_shares
+
+    names = list(dict.fromkeys(workloads.split(",")))
+    specs = by_workload("data", data, names, str)
+    counts = by_workload("iterations", iterations, names, positive_number)
+    sizes = by_workload("batch-size", batch_size, names, positive_number)
+    targets = by_workload("target", target, names, share)
+    jobs = []
+    for name in names:
+        spec = ("--data", specs[name]) if name in specs else ()
+        training = Training(name, (*arguments, *spec))
+        length = counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS))
+        jobs.append(Job(training, length, sizes.get(name, BATCH_SIZES[name]), targets.get(name)))
+    chosen = choose(schemes.split(","), policies)
+    setting = Setting(
+        shares=parse_shares(shares),
+        seeds=tuple(whole_number(seed) for seed in seeds.split(",")),
+        settle=settle,
+        limit_kind=limit_kind,
+        shards=ps_shards,
+        out=out,
+    )
+    _make_folders(out, json_path)
+    return compare(jobs, chosen, setting, json_path, console)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        figures = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(figures, dict) or not figures.get("workloads"):
+        raise ValueError(f"{path}: expected the figures of fig6 or fig7, with at least one workload")
+    return figures
+
+
+def _make_folders(folder: Path, *files: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
