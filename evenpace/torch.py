@@ -1,15 +1,34 @@
-"""What a PyTorch training script uses: `DataLoader`, `distribute`, and `within_memory`."""
+"""What a PyTorch training script uses: `DataLoader`, and what carries its gradients to the other workers.
 
-from typing import Any
+With a parameter server that is `distribute`; with `torch.distributed`, `balance` or `weighted`. What does not
+fit into memory goes through `within_memory`.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from evenpace.context import session as current_session
-from worker import torch_data
+from worker import torch_batchnorm, torch_data, torch_ddp
 from worker.session import Session
 from worker.torch_data import MapStyleDataset
+from worker.torch_ddp import balance
 from worker.torch_memory import MemoryExhaustedError, watch_memory, within_memory
 from worker.torch_optimizer import distribute
 
-__all__ = ["DataLoader", "MemoryExhaustedError", "distribute", "watch_memory", "within_memory"]
+__all__ = [
+    "DataLoader",
+    "MemoryExhaustedError",
+    "SyncBatchNorm",
+    "average_statistics",
+    "balance",
+    "convert_sync_batchnorm",
+    "distribute",
+    "watch_memory",
+    "weighted",
+    "within_memory",
+]
 
 
 class DataLoader(torch_data.DataLoader):
@@ -19,3 +38,37 @@ class DataLoader(torch_data.DataLoader):
         self, dataset: MapStyleDataset, batch_size: int = 1, *, session: Session | None = None, **options: Any
     ) -> None:
         super().__init__(dataset, batch_size, session=session or current_session(), **options)
+
+
+def weighted(
+    loss: Tensor,
+    samples: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    *,
+    ranks: int | None = None,
+    session: Session | None = None,
+) -> Tensor:
+    """`worker.torch_ddp.weighted` in this process's session, unless another is given."""
+    session = session or current_session()
+    return torch_ddp.weighted(loss, session, samples=samples, reduction=reduction, ranks=ranks)
+
+
+class SyncBatchNorm(torch_batchnorm.SyncBatchNorm):
+    """`worker.torch_batchnorm.SyncBatchNorm` in this process's session, unless another is given."""
+
+    def __init__(self, num_features: int, *, session: Session | None = None, **options: Any) -> None:
+        super().__init__(num_features, session=session or current_session(), **options)
+
+
+def convert_sync_batchnorm(
+    model: nn.Module, process_group: ProcessGroup | None = None, *, session: Session | None = None
+) -> nn.Module:
+    """`worker.torch_batchnorm.convert_sync_batchnorm` in this process's session, unless another is given."""
+    return torch_batchnorm.convert_sync_batchnorm(model, session or current_session(), process_group)
+
+
+def average_statistics(
+    model: nn.Module, process_group: ProcessGroup | None = None, *, session: Session | None = None
+) -> None:
+    """`worker.torch_batchnorm.average_statistics` in this process's session, unless another is given."""
+    torch_batchnorm.average_statistics(model, session or current_session(), process_group)

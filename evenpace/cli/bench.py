@@ -1,12 +1,12 @@
 """`evenpace bench`: measurements of evenpace itself."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from batchsize_manager.policies import POLICIES
-from evenpace.cli.options import example, json_path, learning, tolerance, user_mistakes
+from evenpace.cli.options import example, json_path, learning, limit_kind, tolerance, user_mistakes
 from predictors import PREDICTORS, PredictorOptions
 
 if TYPE_CHECKING:
@@ -115,6 +115,68 @@ def bench_predictors(
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         counts = _whole_numbers("timing-workers", timing_workers) if timing else ()
         run(trace_path, names, options, warm_up, counts, json_path, plot_path)
+
+
+@bench.command("train")
+@example("evenpace bench train --against ddp --shares 0.8,0.4,0.2,0.1 --json train.json")
+@click.option(
+    "--against",
+    type=click.Choice(("ddp",)),
+    default="ddp",
+    show_default=True,
+    help="torch's DistributedDataParallel on gloo, with an even split.",
+)
+@click.option(
+    "--shares",
+    default="0.8,0.4,0.2,0.1",
+    show_default=True,
+    metavar="CORES,...",
+    help="The CPU share of each worker.",
+)
+@click.option("--data", default="digits", show_default=True, metavar="digits|mnist:DIR|cifar10:DIR")
+@click.option("--epochs", type=click.IntRange(1), default=15, show_default=True, help="Passes over the data.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=716, show_default=True, help="Over all workers."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Medians are over these."
+)
+@click.option(
+    "--target-accuracy", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="On the test set."
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@limit_kind
+@json_path
+def bench_train(
+    against: str,
+    shares: str,
+    data: str,
+    epochs: int,
+    batch_size: int,
+    repeats: int,
+    target_accuracy: float,
+    seed: int,
+    limit_kind: Any,
+    json_path: Path | None,
+) -> None:
+    """Train by stock DDP, by evenpace with all-reduce and with a parameter server, and compare times.
+
+    Model, data, batches and iterations are the same. The trainings take turns on workers with CPU limits.
+    """
+    with user_mistakes():
+        from evenpace.bench.train import TrainConfig, run
+
+        config = TrainConfig.from_options(
+            shares=shares,
+            data=data,
+            epochs=epochs,
+            total_batch_size=batch_size,
+            repeats=repeats,
+            target_accuracy=target_accuracy,
+            seed=seed,
+            limit_kind=limit_kind,
+        )
+        run(config, json_path)
 
 
 @bench.command("balance")

@@ -1,0 +1,39 @@
+"""An ordinary PyTorch training script for several processes: handwritten digits, with DDP.
+
+Start it with `torchrun --nproc-per-node 2 examples/train_digits_ddp.py`.
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+distributed.init_process_group("gloo")
+torch.manual_seed(1)
+digits = load_digits()
+images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+labels = torch.tensor(digits.target)
+train, test = TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+model = DistributedDataParallel(model)
+loss_function = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+sampler = DistributedSampler(train)
+loader = DataLoader(train, batch_size=128 // distributed.get_world_size(), sampler=sampler)
+
+for epoch in range(15):
+    sampler.set_epoch(epoch)
+    for batch, targets in loader:
+        optimizer.zero_grad()
+        loss_function(model(batch), targets).backward()
+        optimizer.step()
+
+if distributed.get_rank() == 0:
+    with torch.no_grad():
+        correct = sum((model.module(x.unsqueeze(0)).argmax() == y).item() for x, y in test)
+    print(f"accuracy {correct / len(test):.1%}")
+distributed.barrier()  # the last tensors are let go before the interpreter ends
+distributed.destroy_process_group()

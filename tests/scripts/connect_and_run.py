@@ -1,0 +1,10 @@
+"""Runs a training script in a session that `evenpace.connect` makes; by torchrun, as a script of a user's."""
+
+import runpy
+import sys
+
+import evenpace
+
+if __name__ == "__main__":
+    evenpace.connect(sys.argv[1])
+    runpy.run_path(sys.argv[2], run_name="__main__")

@@ -1,0 +1,453 @@
+"""Run by torchrun on each rank: small float64 trainings with all-reduce, each a job of its own.
+
+For each scenario that the command line names, it writes what the rank ended with to FOLDER/NAME-RANK.npz.
+"""
+
+import argparse
+import contextlib
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.parallel import DistributedDataParallel
+
+import evenpace
+from batchsize_manager.rounding import Bounds
+from evenpace.overview.client import ManagerClient
+from rpc.address import Address
+from rpc.errors import InvalidRequestError
+from worker.session import Session, SessionConfig
+from worker.torch_batchnorm import SyncBatchNorm, average_statistics
+
+SAMPLES, BATCH, FEATURES, CLASSES, SEED = (
+    131,
+    32,
+    12,
+    4,
+    5,
+)  # an epoch's last batch has 3 samples, for 4 ranks
+
+
+def make_data():
+    """A fixed classification task: (samples, features) and (samples,)."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(SAMPLES, FEATURES))
+    labels = (inputs @ generator.normal(size=(FEATURES, CLASSES))).argmax(1)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def make_model(batch_norm=False):
+    """The same first parameters every time."""
+    torch.manual_seed(SEED)
+    norm = nn.BatchNorm1d(24) if batch_norm else nn.Identity()
+    layers = nn.Linear(FEATURES, 24), norm, nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, CLASSES)
+    return nn.Sequential(*layers).double()
+
+
+class Branches(nn.Module):
+    """A model that leaves a part of it out in every other iteration, and one part always."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.extra, self.unused = (
+            make_model(),
+            nn.Linear(FEATURES, CLASSES).double(),
+            nn.Linear(1, 1),
+        )
+        nn.init.constant_(self.extra.weight, 0.1)
+        nn.init.constant_(self.extra.bias, 0.0)
+        self.passes = 0
+
+    def forward(self, inputs):
+        """Class scores."""
+        self.passes += 1
+        return self.stem(inputs) + (self.extra(inputs) if self.passes % 2 else 0)
+
+
+def make_optimizer(model):
+    """Momentum and decay, so that a wrong gradient leaves traces."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def loss_of(model, inputs, labels):
+    """The mean over the samples."""
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+class Scenario:
+    """One job: its session, loader, and what came out."""
+
+    def __init__(self, name, options, minimum=1, epochs=4, measured=False, barrier_timeout=600.0, **loading):
+        self.rank = distributed.get_rank()
+        self.epochs = epochs
+        config = SessionConfig(
+            Address.parse(options.ahead if name == "prefetch" else options.manager),
+            (),
+            job=name,
+            worker=f"rank-{self.rank}",
+            bounds=Bounds(minimum),
+            barrier_timeout=barrier_timeout,
+        )
+        self.session = Session(config)
+        if not measured:
+            self.session.processing_time = self._made_up_time
+        data = torch.utils.data.TensorDataset(*make_data())
+        self.loader = evenpace.torch.DataLoader(
+            data, BATCH, session=self.session, shuffle=True, seed=SEED, **loading
+        )
+        self.path = options.folder / f"{name}-{self.rank}.npz"
+        self.sizes, self.saved = [], {}
+
+    def weighted(self, *arguments, **options):
+        """Of this scenario's session."""
+        return evenpace.torch.weighted(*arguments, session=self.session, **options)
+
+    def _made_up_time(self):
+        """For speeds that jump about, so that batch sizes do."""
+        assignment = self.session.assignment
+        speed = np.random.default_rng([self.rank, assignment.iteration]).lognormal(sigma=1.2)
+        return lambda: max(1, assignment.count) / speed
+
+    def batches(self):
+        """All batches of all epochs, with the assignment's count noted."""
+        for _ in range(self.epochs):
+            for inputs, labels in self.loader:
+                assignment = self.session.assignment
+                self.sizes.append(assignment.count)
+                assert len(labels) == max(1, assignment.count)
+                yield inputs, labels
+
+    def train(self, model, optimizer, backward, clip=None):
+        """The loop that most have in common."""
+        for inputs, labels in self.batches():
+            optimizer.zero_grad()
+            backward(model, inputs, labels)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+        self.keep(model)
+
+    def keep(self, model, **more):
+        """What the parameters are now."""
+        parameters = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+        parameters = nn.utils.parameters_to_vector([p.detach().double() for p in parameters])
+        self.saved |= {"parameters": parameters.numpy(), "sizes": self.sizes, **more}
+
+    def close(self):
+        """Write, and leave the job."""
+        np.savez(self.path, **self.saved)
+        self.session.close()
+
+
+def plain(model, inputs, labels):
+    """The backward pass of an ordinary loop."""
+    loss_of(model, inputs, labels).backward()
+
+
+def hook(scenario, make=make_model, **options):
+    """DDP with the hook, in several buckets."""
+    model = make()
+    model = DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
+    model = evenpace.torch.balance(model, scenario.loader)
+    scenario.train(model, make_optimizer(model), plain)
+
+
+def static(scenario):
+    """A static graph."""
+    hook(scenario, static_graph=True)
+
+
+def unused(scenario):
+    """Parameters that an iteration does not use."""
+    hook(scenario, make=Branches, find_unused_parameters=True)
+
+
+def pieces_hook(scenario):
+    """The hook, and batches in pieces of 5 samples."""
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+
+    def backward(model, inputs, labels):
+        parts = list(zip(inputs.split(5), labels.split(5), strict=True))
+        for i, (part, part_labels) in enumerate(parts):
+            with model.no_sync() if i < len(parts) - 1 else contextlib.nullcontext():
+                (loss_of(model, part, part_labels) * len(part) / len(inputs)).backward()
+
+    scenario.train(model, make_optimizer(model), backward)
+
+
+def pieces_loss(scenario):
+    """The scaled loss, batches in pieces, one of them summed, a GradScaler, and clipped gradients."""
+    model = DistributedDataParallel(make_model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = make_optimizer(model)
+    for inputs, labels in scenario.batches():
+        optimizer.zero_grad()
+        parts = list(zip(inputs.split(5), labels.split(5), strict=True))
+        for i, (part, part_labels) in enumerate(parts):
+            with model.no_sync() if i < len(parts) - 1 else contextlib.nullcontext():
+                reduction = "sum" if i == 1 else "mean"
+                loss = nn.functional.cross_entropy(model(part), part_labels, reduction=reduction)
+                scaler.scale(scenario.weighted(loss, len(part), reduction)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    scenario.keep(model)
+
+
+def clip_hook(scenario):
+    """The hook, and gradients clipped after the reduction."""
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+    scenario.train(model, make_optimizer(model), plain, clip=0.5)
+
+
+def fsdp(scenario):
+    """FSDP2, and the scaled loss."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = make_model()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+
+    def backward(model, inputs, labels):
+        scenario.weighted(loss_of(model, inputs, labels)).backward()
+
+    scenario.train(model, make_optimizer(model), backward)
+
+
+def stock(scenario):
+    """What DDP makes of uneven batches by itself: the mean over the ranks."""
+
+    def backward(model, inputs, labels):
+        loss = loss_of(model, inputs, labels)
+        scenario.weighted(loss)  # ... and not used
+        loss.backward()
+
+    model = DistributedDataParallel(make_model())
+    scenario.train(model, make_optimizer(model), backward)
+
+
+def infinite(scenario):
+    """Samples without weight whose gradients are infinite."""
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+
+    def backward(model, inputs, labels):
+        loss = loss_of(model, inputs, labels)
+        (loss if scenario.session.assignment.count else loss * float("inf")).backward()
+
+    scenario.train(model, make_optimizer(model), backward)
+
+
+def refused(scenario):
+    """Mistakes, each of which must be named; all ranks make the same."""
+    said = []
+
+    def refuses(function, *arguments, **options):
+        try:
+            function(*arguments, **options)
+        except InvalidRequestError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+
+    refuses(evenpace.torch.balance, make_model(), scenario.loader)
+    synchronised = evenpace.torch.convert_sync_batchnorm(
+        make_model(batch_norm=True), session=scenario.session
+    )
+    refuses(evenpace.torch.balance, DistributedDataParallel(synchronised), scenario.loader)
+    refuses(average_statistics, DistributedDataParallel(make_model(batch_norm=True)), scenario.session)
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+    refuses(evenpace.torch.balance, model, scenario.loader)
+    server = Session(SessionConfig(scenario.session.config.manager, (Address("127.0.0.1", 1),)))
+    other = evenpace.torch.DataLoader(scenario.loader.dataset, BATCH, session=server)
+    refuses(evenpace.torch.balance, model, other)
+    refuses(SyncBatchNorm, 3, session=server)
+    server.close()
+    refuses(scenario.weighted, torch.zeros(()))
+    batches = iter(scenario.loader)
+    inputs, labels = next(batches)
+    refuses(scenario.weighted, torch.zeros(()), 10**6)
+    refuses(scenario.weighted, torch.zeros(()), 1, "none")
+    loss_of(model, inputs, labels).backward()
+    refuses(scenario.weighted, torch.zeros(()))  # twice
+    inputs, labels = next(batches)
+    loss_of(model.module, inputs, labels).backward()  # not by way of DDP, and so not reduced
+    refuses(next, batches)
+    scenario.saved["said"] = said
+
+
+def overlap(scenario):
+    """The order in which buckets are reduced and gradients computed, in a later iteration."""
+    events = []
+    model = make_model()
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(f"gradient {name}"))
+    model = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    model = evenpace.torch.balance(model, scenario.loader)
+    reduce = distributed.all_reduce
+
+    def all_reduce(*arguments, **options):
+        events.append("reduce")
+        return reduce(*arguments, **options)
+
+    distributed.all_reduce = all_reduce
+    optimizer = make_optimizer(model)
+    for inputs, labels in scenario.batches():
+        events.clear()
+        optimizer.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        events.append("end")
+        optimizer.step()
+    distributed.all_reduce = reduce
+    scenario.saved["events"] = events
+
+
+def slow_rank(scenario):
+    """Rank 2 computes for longer than the others: what each session would report."""
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+    take = scenario.session.stopwatch.take
+    measured = []
+    scenario.session.stopwatch.take = lambda: measured.append(take()) or measured[-1]
+    optimizer = make_optimizer(model)
+    for inputs, labels in scenario.batches():
+        if scenario.rank == 2:
+            busy = torch.randn(400, 400)
+            for _ in range(20):
+                busy = busy @ busy / 20
+        optimizer.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        optimizer.step()
+    scenario.saved |= {"times": measured[1:], "sizes": scenario.sizes}
+
+
+def batch_norm(scenario):
+    """Synchronised batch normalisation, and the scaled loss."""
+    model = evenpace.torch.convert_sync_batchnorm(make_model(batch_norm=True), session=scenario.session)
+    optimizer = make_optimizer(model)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    model = DistributedDataParallel(model, forward_sync_buffers=False)
+
+    def backward(model, inputs, labels):
+        scenario.weighted(loss_of(model, inputs, labels)).backward()
+
+    scenario.train(model, optimizer, backward)
+    norm = model.module[1]
+    scenario.saved |= {
+        "mean": norm.running_mean.numpy(),
+        "var": norm.running_var.numpy(),
+        "tracked": norm.num_batches_tracked.item(),
+    }
+    for other in copies:
+        other.load_state_dict(model.module.state_dict())
+        inputs = make_data()[0]
+        assert torch.equal(other.eval()(inputs), model.module.eval()(inputs))
+
+
+def statistics(scenario):
+    """Ordinary batch normalisation, whose statistics are averaged afterwards."""
+    model = DistributedDataParallel(make_model(batch_norm=True), forward_sync_buffers=False)
+    model = evenpace.torch.balance(model, scenario.loader)
+    scenario.train(model, make_optimizer(model), plain)
+    norm = model.module[1]
+    own = torch.cat([norm.running_mean, norm.running_var]).clone()
+    for _ in range(2):  # the second time, nothing has been trained since
+        evenpace.torch.average_statistics(model, session=scenario.session)
+    averaged = torch.cat([norm.running_mean, norm.running_var])
+    scenario.saved |= {"own": own.numpy(), "averaged": averaged.numpy()}
+
+
+def prefetch(scenario):
+    """Plans made ahead, and processes that load ahead."""
+    hook(scenario)
+
+
+def compiled(scenario):
+    """A compiled model in DDP, on many batch sizes."""
+    backend = CompileCounterWithBackend("aot_eager")
+    model = DistributedDataParallel(torch.compile(make_model(), backend=backend, dynamic=True))
+    model = evenpace.torch.balance(model, scenario.loader)
+    scenario.train(model, make_optimizer(model), plain)
+    scenario.saved["compilations"] = backend.frame_count
+
+
+def steered(scenario):
+    """Rank 0 is also an operator, who changes the job in every way; others have to resume it."""
+    job = scenario.session.config.job
+    changes = {
+        2: lambda client: client.set_policy(job, "learned"),
+        6: lambda client: client.set_total_batch_size(job, 48),
+        10: lambda client: client.set_bounds(job, "rank-1", Bounds(1, 6)),
+        14: lambda client: client.drain(job, "rank-1"),
+        18: lambda client: client.pause(job),
+        24: lambda client: client.set_total_batch_size(job, 20),
+        28: lambda client: client.set_policy(job, "proportional", "memoryless", 0.0),
+    }
+    batches, said = [], []
+
+    def backward(model, inputs, labels):
+        now = scenario.session.assignment
+        batches.append((now.epoch, now.batch_start, now.total))
+        if scenario.rank == 0 and now.iteration in changes:
+            with ManagerClient(scenario.session.config.manager, timeout=60.0) as client:
+                try:
+                    said.append(changes[now.iteration](client))
+                except InvalidRequestError as error:
+                    said.append(str(error))
+        plain(model, inputs, labels)
+
+    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
+    scenario.train(model, make_optimizer(model), backward)
+    scenario.saved |= {"batches": batches, "said": said}
+
+
+def endless(scenario):
+    """Goes on until something fails."""
+    hook(scenario)
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        *(hook, static, unused, pieces_hook, pieces_loss, clip_hook, fsdp, stock, infinite, refused),
+        *(overlap, slow_rank, batch_norm, statistics, prefetch, compiled),
+    )
+}
+
+BY_THEMSELVES = {function.__name__: function for function in (endless, steered)}
+
+OPTIONS = {
+    "endless": {"epochs": 10**9},
+    "steered": {"epochs": 10, "barrier_timeout": 8.0},
+    "slow_rank": {"measured": True},
+    "compiled": {"epochs": 32},
+    "prefetch": {"num_workers": 2},
+    "statistics": {"minimum": 2, "drop_last": True},  # ordinary batch normalisation needs two samples
+}
+
+
+def main():
+    """Go through the scenarios."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--manager", required=True)
+    parser.add_argument("--ahead", required=True, help="another manager, which plans ahead")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("scenarios", nargs="+")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    for name in options.scenarios:
+        scenario = Scenario(name, options, **OPTIONS.get(name, {}))
+        (SCENARIOS | BY_THEMSELVES)[name](scenario)
+        scenario.close()
+    distributed.barrier()  # gloo's threads let the last tensors go before the interpreter ends
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
