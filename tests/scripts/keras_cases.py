@@ -1,0 +1,504 @@
+"""Tests of the Keras adapter that need Keras on TensorFlow; test_keras_adapter.py runs them in a process.
+
+Other tests of the suite have Keras on PyTorch, and a process has one of the two.
+"""
+
+import os
+import re
+import threading
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpace.cluster import LocalCluster
+from evenpace.overview.client import ManagerClient
+from ps.optimizers import make_optimizer
+from rpc.errors import InvalidRequestError, NotMemberError
+from worker.keras_checkpoint import Checkpoint, load, save
+from worker.keras_data import DataLoader
+from worker.keras_model import distribute
+from worker.keras_options import describe_keras
+from worker.session import Session, SessionConfig
+
+NOWHERE = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Services whose jobs have one worker."""
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), workers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def session(cluster, request):
+    """This process as the only worker of a job of its own."""
+    name = request.node.name.partition("[")[0]
+    with_services = Session(
+        SessionConfig(cluster.manager, cluster.shard_addresses, job=name, barrier_timeout=60)
+    )
+    yield with_services
+    with_services.close()
+
+
+# -- the parameter server's optimisers
+
+
+def numbers(least, most):
+    """Numbers that float32 has, as Keras's learning rate is one."""
+    return st.floats(least, most, width=32)
+
+
+shared = {"weight_decay": st.none() | numbers(0.0, 0.5)}
+adam = {
+    **shared,
+    "beta_1": st.floats(0.0, 0.99),
+    "beta_2": st.floats(0.5, 0.9999),
+    "epsilon": st.floats(1e-8, 0.1),
+    "amsgrad": st.booleans(),
+}
+optimizers = st.one_of(
+    st.fixed_dictionaries({"momentum": st.floats(0.0, 1.0), "nesterov": st.booleans(), **shared}).map(
+        lambda options: keras.optimizers.SGD(**options)
+    ),
+    st.fixed_dictionaries(adam).map(lambda options: keras.optimizers.Adam(**options)),
+    st.fixed_dictionaries({**adam, "weight_decay": numbers(0.0, 0.5)}).map(
+        lambda options: keras.optimizers.AdamW(**options)
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(optimizers, st.lists(numbers(0.0, 0.5), min_size=1, max_size=12), st.integers(0, 2**16), st.data())
+def test_steps_are_keras_own(optimizer, rates, seed, data):
+    """Over many steps with a changing learning rate, the parameters are those of Keras, to rounding."""
+    dtype, tolerance = data.draw(st.sampled_from([("float64", 1e-11), ("float32", 2e-4)]))
+    generator = np.random.default_rng(seed)
+    start = generator.normal(size=7).astype(dtype)
+    variable = keras.Variable(start, dtype=dtype)
+    flat = torch.from_numpy(start.copy())
+    flat.grad = torch.zeros_like(flat)
+    name, options = describe_keras(optimizer)
+    served = make_optimizer(name, [flat], [{**options, "lr": rates[0]}])
+    for rate in rates:
+        gradient = generator.normal(size=7).astype(dtype)
+        optimizer.learning_rate = rate
+        optimizer.apply([tf.constant(gradient)], [variable])
+        served.param_groups[0]["lr"] = rate
+        flat.grad.copy_(torch.from_numpy(gradient))
+        served.step()
+    assert np.allclose(flat.numpy(), variable.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (keras.optimizers.RMSprop(), "RMSprop.*SGD, Adam and AdamW of keras.optimizers"),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer"),
+        (keras.optimizers.SGD(clipnorm=1.0), "clipnorm=1.0.*whole batch's gradient"),
+        (keras.optimizers.SGD(clipvalue=0.5), "clipvalue=0.5.*whole batch's gradient"),
+        (keras.optimizers.Adam(global_clipnorm=2.0), "global_clipnorm=2.0.*whole batch's gradient"),
+        (keras.optimizers.Adam(use_ema=True), "use_ema=True"),
+        (keras.optimizers.AdamW(gradient_accumulation_steps=4), "gradient_accumulation_steps=4"),
+    ],
+)
+def test_what_the_parameter_server_lacks_is_refused(optimizer, said):
+    """Optimisers and options that it has not are named, before anything is connected."""
+    loader = DataLoader(np.zeros((4, 1)), batch_size=2, session=Session(NOWHERE))
+    with pytest.raises(ValueError, match=said):
+        distribute(optimizer, loader, [keras.Variable([1.0])])
+
+
+# -- the data
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((), "nothing"),
+        ((iter([]),), "list_iterator"),
+        ((tf.data.Dataset.range(4),), "map-style"),
+        ((np.zeros((4, 1)), np.zeros(3)), r"\[3, 4\] samples"),
+    ],
+)
+def test_bad_data_is_refused(data, said):
+    """What no sample can be taken of by its index is named."""
+    with pytest.raises(InvalidRequestError, match=said):
+        DataLoader(*data, batch_size=2, session=Session(NOWHERE))
+
+
+class Pairs:
+    """A map-style data set."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return {"index": index, "twice": np.full(3, 2.0 * index)}
+
+
+def test_batches_have_the_datas_structure(session):
+    """Dictionaries, tensors and numbers come as tensors, in the order of the plan, with any batch size."""
+    x = {"a": np.arange(10).reshape(5, 2), "b": tf.range(5.0)}
+    loader = DataLoader(x, np.arange(5) * 10, batch_size=3, session=session)
+    assert len(loader) == 2
+    assert loader.signature[0]["a"].shape.as_list() == [None, 2]
+    distribute(keras.optimizers.SGD(), loader, [variable := keras.Variable([1.0])])
+    seen = []
+    for inputs, labels in loader:
+        seen.append((inputs["a"].numpy().tolist(), inputs["b"].dtype.name, labels.numpy().tolist()))
+        loader.session.gradient[:] = 0
+        loader.session.finish_iteration()
+    assert seen == [
+        ([[0, 1], [2, 3], [4, 5]], "float32", [0, 10, 20]),
+        ([[6, 7], [8, 9]], "float32", [30, 40]),
+    ]
+    assert variable.numpy() == 1.0
+
+
+def test_samples_of_a_data_set_are_stacked():
+    """A map-style data set gives batches of its samples' structure."""
+    loader = DataLoader(Pairs(), batch_size=2, session=Session(NOWHERE))
+    assert loader.spec["twice"] == tf.TensorSpec([None, 3], tf.float32)
+    assert loader.signature == (loader.spec,)
+    assert loader.first()["index"].numpy().tolist() == [0]
+
+
+# -- loops of one's own
+
+
+def begin(session, optimizer, samples=8, batch_size=2):
+    """A linear model of one weight, from 0, whose gradient is the mean of the inputs."""
+    x = np.arange(1.0, samples + 1)[:, None]
+    weight = tf.Variable([[0.0]], name="weight")
+    loader = DataLoader(x, batch_size=batch_size, session=session)
+    return loader, weight, distribute(optimizer, loader, [weight])
+
+
+def test_plain_variables_are_trained_outside_of_functions(session):
+    """tf.Variables and eager loops will do; a schedule counts the job's iterations."""
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.5])
+    loader, weight, optimizer = begin(session, keras.optimizers.SGD(schedule))
+    seen = []
+    for x in loader:
+        optimizer.apply_gradients([(tf.reduce_mean(x, 0, keepdims=True), weight)])
+        seen.append(float(weight[0, 0]))
+    assert np.allclose(np.diff([0.0, *seen]), [-1.5, -3.5, -5.5 / 2, -7.5 / 2])
+
+
+def test_what_a_function_reads_after_the_step_is_new(session):
+    """Within one function, variables are read before and after the step in the order of the code."""
+    loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
+
+    @tf.function(input_signature=loader.signature)
+    def step(x):
+        before = tf.identity(weight)
+        optimizer.apply([tf.reduce_mean(x, 0, keepdims=True)])
+        return before, tf.identity(weight)
+
+    steps = [step(x) for x in loader]
+    assert np.allclose([before for before, _ in steps], np.reshape([0, -1.5, -5, -10.5], (4, 1, 1)))
+    assert np.allclose([after for _, after in steps], np.reshape([-1.5, -5, -10.5, -18], (4, 1, 1)))
+
+
+def test_scaled_losses_are_unscaled(session):
+    """loss_scale_factor works, as it is the same for each worker's gradient."""
+    loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0, loss_scale_factor=4.0))
+    for x in loader:
+        optimizer.apply([4.0 * tf.reduce_mean(x, 0, keepdims=True)], [weight])
+    assert float(weight[0, 0]) == -18
+
+
+def test_gradients_of_other_variables_are_refused(session):
+    """All trained variables' gradients go in one call, and one of them must be there."""
+    _, weight, optimizer = begin(session, keras.optimizers.SGD())
+    for gradients, variables in (([None], [weight]), ([tf.ones(1)], [tf.Variable([1.0])]), ([], [])):
+        with pytest.raises(ValueError, match="each of the 1 variables that are trained"):
+            optimizer.apply(gradients, variables)
+
+
+def test_variables_without_gradients_stay(session):
+    """None, as tape.gradient gives where a variable plays no part, is no change."""
+    a, b = keras.Variable([1.0]), keras.Variable([1.0])
+    loader = DataLoader(np.zeros((2, 1)), batch_size=2, session=session)
+    optimizer = distribute(keras.optimizers.SGD(1.0), loader, [a, b])
+    for _ in loader:
+        optimizer.apply([tf.ones(1), None], [a, b])
+    assert (float(a[0]), float(b[0])) == (0.0, 1.0)
+
+
+def test_gradients_of_embeddings_are_taken(session):
+    """TensorFlow has them of the rows that were looked up alone; the others do not change."""
+    table = keras.Variable(np.zeros((5, 1)))
+    loader = DataLoader(np.array([1, 3, 3, 4]), batch_size=4, session=session)
+    optimizer = distribute(keras.optimizers.SGD(1.0), loader, [table])
+    for rows in loader:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table.value, rows))
+        gradients = tape.gradient(loss, [table.value])
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        optimizer.apply(gradients, [table])
+    assert table.numpy().reshape(-1).tolist() == [0, -1, 0, -2, -1]
+
+
+def test_constraints_are_refused():
+    """The parameter server would not keep them."""
+    layer = keras.layers.Dense(1, kernel_constraint="non_neg")
+    layer.build((None, 2))
+    loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
+    with pytest.raises(ValueError, match="kernel has a constraint"):
+        distribute(keras.optimizers.SGD(), loader, layer.trainable_variables)
+
+
+def test_an_optimiser_without_variables_is_refused():
+    """It says how to give them."""
+    loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
+    with pytest.raises(InvalidRequestError, match=r"variables=model\.trainable_variables"):
+        distribute(keras.optimizers.SGD(), loader)
+    with pytest.raises(InvalidRequestError, match="no variables to train"):
+        distribute(keras.optimizers.SGD(), loader, [])
+
+
+# -- fit
+
+
+def make_model(**options):
+    """Not built yet."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", **options)
+    return model
+
+
+def regression(session):
+    """A loader of y = x."""
+    x = np.arange(12.0)[:, None] / 12
+    return DataLoader(x, x, batch_size=5, session=session)
+
+
+def test_fit_takes_the_loader_alone(session):
+    """What Keras would pass over in silence is refused, and so are other data and other checkpoints."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    for arguments, options, said in (
+        ((loader,), {"class_weight": {0: 1.0}}, "class_weight"),
+        ((loader,), {"batch_size": 2}, "batch_size"),
+        ((loader,), {"steps_per_epoch": 2}, "steps_per_epoch"),
+        ((np.zeros((2, 1)), np.zeros((2, 1))), {}, "fit of ndarray"),
+        ((loader,), {"callbacks": keras.callbacks.BackupAndRestore("nowhere")}, "BackupAndRestore"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            model.fit(*arguments, **options)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_fit_goes_on_where_it_ended(session, eagerly):
+    """A second fit has the job's next epochs; callbacks that change the learning rate reach the server."""
+    model, loader = make_model(run_eagerly=eagerly), regression(session)
+    distribute(model, loader)
+    still = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)
+    model.fit(loader, epochs=2, verbose=0)
+    assert session.assignment.epoch == 2
+    weights = model.get_weights()
+    model.fit(loader, epochs=2, verbose=0, callbacks=[still])
+    assert session.assignment.epoch == 4
+    assert all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
+
+
+def test_fit_of_a_model_that_cannot_be_is_refused(session):
+    """A model without an optimiser, and one that takes several steps at once."""
+    loader = regression(session)
+    with pytest.raises(InvalidRequestError, match=r"model\.compile"):
+        distribute(keras.Sequential([keras.layers.Dense(1)]), loader)
+    with pytest.raises(ValueError, match="steps_per_execution=2"):
+        distribute(make_model(steps_per_execution=2), loader)
+
+
+def test_errors_of_the_job_come_out_of_fit(session):
+    """What ends the job is raised as what it is, not as an error of TensorFlow's."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+
+    class Thrown(keras.callbacks.Callback):
+        """Takes the worker out of the job, behind its back."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            session._membership.leave()
+
+    with pytest.raises(NotMemberError):
+        model.fit(loader, verbose=0, callbacks=[Thrown()])
+
+
+def test_fit_goes_through_a_batch_again_in_the_same_step(session):
+    """A job that is rewound does not get ahead of, or behind, Keras's epochs."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    steps = []
+
+    class Rewinding(keras.callbacks.Callback):
+        """Has another attempt begun in the second epoch."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            steps.append(session.assignment.iteration)
+            if session.assignment.iteration == 4 and session.assignment.attempt == 0:
+                session._shards.fence_aside(session._membership.recover(0))
+
+    history = model.fit(loader, epochs=3, verbose=0, callbacks=[Rewinding()])
+    assert steps == list(range(9))
+    assert history.epoch == [0, 1, 2]
+    assert (session.assignment.iteration, session.assignment.attempt) == (9, 1)
+    assert int(model.optimizer.iterations) == 9
+
+
+@pytest.mark.parametrize(("size", "batches"), [(2, (5, 6)), (12, (2, 1))])
+def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, size, batches):
+    """Keras makes as many steps as at first, and each of its epochs is one of the job's all the same."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    first = []
+
+    class Changing(keras.callbacks.Callback):
+        """Changes the size in the first batch, and notes where the job's epochs begin."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if session.assignment.iteration == 0:
+                with ManagerClient(cluster.manager) as client:
+                    client.set_total_batch_size(session.config.job, size)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            assert session.assignment.epoch == epoch
+            first.append(session.assignment.iteration)
+
+    history = model.fit(loader, epochs=4, verbose=1, callbacks=[Changing()])
+    assert history.epoch == [0, 1, 2, 3]
+    assert np.diff(first).tolist() == [batches[0], *[batches[1]] * 2]
+    bars = capsys.readouterr().out.replace("\b", "").split("Epoch ")[1:]
+    assert len(bars) == 4
+    for bar in bars:
+        assert re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] == "3/3"
+    assert loader.num_batches == batches[1]
+    model.fit(loader, epochs=1, verbose=1)
+    assert f"{batches[1]}/{batches[1]}" in capsys.readouterr().out
+
+
+class Enough(keras.callbacks.Callback):
+    """Ends fit after two epochs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        self.model.stop_training = len(self.model.history.epoch) == 1  # without this one
+
+
+def test_fit_joins_a_running_job(cluster, session):
+    """A late worker's first epoch is the job's current one, and its optimiser counts the job's iterations."""
+    runs, done = threading.Event(), threading.Event()
+
+    def named():
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="only")], name="same")
+
+    def train():
+        model, loader = named(), regression(session)
+        optimizer = distribute(keras.optimizers.Adam(0.1), loader, model.trainable_variables)
+        while not done.is_set():
+            for x, _ in loader:
+                optimizer.apply([tf.reduce_mean(x, 0, keepdims=True), tf.zeros(1)])
+                if session.assignment.epoch == 3:
+                    runs.set()
+
+    first = threading.Thread(target=train, daemon=True)
+    first.start()
+    assert runs.wait(240)
+    late = Session(SessionConfig(cluster.manager, cluster.shard_addresses, session.config.job, "late"))
+    model, loader = named(), regression(late)
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    distribute(model, loader)
+    history = model.fit(loader, epochs=10**6, verbose=0, callbacks=[Enough()])
+    assert history.epoch[0] >= 3
+    assert late.assignment.epoch == history.epoch[-1] + 1 == history.epoch[0] + 2
+    assert int(model.optimizer.iterations) == late.assignment.iteration
+    late.close()
+    done.set()
+    first.join(60)
+    assert not first.is_alive()
+
+
+# -- checkpoints
+
+
+def test_a_checkpoint_is_an_ordinary_one(session, tmp_path):
+    """Keras alone goes on from the file with the optimiser's state, as one that never heard of the job."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    path = tmp_path / "model.keras"
+    model.fit(loader, epochs=3, verbose=0, callbacks=[Checkpoint(path, loader)])
+    assert list(tmp_path.iterdir()) == [path]
+
+    loaded = keras.models.load_model(path)
+    assert int(loaded.optimizer.iterations) == 9
+    served = session.optimizer_state().slots
+    for slot, variables in (
+        ("momentum", loaded.optimizer._momentums),
+        ("velocity", loaded.optimizer._velocities),
+    ):
+        assert np.array_equal(np.concatenate([v.numpy().reshape(-1) for v in variables]), served[slot])
+        assert np.all(served[slot] != 0)
+    before = loaded.get_weights()
+    loaded.train_on_batch(tf.ones((3, 1)), tf.zeros((3, 1)))
+    assert not np.array_equal(before[0], loaded.get_weights()[0])
+
+
+def test_a_loop_goes_on_from_a_checkpoint(cluster, session, tmp_path):
+    """Saved in the middle of an epoch and loaded, the loop ends with the variables of one that was not."""
+
+    def train(model, loader, stop=None):
+        optimizer = distribute(model.optimizer, loader, model.trainable_variables)
+        for _ in range(2):
+            for x, y in loader:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) - y) ** 2)
+                optimizer.apply(tape.gradient(loss, model.trainable_variables))
+                if loader.session.assignment.iteration == stop:
+                    return save(model, loader, tmp_path / "model.keras")
+        return model.get_weights()
+
+    def start(name):
+        other = Session(SessionConfig(cluster.manager, cluster.shard_addresses, job=name))
+        return other, regression(other)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
+        return model
+
+    whole = train(make(), regression(session))
+    first, loader = start("first")
+    train(make(), loader, stop=4)
+    first.close()
+    second, loader = start("second")
+    resumed = train(load(tmp_path / "model.keras", loader), loader)
+    second.close()
+    for mine, other in zip(resumed, whole, strict=True):
+        assert np.array_equal(mine, other)
+
+
+def test_checkpoints_of_something_else_are_refused(session, tmp_path):
+    """Other files' names, models without an optimiser, and files without a job."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    with pytest.raises(InvalidRequestError, match=r"must end in \.keras"):
+        save(model, loader, tmp_path / "model.h5")
+    bare = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    with pytest.raises(InvalidRequestError, match="without its optimiser"):
+        save(bare, loader, tmp_path / "model.keras")
+    bare.save(tmp_path / "bare.keras")
+    with pytest.raises(InvalidRequestError, match="no job"):
+        load(tmp_path / "bare.keras", regression(Session(NOWHERE)))

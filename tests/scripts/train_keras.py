@@ -1,0 +1,263 @@
+"""A worker's script: trains small float64 Keras models in several jobs, one after the other.
+
+It writes each job's final variables, batch sizes and traces; with --alone, also the variables of one process
+that takes the whole batches with Keras's own optimisers.
+"""
+
+import argparse
+import atexit
+import dataclasses
+import os
+import sys
+import warnings
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import evenpace
+from batchsize_manager.plan import JobSpec, permutation
+from worker.session import Session
+
+SAMPLES, BATCH, SEED, EPOCHS = 602, 120, 7, 6  # an epoch's sixth batch has 2 samples
+SPEC = JobSpec(SAMPLES, BATCH, SEED)
+STEPS = SPEC.iterations_per_epoch
+JOBS = ("graph", "eager", "fit", "resumed", "statistics")
+STOP = 2 * STEPS + 3  # iterations, in the middle of an epoch
+
+
+def make_data():
+    """Digits: (samples, 64) from 0 to 1, and (samples,)."""
+    images, labels = load_digits(return_X_y=True)
+    return images[:SAMPLES] / 16, labels[:SAMPLES]
+
+
+def begin_anew():
+    """As in a process of its own, so that layers have the same names and variables in all jobs."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+
+
+def make_model():
+    """The same first variables every time."""
+    begin_anew()
+    layers = [
+        keras.Input((64,)),
+        keras.layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(1e-3)),
+        keras.layers.Dense(10),
+    ]
+    return keras.Sequential(layers, name="digits")
+
+
+def make_normalised():
+    """Its statistics are of the data alone, before anything that is trained."""
+    begin_anew()
+    layers = [keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+    return keras.Sequential(layers, name="normalised")
+
+
+def make_loss():
+    """Cross-entropy of logits."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def make_optimizer(job):
+    """Each job's has other options, and another way to change the learning rate."""
+    if job == "graph":
+        decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.7)
+        optimizer = keras.optimizers.SGD(decay, momentum=0.9, nesterov=True, weight_decay=0.01)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return optimizer
+    if job == "eager":
+        return keras.optimizers.Adam(0.01, amsgrad=True)
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1)
+
+
+def make_loader(session):
+    """Of the training data."""
+    return evenpace.keras.DataLoader(*make_data(), batch_size=BATCH, shuffle=True, seed=SEED, session=session)
+
+
+def rate(epoch, _=None):
+    """The learning rate of an epoch, in the jobs that change it by epochs."""
+    return 0.01 * 0.8**epoch
+
+
+class Tally:
+    """Counts traces, and notes the batch sizes."""
+
+    def __init__(self):
+        self.traces, self.sizes = 0, []
+
+
+def train_step(model, optimizer, loss, tally=None):
+    """One step of a loop of one's own."""
+
+    def step(x, y):
+        if tally:
+            tally.traces += 1  # in Python, so only when it is traced
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True)) + sum(model.losses)
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return step
+
+
+def train_alone(job):
+    """One process on the whole batches."""
+    x, y = make_data()
+    model, optimizer = (make_normalised if job == "statistics" else make_model)(), make_optimizer(job)
+    step = tf.function(train_step(model, optimizer, make_loss()), reduce_retracing=True)
+    for epoch in range(EPOCHS):
+        if job != "graph":
+            optimizer.learning_rate = rate(epoch)
+        for batch in np.array_split(permutation(SPEC, epoch), range(BATCH, SAMPLES, BATCH)):
+            step(tf.constant(x[batch]), tf.constant(y[batch]))
+    return model
+
+
+def train_loop(job, session, tally):
+    """A loop of one's own, traced or not."""
+    model, optimizer = (make_normalised if job == "statistics" else make_model)(), make_optimizer(job)
+    loader = make_loader(session)
+    optimizer = evenpace.keras.distribute(optimizer, loader, model.trainable_variables, model)
+    step = train_step(model, optimizer, make_loss(), tally)
+    if job != "eager":
+        step = tf.function(step, input_signature=loader.signature)
+    for epoch in range(EPOCHS):
+        if job != "graph":
+            optimizer.learning_rate = rate(epoch)
+        for x, y in loader:
+            step(x, y)
+            tally.sizes.append(len(y))
+    assert int(optimizer.iterations) == EPOCHS * STEPS
+    return model
+
+
+class Counted(keras.callbacks.Callback):
+    """Counts fit's steps."""
+
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        self.steps += 1
+
+
+def train_fit(job, session, tally):
+    """By `model.fit`, with callbacks and validation."""
+    layers = make_model()
+
+    class Noted(keras.Model):
+        """Counts traces, and notes the batch sizes."""
+
+        def train_step(self, data):
+            tally.traces += 1
+            tf.py_function(lambda size: tally.sizes.append(int(size)), [tf.shape(data[1])[0]], [])
+            return super().train_step(data)
+
+    model = Noted(layers.inputs, layers.outputs)
+    model.compile(make_optimizer(job), make_loss(), metrics=["accuracy"], jit_compile=True)
+    loader = make_loader(session)
+    evenpace.keras.distribute(model, loader)
+    counted = Counted()
+    callbacks = [keras.callbacks.LearningRateScheduler(rate), counted]
+    x, y = make_data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        history = model.fit(
+            loader, epochs=EPOCHS, verbose=0, callbacks=callbacks, validation_data=(x[:50], y[:50])
+        )
+    assert counted.steps == EPOCHS * STEPS
+    assert history.history["accuracy"][-1] > history.history["accuracy"][0]
+    return model
+
+
+class Stop(keras.callbacks.Callback):
+    """Saves the job in the middle of an epoch, and ends it."""
+
+    def __init__(self, path, loader):
+        super().__init__()
+        self.path, self.loader = path, loader
+
+    def on_train_batch_end(self, batch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        if self.loader.session.assignment.iteration == STOP:
+            evenpace.keras.save(self.model, self.loader, self.path)
+            self.model.stop_training = True
+
+
+def train_in_two(path, session, tally):
+    """By `model.fit`, as two jobs: the second goes on from the first one's checkpoint."""
+    first = job_session("stopped")
+    loader = make_loader(first)
+    model = make_model()
+    model.compile(make_optimizer("fit"), make_loss(), metrics=["accuracy"])
+    evenpace.keras.distribute(model, loader)
+    scheduler = keras.callbacks.LearningRateScheduler(rate)
+    model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=[scheduler, Stop(path, loader)])
+    first.close()
+    loader = make_loader(session)
+    model = evenpace.keras.load(path, loader)
+    evenpace.keras.distribute(model, loader)
+    history = model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=[scheduler])
+    assert history.epoch == [2, 3, 4, 5]
+    assert int(model.optimizer.iterations) == EPOCHS * STEPS
+    return model
+
+
+def main():
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--alone", action="store_true")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras.config.set_floatx("float64")
+    slow = 1 + int(options.out.name)  # the worker's number: each is as slow as its turn has it
+    for job in JOBS:
+        session = job_session(job)
+        session.processing_time = lambda s=session: invented_time(s.assignment, slow)
+        tally = Tally()
+        if job == "resumed":
+            model = train_in_two(options.out.with_suffix(".keras"), session, tally)
+        else:
+            model = (train_fit if job == "fit" else train_loop)(job, session, tally)
+        session.close()
+        results = {"variables": flat(model), "sizes": tally.sizes, "traces": tally.traces}
+        results["statistics"] = flat(model, trained=False)
+        if options.alone:
+            alone = train_alone(job)
+            results["alone"], results["alone_statistics"] = flat(alone), flat(alone, trained=False)
+        np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
+    assert "torch" not in sys.modules
+
+
+def invented_time(assignment, slow):
+    """Makes batch sizes change all the time."""
+    seconds = 1e-3 * assignment.count * (1 + (7 * slow * assignment.iteration) % 37 / 8)
+    return lambda: seconds
+
+
+def job_session(job):
+    """This worker's session for a job of its own."""
+    session = Session(dataclasses.replace(evenpace.session().config, job=job))
+    atexit.register(session.close)
+    return session
+
+
+def flat(model, trained=True):
+    """All trained variables, (elements,); or all statistics."""
+    variables = model.trainable_variables if trained else model.non_trainable_variables
+    return np.concatenate([np.empty(0), *(v.numpy().reshape(-1) for v in variables)])
+
+
+if __name__ == "__main__":
+    main()

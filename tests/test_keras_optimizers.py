@@ -1,0 +1,51 @@
+"""Keras's optimisers at the parameter server; keras_cases.py compares their steps with Keras's own."""
+
+import pytest
+import torch
+
+from ps.optimizers import make_optimizer
+from rpc.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("keras_sgd", {"lr": -1.0}, "lr -1.0"),
+        ("keras_sgd", {"lr": 1.0, "momentum": 1.5}, "momentum 1.5"),
+        ("keras_sgd", {"lr": 1.0, "dampening": 0.5}, "no option 'dampening'"),
+        ("keras_adam", {"lr": 1.0, "beta1": 0.9, "beta2": 1.0}, "beta1 and beta2.*1.0"),
+        ("keras_adam", {"lr": 1.0, "eps": -1.0}, "eps -1.0"),
+        ("keras_adamw", {"lr": 1.0, "weight_decay": -0.1}, "weight_decay -0.1"),
+    ],
+)
+def test_bad_options_are_named(name, options, said):
+    """An option's value that makes no sense is refused."""
+    with pytest.raises(InvalidRequestError, match=said):
+        make_optimizer(name, [torch.zeros(1)], [options])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "state"),
+    [
+        ("keras_sgd", {}, set()),
+        ("keras_sgd", {"momentum": 0.9}, {"momentum"}),
+        ("keras_adam", {}, {"step", "momentum", "velocity"}),
+        ("keras_adamw", {"amsgrad": 1.0}, {"step", "momentum", "velocity", "velocity_hat"}),
+    ],
+)
+def test_the_state_has_keras_names(name, options, state):
+    """A checkpoint finds what it looks for, of the parameter's shape."""
+    parameter = torch.zeros(3)
+    parameter.grad = torch.ones(3)
+    optimizer = make_optimizer(name, [parameter], [{"lr": 1.0, **options}])
+    optimizer.step()
+    kept = optimizer.state[parameter]
+    assert kept.keys() == state
+    assert all(value.shape == (3,) for key, value in kept.items() if key != "step")
+
+
+def test_only_what_has_a_gradient_is_stepped():
+    """Weight decay included."""
+    parameter = torch.ones(2)
+    make_optimizer("keras_sgd", [parameter], [{"lr": 1.0, "weight_decay": 0.5}]).step()
+    assert parameter.tolist() == [1, 1]
