@@ -1,0 +1,380 @@
+"""The JAX adapter against real services, its workers as threads of this process."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from batchsize_manager.plan import JobSpec, permutation
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError
+from tests.services import in_threads, manager_service, serving, shard_service
+from worker.jax_data import DataLoader
+from worker.jax_gradient import value_and_grad
+from worker.jax_optimizer import distribute
+from worker.jax_rules import adam, sgd
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader as TorchDataLoader
+from worker.torch_optimizer import distribute as torch_distribute
+
+NOBODY = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
+
+
+@pytest.fixture
+def job():
+    """Starts services for so many workers; gives a function that makes sessions with them."""
+    with contextlib.ExitStack() as stack:
+
+        def start(workers, shards=1):
+            manager = stack.enter_context(serving(manager_service(workers)))
+            addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
+
+            def session(name, bounds=None):
+                config = SessionConfig(
+                    manager, addresses, worker=name, bounds=bounds or Bounds(), barrier_timeout=60
+                )
+                return stack.enter_context(contextlib.closing(Session(config)))
+
+            return session
+
+        yield start
+
+
+class Squares:
+    """A map-style data set of dictionaries."""
+
+    def __len__(self):
+        return 31
+
+    def __getitem__(self, index):
+        return {"index": index, "square": np.full(2, index * index)}
+
+
+INDICES = np.arange(31)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [{"index": INDICES, "square": np.stack([INDICES**2] * 2, axis=1)}, Squares()],
+    ids=["arrays", "map"],
+)
+def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
+    """Workers share out each epoch exactly, and a last batch too small for all leaves none of them behind."""
+    session = job(3)
+    seen = [{}, {}, {}]
+    final = {}
+
+    def train(i):
+        loader = DataLoader(
+            data,
+            10,
+            session=session(f"w{i}", Bounds(maximum=(9, 4, 2)[i])),
+            shuffle=True,
+            seed=3,
+            drop_last=drop_last,
+        )
+        optimizer = distribute(sgd(0.1), jnp.zeros(()), loader)
+        for epoch in range(2):
+            for batch in loader:
+                assert np.array_equal(batch["square"], np.stack([batch["index"] ** 2] * 2, axis=1))
+                seen[i].setdefault(epoch, []).extend(batch["index"].tolist())
+                optimizer.step(jnp.ones(()))
+        final[i] = float(optimizer.params)
+
+    in_threads(*(lambda i=i: train(i) for i in range(3)))
+    for epoch in range(2):
+        together = sorted(index for part in seen for index in part[epoch])
+        order = permutation(JobSpec(31, 10, seed=3), epoch)
+        assert together == sorted(order[: 30 if drop_last else 31].tolist())
+    steps = 6 if drop_last else 8
+    assert list(final.values()) == pytest.approx([-0.1 * steps] * 3, rel=1e-5)
+
+
+def test_workers_start_from_the_first_ones_parameters(job):
+    """Parameters that begin differently are made the same before the first step."""
+    session = job(2)
+    optimizers = [None, None]
+
+    def start(i):
+        loader = DataLoader(INDICES, 4, session=session(f"w{i}"))
+        optimizers[i] = distribute(adam(0.1), {"w": jnp.full((3, 2), i + 1.0)}, loader)
+
+    in_threads(*(lambda i=i: start(i) for i in range(2)))
+    first, second = (np.asarray(optimizer.params["w"]) for optimizer in optimizers)
+    assert np.array_equal(first, second)
+    assert first[0, 0] in {1.0, 2.0}
+
+
+def test_a_schedule_reaches_the_parameter_server(job):
+    """Each step is made with the learning rate that the schedule has for it."""
+    loader = DataLoader(np.zeros(4), 1, session=job(1)("w"))
+    schedule = optax.exponential_decay(1.0, transition_steps=1, decay_rate=0.1)
+    optimizer = distribute(sgd(schedule), jnp.zeros(()), loader)
+    seen = [0.0]
+    for _ in loader:
+        optimizer.step(-jnp.ones(()))
+        seen.append(float(optimizer.params))
+    assert np.diff(seen) == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
+
+
+def test_arrays_keep_their_types_shapes_and_places(job):
+    """What comes back is as what was given: half precision, no dimension, a committed device."""
+    device = jax.devices()[0]
+    params = {
+        "half": jnp.ones((2, 3), jnp.bfloat16),
+        "number": jnp.float32(2.0),
+        "placed": jax.device_put(jnp.arange(3.0), device),
+        "empty": jnp.zeros((0, 4)),
+    }
+    loader = DataLoader(np.zeros((5, 2)), 5, session=job(1, shards=2)("w"))
+    optimizer = distribute(sgd(0.5), params, loader)
+    for _ in loader:
+        optimizer.step(jax.tree.map(jnp.ones_like, params))
+    for name, array in params.items():
+        result = optimizer.params[name]
+        assert (result.shape, result.dtype) == (array.shape, array.dtype)
+        assert result.committed == array.committed
+        assert np.array_equal(result, array - jnp.asarray(0.5, array.dtype))
+
+
+def test_parameters_of_a_past_step_stay_what_they_were(job):
+    """The next pull does not change arrays that a script has kept."""
+    loader = DataLoader(np.zeros(8), 1, session=job(1)("w"))
+    optimizer = distribute(sgd(1.0), {"w": jnp.zeros(1000)}, loader)
+    kept = []
+    for _ in loader:
+        optimizer.step({"w": jnp.ones(1000)})
+        kept.append(optimizer.params["w"])
+    for i, array in enumerate(kept):
+        assert np.array_equal(array, np.full(1000, -(i + 1.0)))
+
+
+def flax_linen():
+    """A model of Flax's linen: its parameters, and losses of a batch under them."""
+    model = flax.linen.Dense(1)
+
+    def losses(params, batch):
+        return (model.apply({"params": params}, batch)[:, 0] - batch.sum(1)) ** 2
+
+    return model.init(jax.random.key(0), np.zeros((1, 3)))["params"], losses
+
+
+def flax_nnx():
+    """The same of Flax's nnx."""
+    graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Param)
+
+    def losses(params, batch):
+        return (nnx.merge(graph, params)(batch)[:, 0] - batch.sum(1)) ** 2
+
+    return params, losses
+
+
+@pytest.mark.parametrize("make", [flax_linen, flax_nnx])
+def test_flax_models_train(job, make):
+    """The parameters of both of Flax's interfaces go to the parameter server and back, and it learns."""
+    data = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    params, losses = make()
+    loader = DataLoader(data, 16, session=job(1)("w"), shuffle=True)
+    step = value_and_grad(losses, micro_batch_size=8)
+    optimizer = distribute(sgd(0.1), params, loader)
+    history = []
+    for _ in range(8):
+        for batch in loader:
+            loss, gradient = step(optimizer.params, batch)
+            optimizer.step(gradient)
+            history.append(float(loss))
+    assert jax.tree.structure(optimizer.params) == jax.tree.structure(params)
+    assert history[-1] < 1e-2 * history[0]
+
+
+def test_statistics_become_the_mean_over_all_samples(job):
+    """What workers put as their statistics comes back as the mean, weighted by their uneven batch sizes."""
+    data = np.random.default_rng(0).normal(size=(31, 3)).astype(np.float32)
+    spec = JobSpec(31, 10, seed=3)
+    session = job(2)
+
+    def train(i):
+        loader = DataLoader(
+            data, 10, session=session(f"w{i}", Bounds(maximum=(9, 2)[i])), shuffle=True, seed=3
+        )
+        optimizer = distribute(
+            sgd(0.5, momentum=0.9), {"w": jnp.zeros(2)}, loader, statistics={"mean": jnp.ones(3)}
+        )
+        assert np.array_equal(optimizer.statistics["mean"], np.ones(3))
+        for epoch in range(2):
+            order = permutation(spec, epoch)
+            for iteration, batch in enumerate(loader):
+                optimizer.step({"w": jnp.zeros(2)}, {"mean": batch.mean(axis=0)})
+                if iteration < 3:  # of the last, smaller batch this worker may have no part
+                    whole = data[order[10 * iteration : 10 * (iteration + 1)]]
+                    np.testing.assert_allclose(optimizer.statistics["mean"], whole.mean(axis=0), rtol=1e-5)
+        assert np.array_equal(optimizer.params["w"], np.zeros(2))
+
+    in_threads(*(lambda i=i: train(i) for i in range(2)))
+
+
+def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
+    """With pieces that are all full, running statistics follow the mean over the pieces, as worked out."""
+    model = flax.linen.BatchNorm(momentum=0.9)
+    data = np.random.default_rng(0).normal(3.0, 2.0, size=(32, 3)).astype(np.float32)
+    variables = model.init(jax.random.key(0), data[:1], use_running_average=False)
+
+    def losses(params, batch, statistics):
+        output, new = model.apply(
+            {"params": params, "batch_stats": statistics},
+            batch,
+            use_running_average=False,
+            mutable=["batch_stats"],
+        )
+        return (output**2).sum(1), new["batch_stats"]
+
+    loader = DataLoader(data, 16, session=job(1)("w"))
+    step = value_and_grad(losses, micro_batch_size=8, has_aux=True)
+    optimizer = distribute(sgd(0.1), variables["params"], loader, statistics=variables["batch_stats"])
+    mean, variance = np.zeros(3), np.ones(3)
+    for batch in loader:
+        (_, statistics), gradient = step(optimizer.params, batch, optimizer.statistics)
+        optimizer.step(gradient, statistics)
+        pieces = batch.reshape(2, 8, 3)
+        mean = 0.9 * mean + 0.1 * pieces.mean(axis=1).mean(axis=0)
+        variance = 0.9 * variance + 0.1 * pieces.var(axis=1).mean(axis=0)
+    np.testing.assert_allclose(optimizer.statistics["mean"], mean, rtol=1e-4)
+    np.testing.assert_allclose(optimizer.statistics["var"], variance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "difference"),
+    [
+        ({"kernel": jnp.zeros((2, 3))}, r"'kernel' of shape \(2, 3\).*'kernel' of shape \(3, 2\)"),
+        ({"weight": jnp.zeros((3, 2))}, r"'weight' of shape.*'kernel' of shape"),
+        ({"kernel": jnp.zeros((3, 2), jnp.bfloat16)}, "bfloat16.*float32"),
+    ],
+    ids=["shape", "name", "dtype"],
+)
+def test_models_that_differ_are_refused(job, params, difference):
+    """A worker with another model of as many elements is told where it differs."""
+    session = job(2)
+    opened = threading.Event()
+
+    def start(i):
+        loader = DataLoader(INDICES, 4, session=session(f"w{i}"))
+        loader.session.join()
+        if i:
+            assert opened.wait(240)
+        distribute(sgd(0.1), params if i else {"kernel": jnp.zeros((3, 2))}, loader)
+        opened.set()
+
+    with pytest.raises(InvalidRequestError, match=difference):
+        in_threads(*(lambda i=i: start(i) for i in range(2)))
+
+
+def test_jax_and_pytorch_train_one_job(job):
+    """Workers with different frameworks, and tensors that agree, end as one process on the whole batches."""
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.normal(size=(50, 3)), generator.normal(size=(50, 2))
+    plan = {"shuffle": True, "seed": 3}
+    session = job(2)
+    results = {}
+
+    def model():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+    def losses(params, batch):
+        inputs, targets = batch
+        kernel, bias, last_kernel, last_bias = params
+        output = jnp.tanh(inputs @ kernel.T + bias) @ last_kernel.T + last_bias
+        return ((output - targets) ** 2).mean(axis=1)
+
+    def with_jax():
+        with jax.enable_x64(True):
+            loader = DataLoader((inputs, targets), 16, session=session("jax", Bounds(maximum=13)), **plan)
+            loader.session.join()
+            assert torch_has_opened.wait(60)  # so the job starts from its parameters
+            step = value_and_grad(losses, micro_batch_size=4)
+            params = [np.zeros((4, 3)), np.zeros(4), np.zeros((2, 4)), np.zeros(2)]
+            optimizer = distribute(sgd(0.1, momentum=0.9), params, loader)
+            for _ in range(3):
+                for batch in loader:
+                    optimizer.step(step(optimizer.params, batch)[1])
+            results["jax"] = np.concatenate([np.ravel(leaf) for leaf in optimizer.params])
+
+    def fit(net, optimizer, batches):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(inputs), targets).backward()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+
+    def with_torch():
+        net = model()
+        loader = TorchDataLoader(dataset, 16, session=session("torch", Bounds(maximum=5)), **plan)
+        optimizer = torch_distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), loader)
+        torch_has_opened.set()
+        results["torch"] = fit(net, optimizer, (batch for _ in range(3) for batch in loader))
+
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
+    torch_has_opened = threading.Event()
+    in_threads(with_torch, with_jax)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    orders = [permutation(JobSpec(50, 16, seed=3), epoch) for epoch in range(3)]
+    alone = fit(net, optimizer, (dataset[part] for order in orders for part in np.split(order, (16, 32, 48))))
+    assert np.abs(results["torch"] - alone).max() < 1e-12
+    assert np.abs(results["jax"] - alone).max() < 1e-12
+
+
+def test_a_gradient_of_another_form_is_refused(job):
+    """A tree or a shape that is not the parameters' is named, before anything is pushed."""
+    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
+    optimizer = distribute(sgd(0.1), {"w": jnp.zeros(3)}, loader)
+    for wrong in (jnp.zeros(3), {"w": jnp.zeros(4)}, {"v": jnp.zeros(3)}):
+        with pytest.raises(InvalidRequestError, match=r"'w'.*shapes \[\(3,\)\]"):
+            optimizer.step(wrong)
+
+
+def test_bad_arguments_are_named():
+    """What makes no sense is refused with its value, before anything is connected."""
+    for data, problem in (
+        ((np.zeros(3), np.zeros(4)), r"shapes \[\(3,\), \(4,\)\]"),
+        (np.float32(3), "map-style"),
+        (object(), "map-style"),
+        (np.zeros(()), r"shapes \[\(\)\]"),
+    ):
+        with pytest.raises(InvalidRequestError, match=problem):
+            DataLoader(data, 1, session=Session(NOBODY))
+    with pytest.raises(InvalidRequestError, match="batch_size 11"):
+        DataLoader(np.zeros(10), 11, session=Session(NOBODY))
+    loader = DataLoader(np.zeros(10), 1, session=Session(NOBODY))
+    with pytest.raises(InvalidRequestError, match=r"optax's.*use evenpace\.jax\.sgd"):
+        distribute(optax.sgd(0.1), jnp.zeros(3), loader)
+    with pytest.raises(InvalidRequestError, match="steps is of int32"):
+        distribute(sgd(0.1), {"w": jnp.zeros(3), "steps": jnp.arange(3)}, loader)
+    with pytest.raises(InvalidRequestError, match="nothing to train"):
+        distribute(sgd(0.1), {}, loader)
+
+
+def test_jax_needs_no_torch_and_nothing_else_needs_jax():
+    """A worker with JAX does not import torch, nor the rest JAX: neither is slow to start for the other."""
+    code = (
+        "import sys, {module}\n"
+        "assert not [name for name in ('torch', 'tensorflow', 'optax', 'flax') if name in sys.modules]\n"
+        "assert ('jax' in sys.modules) == {jax}"
+    )
+    for module, uses_jax in (
+        ("evenpace.jax", True),
+        ("evenpace.context, worker.data, evenpace.launch", False),
+    ):
+        line = [sys.executable, "-c", code.format(module=module, jax=uses_jax)]
+        subprocess.run(line, check=True, timeout=240)

@@ -1,0 +1,109 @@
+"""The mean gradient over batches of any size, in pieces of one shape."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpc.errors import InvalidRequestError
+from worker.jax_gradient import value_and_grad
+
+FEATURES = 3
+
+
+def batch_of(size, seed=0):
+    """Inputs (size, FEATURES) and targets (size,)."""
+    generator = np.random.default_rng(seed)
+    return {"x": generator.normal(size=(size, FEATURES)), "y": generator.normal(size=size)}
+
+
+def parameters(seed=1):
+    """Of a linear model."""
+    generator = np.random.default_rng(seed)
+    return {"w": generator.normal(size=FEATURES), "b": generator.normal()}
+
+
+def losses(params, batch):
+    """(n,): not linear in the parameters, so that means and gradients of parts differ."""
+    return jnp.log(jnp.cosh(batch["x"] @ params["w"] + params["b"] - batch["y"]))
+
+
+steps = {micro_batch_size: value_and_grad(losses, micro_batch_size) for micro_batch_size in (1, 3, 8, 16)}
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 40), micro_batch_size=st.sampled_from(sorted(steps)), seed=st.integers(0, 1000))
+def test_it_is_the_mean_over_the_batch(size, micro_batch_size, seed):
+    """However the batch falls into pieces, value and gradient are those of the whole at once."""
+    batch, params = batch_of(size, seed), parameters(seed)
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
+    slopes = np.tanh(error)  # of log(cosh(error))
+    expected = np.log(np.cosh(error)).mean(), {"w": slopes @ batch["x"] / size, "b": slopes.mean()}
+    with jax.enable_x64(True):
+        result = steps[micro_batch_size](params, batch)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), result, expected)
+
+
+def test_a_run_with_many_batch_sizes_compiles_once():
+    """Twenty batch sizes: the loss is traced twice at most, and nothing is traced after the first batch."""
+    traces = []
+
+    def counted(params, batch):
+        traces.append(batch["x"].shape)
+        return losses(params, batch)
+
+    step = value_and_grad(counted, 8)
+    params = parameters()
+    for size in range(1, 61, 3):
+        step(params, batch_of(size))
+    assert len(traces) <= 2
+    assert set(traces) == {(8, FEATURES)}
+
+
+def test_what_fills_up_a_piece_leaves_no_trace():
+    """Functions that have no gradient at zero, or none without bounds, are only asked about real samples."""
+
+    def roots(params, batch):
+        return jnp.sqrt(params * batch)  # its gradient at 0 is infinite, and 0 times that no number
+
+    value, gradient = value_and_grad(roots, 8)(jnp.float32(4.0), np.ones(3, np.float32))
+    assert (float(value), float(gradient)) == (2.0, 0.25)
+
+
+def test_each_piece_gets_the_other_arguments_and_gives_its_share_of_aux():
+    """The aux is the mean over the pieces, weighted by their samples."""
+
+    def shifted(params, batch, shift):
+        return params * batch + shift, {"mean": batch.mean(), "shift": shift}
+
+    step = value_and_grad(shifted, 2, has_aux=True)
+    # Pieces (1, 2), (3, 4), and (5, 1) of which the 1 fills up.
+    (value, aux), gradient = step(2.0, np.arange(1.0, 6.0), 10.0)
+    assert float(value) == 16.0
+    assert float(gradient) == 3.0
+    assert float(aux["mean"]) == pytest.approx((2 * 1.5 + 2 * 3.5 + 1 * 3.0) / 5)
+    assert float(aux["shift"]) == pytest.approx(10.0)
+
+
+def test_half_precision_is_summed_in_float32():
+    """A thousand gradients that vanish beside their sum in bfloat16 all count."""
+    params = jnp.ones((), jnp.bfloat16)
+    _, gradient = value_and_grad(lambda p, x: p * x, 1)(params, np.full(1000, 0.5, np.float32))
+    assert gradient.dtype == jnp.float32
+    assert float(gradient) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_mistakes_are_named():
+    """A mean in place of losses, an empty batch, arrays that do not match, a size of 0."""
+    params, batch = parameters(), batch_of(4)
+    with pytest.raises(InvalidRequestError, match=r"shape \(\) for 8 samples"):
+        value_and_grad(lambda p, b: losses(p, b).mean(), 8)(params, batch)
+    step = value_and_grad(losses, 8)
+    with pytest.raises(InvalidRequestError, match="at least 1"):
+        step(params, batch_of(0))
+    with pytest.raises(InvalidRequestError, match="as many samples"):
+        step(params, batch | {"y": np.zeros(3)})
+    with pytest.raises(InvalidRequestError, match="micro_batch_size 0"):
+        value_and_grad(losses, 0)

@@ -1,0 +1,93 @@
+"""JAX: the parameter server's optimisers under optax's names, with its arguments, defaults and semantics.
+
+An optimiser of optax cannot be sent anywhere: it is a pair of opaque functions. These are plain values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from rpc.errors import InvalidRequestError
+
+Schedule = Callable[[Any], Any]  # from the number of steps so far to the next one's learning rate
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the parameter server steps; to be made by `sgd`, `adam` and `adamw`.
+
+    Attributes:
+        name: The optimiser's, in `idl/parameter_server.thrift`.
+        learning_rate: A number, or a schedule as optax has them.
+        constants: The other options, as the parameter server calls them.
+    """
+
+    name: str
+    learning_rate: float | Schedule
+    constants: dict[str, float]
+
+    def options(self, step: int) -> dict[str, float]:
+        """All options for a step, the first of which is number 0."""
+        rate = self.learning_rate
+        if callable(rate):
+            rate = rate(
+                jnp.int32(step)
+            )  # as optax counts: in Python's numbers some schedules differ a little
+        return {"lr": float(rate), **self.constants}
+
+
+def sgd(
+    learning_rate: float | Schedule,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: Any = None,
+) -> Rule:
+    """As `optax.sgd`; `accumulator_dtype` is not to be had."""
+    _refuse("sgd", accumulator_dtype=accumulator_dtype)
+    # Without momentum optax takes no notice of nesterov; torch, which steps at the parameter server, refuses.
+    nesterov = nesterov and bool(momentum)
+    return Rule("sgd", learning_rate, {"momentum": float(momentum or 0), "nesterov": float(nesterov)})
+
+
+def adam(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+) -> Rule:
+    """As `optax.adam`; `eps_root`, `mu_dtype` and `nesterov` are not to be had."""
+    _refuse("adam", eps_root=eps_root, mu_dtype=mu_dtype, nesterov=nesterov)
+    constants = {"beta1": float(b1), "beta2": float(b2), "eps": float(eps), "weight_decay": 0.0}
+    return Rule("adam", learning_rate, constants)
+
+
+def adamw(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: float = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+) -> Rule:
+    """As `optax.adamw`; `eps_root`, `mu_dtype`, `mask` and `nesterov` are not to be had."""
+    _refuse("adamw", eps_root=eps_root, mu_dtype=mu_dtype, mask=mask, nesterov=nesterov)
+    constants = {"beta1": float(b1), "beta2": float(b2), "eps": float(eps)}
+    return Rule("adamw", learning_rate, constants | {"weight_decay": float(weight_decay)})
+
+
+def _refuse(name: str, **lacking: Any) -> None:
+    for option, value in lacking.items():
+        if value is not None and (not isinstance(value, float | int) or value):
+            raise InvalidRequestError(
+                f"{name}: {option}={value!r}: the parameter server's {name} lacks this option; leave it out"
+            )
