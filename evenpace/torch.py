@@ -4,13 +4,15 @@ With a parameter server that is `distribute`; with `torch.distributed`, `balance
 fit into memory goes through `within_memory`.
 """
 
+import atexit
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from evenpace.context import session as current_session
-from worker import torch_batchnorm, torch_data, torch_ddp
+from worker import torch_batchnorm, torch_data, torch_ddp, torch_partitions, torch_stream
 from worker.session import Session
 from worker.torch_data import MapStyleDataset
 from worker.torch_ddp import balance
@@ -20,6 +22,8 @@ from worker.torch_optimizer import distribute
 __all__ = [
     "DataLoader",
     "MemoryExhaustedError",
+    "PartitionedLoader",
+    "StreamLoader",
     "SyncBatchNorm",
     "average_statistics",
     "balance",
@@ -36,6 +40,32 @@ class DataLoader(torch_data.DataLoader):
 
     def __init__(
         self, dataset: MapStyleDataset, batch_size: int = 1, *, session: Session | None = None, **options: Any
+    ) -> None:
+        super().__init__(dataset, batch_size, session=session or current_session(), **options)
+
+
+class PartitionedLoader(torch_partitions.PartitionedLoader):
+    """`worker.torch_partitions.PartitionedLoader` in this process's session, unless another is given."""
+
+    def __init__(
+        self,
+        dataset: MapStyleDataset,
+        batch_size: int = 1,
+        *,
+        partitions: str,
+        session: Session | None = None,
+        **options: Any,
+    ) -> None:
+        session = session or current_session()
+        super().__init__(dataset, batch_size, session=session, partitions=partitions, **options)
+        atexit.register(self.close)
+
+
+class StreamLoader(torch_stream.StreamLoader):
+    """`worker.torch_stream.StreamLoader` in this process's session, unless another is given."""
+
+    def __init__(
+        self, dataset: Iterable[Any], batch_size: int = 1, *, session: Session | None = None, **options: Any
     ) -> None:
         super().__init__(dataset, batch_size, session=session or current_session(), **options)
 

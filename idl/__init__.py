@@ -1,7 +1,7 @@
 """The wire contract, loaded from the .thrift files beside this module.
 
-`common`, `batchsize_manager` and `parameter_server` hold the structs, exceptions and services under the
-names that the files give them.
+`common`, `batchsize_manager`, `parameter_server` and `data_partition` hold the structs, exceptions and
+services under the names that the files give them.
 """
 
 from pathlib import Path
@@ -21,6 +21,7 @@ def _load(name: str) -> ModuleType:
 
 batchsize_manager = _load("batchsize_manager")
 parameter_server = _load("parameter_server")
+data_partition = _load("data_partition")
 common: ModuleType = batchsize_manager.common
 
-__all__ = ["batchsize_manager", "common", "parameter_server"]
+__all__ = ["batchsize_manager", "common", "data_partition", "parameter_server"]

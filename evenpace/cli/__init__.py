@@ -16,6 +16,7 @@ from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
 from evenpace.cli.overview import status, top
+from evenpace.cli.partitions import partitions
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
@@ -56,7 +57,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 _COMMANDS = (
-    *(demo, manager, ps, worker),
+    *(demo, manager, ps, partitions, worker),
     *(job, status, top, health),
     *(certs, token),
     *(bench, trace, experiment),

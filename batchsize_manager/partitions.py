@@ -1,0 +1,307 @@
+"""Local partitions as a state machine: how often workers go through their parts, and who sends what.
+
+LB-BSP, section 3.5: once the traversals of one part exceed another's by more than a bound, samples move from
+slower to faster workers; then all count from 0 again. Events come in through `join`, `report`, `leave` and
+`tick`, each with its time. No sockets, no threads, no clock, and no samples: numbers of them only.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+
+_NEW = -1  # the generation of a member that has not reported yet, and holds nobody's samples
+
+
+@dataclass(frozen=True)
+class PartitionsConfig:
+    """How parts are kept in balance.
+
+    Attributes:
+        workers: A job starts when so many have joined.
+        max_gap: Traversals by which a part may be ahead of another before samples move.
+        silence: Seconds without a report after which a worker is taken out.
+        move_timeout: Seconds after which moves that are not done are given up.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    workers: int = 1
+    max_gap: float = 2.0
+    silence: float = 30.0
+    move_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers {self.workers}: must be at least 1")
+        if not self.max_gap > 0:
+            raise ValueError(f"max_gap {self.max_gap}: must be above 0")
+        if not 0 < self.silence < float("inf"):
+            raise ValueError(f"silence {self.silence}: must be above 0 s")
+        if not 0 < self.move_timeout < float("inf"):
+            raise ValueError(f"move_timeout {self.move_timeout}: must be above 0 s")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a worker reports.
+
+    Attributes:
+        generation: Whose counts these are.
+        samples: That it has now.
+        drawn: Samples that it has used in this generation.
+        iterations: In which it has used them.
+        moved: Whether it has done with its moves.
+    """
+
+    generation: int
+    samples: int
+    drawn: int
+    iterations: int
+    moved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A worker's part of the data: its size, and how many samples were used since the last reset.
+
+    Attributes:
+        samples: In it.
+        drawn: Samples used, each time that they were.
+        iterations: In which they were.
+    """
+
+    samples: int
+    drawn: int = 0
+    iterations: int = 0
+
+    @property
+    def batch_size(self) -> float:
+        """Samples used in an iteration, on average."""
+        return self.drawn / self.iterations if self.iterations else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Traversals in an iteration, on average."""
+        return self.batch_size / self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Samples that one worker is to send to another."""
+
+    sender: str
+    receiver: str
+    samples: int
+
+
+def gap(parts: Mapping[str, Part]) -> float:
+    """By how many traversals the fastest worker was ahead of the slowest when the last was where it is.
+
+    Reports come at different times; in each iteration of the job, though, all take part.
+    """
+    paces = [part.pace for part in parts.values()]
+    return min(part.iterations for part in parts.values()) * (max(paces) - min(paces))
+
+
+def plan_moves(parts: Mapping[str, Part]) -> list[Move]:
+    """Who sends what so that all would go through their parts equally often, with these batch sizes.
+
+    The best size of a part is in proportion to its worker's batch size. What is above that goes from the
+    slowest worker to the fastest that lacks it, and so on. A worker keeps at least one sample.
+    """
+    samples = sum(part.samples for part in parts.values())
+    batch = sum(part.batch_size for part in parts.values())
+    if not batch:
+        return []
+    best = {worker: samples * part.batch_size / batch for worker, part in parts.items()}
+    surplus = {worker: part.samples - max(1, math.ceil(best[worker])) for worker, part in parts.items()}
+    lack = {worker: math.floor(best[worker]) - part.samples for worker, part in parts.items()}
+    slowest_first = sorted(parts, key=lambda worker: parts[worker].pace)
+    moves = []
+    receivers = [worker for worker in reversed(slowest_first) if lack[worker] > 0]
+    for sender in slowest_first:
+        while surplus[sender] > 0 and receivers:
+            receiver = receivers[0]
+            count = min(surplus[sender], lack[receiver])
+            moves.append(Move(sender, receiver, count))
+            surplus[sender] -= count
+            lack[receiver] -= count
+            if not lack[receiver]:
+                receivers.pop(0)
+    return moves
+
+
+@dataclass(slots=True)
+class _Member:
+    incarnation: str
+    address: str
+    part: Part
+    generation: int  # whose members and reset it has noted
+    joined: int  # the generation that begins with it
+    heard_at: float
+
+
+class Partitions:
+    """The parts of one job. Times are in seconds on any one monotonic clock.
+
+    Args:
+        config: How they are kept in balance.
+
+    Attributes:
+        generation: Counts the resets: samples have moved, or the members have changed.
+        dataset_size: Samples of all workers that the job started with; 0 until it has.
+        moves: That are under way.
+        events: What has happened since they were last taken, in words, each with the worker that it is about.
+    """
+
+    def __init__(self, config: PartitionsConfig) -> None:
+        self.generation = 0
+        self.dataset_size = 0
+        self.moves: list[Move] = []
+        self.events: list[tuple[str, str | None]] = []
+        self._config = config
+        self._members: dict[str, _Member] = {}
+        self._moving_since = 0.0
+
+    # -- events
+
+    def join(self, worker: str, incarnation: str, address: str, samples: int, now: float) -> None:
+        """A worker takes part, with so many samples of its own; the same incarnation may say so again.
+
+        Raises:
+            UnavailableError: Its name is taken, as it may be for a while after its last process died.
+        """
+        member = self._members.get(worker)
+        if member is not None and member.incarnation != incarnation:
+            raise UnavailableError(
+                f"worker {worker!r} has a part already, as {member.incarnation}: give each worker "
+                f"its own name; whether that one is dead is known after {self._config.silence:g} s"
+            )
+        if member is not None:
+            member.heard_at = now
+            return
+        self._reset()
+        self._members[worker] = _Member(incarnation, address, Part(samples), _NEW, self.generation, now)
+        self._say(f"{worker} joined, with {samples} samples", worker)
+        if not self.dataset_size and len(self._members) >= self._config.workers:
+            self.dataset_size = sum(m.part.samples for m in self._members.values())
+
+    def report(self, worker: str, incarnation: str, progress: Progress, now: float) -> None:
+        """How far a worker is.
+
+        Raises:
+            NotMemberError: It is no member.
+            InvalidRequestError: It knows of a generation that has not begun.
+        """
+        member = self._member(worker, incarnation)
+        if progress.generation > self.generation:
+            raise InvalidRequestError(
+                f"generation {progress.generation}: must be from 0 to {self.generation}"
+            )
+        member.heard_at = now
+        member.generation = max(member.generation, progress.generation)
+        if progress.generation != self.generation:
+            return
+        member.part = Part(progress.samples, progress.drawn, progress.iterations)
+        if self.moves:
+            if progress.moved:
+                self.moves = [move for move in self.moves if move.sender != worker]
+                if not self.moves:
+                    self._reset()
+                    self._say("samples have moved")
+            return
+        self._balance(now)
+
+    def leave(self, worker: str, incarnation: str) -> None:
+        """A worker takes no further part.
+
+        Raises:
+            NotMemberError: It is no member.
+        """
+        self._member(worker, incarnation)
+        self._remove(worker, "left")
+
+    def tick(self, now: float) -> None:
+        """Time has passed: take out who is silent, and give up moves that take too long."""
+        for worker, member in list(self._members.items()):
+            if now - member.heard_at >= self._config.silence:
+                self._remove(worker, f"was silent for {self._config.silence:g} s")
+        if self.moves and now - self._moving_since >= self._config.move_timeout:
+            self._say(f"gave up the rest of {_told(self.moves)}")
+            self._reset()
+
+    # -- what follows from them
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    @property
+    def members(self) -> dict[str, tuple[str, str]]:
+        """Each member's incarnation and address."""
+        return {name: (member.incarnation, member.address) for name, member in self._members.items()}
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Each member's part, as it was reported last; from any thread."""
+        return {name: member.part for name, member in list(self._members.items())}
+
+    def is_ready(self, worker: str) -> bool:
+        """Whether the job has started, and no other member holds samples of an earlier incarnation of it."""
+        joined = self._members[worker].joined
+        others = (member for name, member in self._members.items() if name != worker)
+        return bool(self.dataset_size) and all(
+            other.generation >= joined or other.generation == _NEW for other in others
+        )
+
+    def moves_of(self, worker: str) -> list[Move]:
+        """What a member has still to send."""
+        return [move for move in self.moves if move.sender == worker]
+
+    # -- inside
+
+    def _balance(self, now: float) -> None:
+        """Let samples move if a worker is too far ahead, by counts that are all of this generation."""
+        if not self.dataset_size or any(m.generation != self.generation for m in self._members.values()):
+            return
+        parts = self.parts
+        if gap(parts) <= self._config.max_gap:
+            return
+        self.moves = plan_moves(parts)
+        self._moving_since = now
+        if self.moves:
+            self._say(f"{gap(parts):.1f} traversals apart: {_told(self.moves)}")
+        else:
+            self._reset()
+
+    def _remove(self, worker: str, why: str) -> None:
+        del self._members[worker]
+        self._say(f"{worker} {why}", worker)
+        self._reset()
+
+    def _reset(self) -> None:
+        """A new generation: all count from 0, once they have heard of it."""
+        self.generation += 1
+        self.moves = []
+        for member in self._members.values():
+            member.part = Part(member.part.samples)
+
+    def _member(self, worker: str, incarnation: str) -> _Member:
+        member = self._members.get(worker)
+        if member is None or member.incarnation != incarnation:
+            raise NotMemberError(
+                f"worker {worker!r}, incarnation {incarnation!r}, has no part: it never joined, left, or was "
+                f"silent for too long"
+            )
+        return member
+
+    def _say(self, event: str, worker: str | None = None) -> None:
+        self.events.append((event, worker))
+
+
+def _told(moves: list[Move]) -> str:
+    return ", ".join(f"{move.samples} samples from {move.sender} to {move.receiver}" for move in moves)

@@ -1,0 +1,521 @@
+"""Local partitions: gaps stay bounded, and no sample is lost or used by two, whatever fails."""
+
+import uuid
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from batchsize_manager.partitions import Part, Partitions, PartitionsConfig, Progress, gap, plan_moves
+from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from worker.partition import Chunk, Guest, Outcome, Partition, Peer
+
+ROOM = 1000  # bytes; each sample here takes one
+
+
+# -- the manager's side
+
+
+def config(**changes):
+    """For two workers."""
+    return PartitionsConfig(**{"workers": 2, "silence": 5.0, "move_timeout": 20.0} | changes)
+
+
+def started(**samples):
+    """A job whose workers, with so many samples each, have all noted its members."""
+    partitions = Partitions(config(workers=len(samples)))
+    for name, count in samples.items():
+        partitions.join(name, name, f"{name}:1", count, 0.0)
+    for name, count in samples.items():
+        partitions.report(name, name, Progress(partitions.generation, count, 0, 0), 0.0)
+    return partitions
+
+
+parts = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=3),
+    st.builds(Part, st.integers(1, 10_000), st.integers(0, 100_000), st.integers(1, 1000)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(parts)
+def test_moves_bring_parts_close_to_the_rates(parts):
+    """After the moves, each part is as large as its batch size asks for; none is empty."""
+    sizes = {name: part.samples for name, part in parts.items()}
+    total, batch = sum(sizes.values()), sum(part.batch_size for part in parts.values())
+    moves = plan_moves(parts)
+    for move in moves:
+        assert move.samples >= 1
+        assert parts[move.sender].pace <= parts[move.receiver].pace
+        sizes[move.sender] -= move.samples
+        sizes[move.receiver] += move.samples
+    assert sum(sizes.values()) == total
+    assert min(sizes.values()) >= 1
+    assert len(moves) < max(len(parts), 1)
+    for name, part in parts.items():
+        if batch:
+            assert abs(sizes[name] - total * part.batch_size / batch) <= len(parts)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(20, 200), st.integers(0, 40)), min_size=2, max_size=6),
+    st.floats(0.5, 3.0),
+)
+def test_the_gap_is_bounded(workers, max_gap):
+    """With reports in each iteration and moves made at once, no worker gets further ahead than the bound."""
+    partitions = Partitions(config(workers=len(workers), max_gap=max_gap))
+    names = [f"w{i}" for i in range(len(workers))]
+    sizes = dict(zip(names, (samples for samples, _ in workers), strict=True))
+    for name in names:
+        partitions.join(name, name, f"{name}:1", sizes[name], 0.0)
+    total, generation, drawn, iterations = sum(sizes.values()), -1, {}, 0
+    for _ in range(200):
+        if partitions.generation != generation:
+            generation = partitions.generation
+            drawn, iterations = dict.fromkeys(names, 0), 0
+        iterations += 1
+        for name, (_, batch) in zip(names, workers, strict=True):
+            drawn[name] += batch
+        now = {name: Part(sizes[name], drawn[name], iterations) for name in names}
+        step = max(batch / sizes[name] for name, (_, batch) in zip(names, workers, strict=True))
+        assert gap(now) <= max_gap + step
+        for name in names:
+            partitions.report(name, name, Progress(generation, sizes[name], drawn[name], iterations), 0.0)
+        for name in names:
+            for move in partitions.moves_of(name):
+                sizes[name] -= move.samples
+                sizes[move.receiver] += move.samples
+            partitions.report(
+                name, name, Progress(generation, sizes[name], drawn[name], iterations, True), 0.0
+            )
+    assert sum(sizes.values()) == total
+
+
+def test_the_papers_case_is_balanced_once():
+    """Five equal parts, batches of 64 to 192: two workers send, and then nobody has to any more."""
+    names, batches = "abcde", (64, 96, 128, 160, 192)
+    partitions = started(**dict.fromkeys(names, 1000))
+    # Reports do not come at the same time: some workers are told of with more iterations than others.
+    for iterations, name, batch in zip((17, 19, 18, 17, 21), names, batches, strict=True):
+        progress = Progress(partitions.generation, 1000, batch * iterations, iterations)
+        partitions.report(name, name, progress, 1.0)
+    told = [(move.sender, move.receiver, move.samples) for move in partitions.moves]
+    assert told == [("a", "e", 500), ("b", "d", 250)]
+    sizes = (500, 750, 1000, 1250, 1500)
+    for name, size in zip(names, sizes, strict=True):
+        partitions.report(name, name, Progress(partitions.generation, size, 5000, 30, True), 2.0)
+    for iteration in range(1, 1000):
+        for name, size, batch in zip(names, sizes, batches, strict=True):
+            progress = Progress(partitions.generation, size, batch * iteration, iteration)
+            partitions.report(name, name, progress, 3.0)
+        assert not partitions.moves
+
+
+def test_a_gap_within_the_bound_moves_nothing():
+    """Samples move when the bound is exceeded, not before."""
+    partitions = started(a=100, b=100)
+    for drawn, moves in ((299, False), (300, False), (301, True)):
+        partitions.report("a", "a", Progress(partitions.generation, 100, 100, 10), 1.0)
+        partitions.report("b", "b", Progress(partitions.generation, 100, drawn, 10), 1.0)
+        assert bool(partitions.moves) is moves
+
+
+def test_counts_of_an_earlier_generation_do_not_count():
+    """What a worker had drawn before the reset, and reports late, is no part of the gap."""
+    partitions = started(a=100, b=100)
+    old = partitions.generation
+    partitions.join("c", "c", "c:1", 100, 1.0)
+    partitions.report("a", "a", Progress(old, 100, 900, 9), 1.0)
+    for name in "bc":
+        partitions.report(name, name, Progress(partitions.generation, 100, 0, 0), 1.0)
+    partitions.report("a", "a", Progress(partitions.generation, 100, 0, 0), 1.0)
+    assert not partitions.moves
+
+
+def test_moves_that_take_too_long_are_given_up():
+    """A receiver that cannot be reached does not stop the balancing for good."""
+    partitions = started(a=100, b=100)
+    generation = partitions.generation
+    for name, drawn in (("a", 1000), ("b", 100)):
+        partitions.report(name, name, Progress(generation, 100, drawn, 10), 1.0)
+    assert partitions.moves
+    for now in range(2, 21):
+        for name in "ab":
+            partitions.report(name, name, Progress(generation, 100, 1000, 10), float(now))
+        partitions.tick(float(now))
+    assert partitions.moves
+    partitions.tick(21.0)
+    assert not partitions.moves
+    assert partitions.generation == generation + 1
+
+
+def test_a_silent_worker_is_taken_out_and_a_taken_name_refused():
+    """A name is free again once its worker was silent for too long."""
+    partitions = started(a=100, b=100)
+    partitions.report("b", "b", Progress(partitions.generation, 100, 0, 0), 4.0)
+    with pytest.raises(UnavailableError, match="'a' has a part already"):
+        partitions.join("a", "a2", "a:2", 100, 4.0)
+    partitions.tick(5.0)
+    assert list(partitions.members) == ["b"]
+    with pytest.raises(NotMemberError, match="'a'"):
+        partitions.report("a", "a", Progress(partitions.generation, 100, 0, 0), 5.0)
+    partitions.join("a", "a2", "a:2", 100, 5.0)
+    assert not partitions.is_ready("a")  # the other may hold samples of the earlier one
+    partitions.report("b", "b", Progress(partitions.generation, 100, 0, 0), 5.0)
+    assert partitions.is_ready("a")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"workers": 0}, {"max_gap": 0}, {"silence": 0}, {"move_timeout": float("inf")}]
+)
+def test_bad_options_are_named(changes):
+    """A number that makes no sense is refused by its name."""
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        config(**changes)
+
+
+# -- a worker's side
+
+
+def pair():
+    """Two workers' partitions, of 10 samples each, that know each other; of the first, 6 are to go."""
+    partitions = {name: Partition(10, name, seed=1, room=ROOM) for name in "ab"}
+    for partition in partitions.values():
+        partition.note(1, {"a": "a", "b": "b"})
+    partitions["a"].plan({"b": 6})
+    return partitions["a"], partitions["b"]
+
+
+def hand_over(sender, receiver, chunk):
+    """The call that a chunk makes, to be made again."""
+    guests = [Guest(Peer(sender, sender), index, None, 1) for index in chunk.own]
+    returned = [guest.index for guest in chunk.returned]
+    return lambda: receiver.take(
+        Peer(sender, sender), chunk.receiver.incarnation, chunk.number, guests, returned
+    )
+
+
+def test_a_traversal_uses_each_sample_once():
+    """Those of its own and those it was handed, in another order each time."""
+    a, b = pair()
+    chunk = a.next_chunk(4)
+    hand_over("a", b, chunk)()
+    b.note(2, {"a": "a", "b": "b"})
+    first, second = (b.draw(14, iteration) for iteration in range(2))
+    for traversal in (first, second):
+        assert {sample for sample in traversal if not isinstance(sample, Guest)} == set(range(10))
+        assert {sample.index for sample in traversal if isinstance(sample, Guest)} == set(chunk.own)
+    assert first != second
+    assert b.progress() == Progress(2, 14, 28, 2)
+
+
+def test_what_is_on_its_way_is_not_used():
+    """From the moment that a sample is chosen, and until it is refused."""
+    a, _ = pair()
+    before = a.draw(3, 0)
+    chunk = a.next_chunk(6)
+    rest = a.draw(20, 1)
+    assert not set(rest) & set(chunk.own)
+    assert {*before, *rest} | set(chunk.own) == set(range(10))
+    a.settle(chunk, Outcome.REFUSED)
+    assert set(a.draw(20, 2)) == set(range(10))
+
+
+def test_the_last_sample_stays():
+    """However many are asked for."""
+    a, _ = pair()
+    a.note(2, {"a": "a", "b": "b"})
+    a.plan({"b": 100})
+    a.settle(a.next_chunk(100), Outcome.TAKEN)
+    assert len(a) == 1
+    assert a.next_chunk(100) is None
+    assert a.progress().moved
+
+
+def test_a_repeated_chunk_is_taken_once_and_a_late_one_never():
+    """The same number is answered as before; once a sample went home, an old call does not bring it back."""
+    a, b = pair()
+    chunk = a.next_chunk(6)
+    call = hand_over("a", b, chunk)
+    call()
+    call()
+    assert len(b) == 16
+    a.settle(chunk, Outcome.TAKEN)
+
+    b.note(2, {"a": "a", "b": "b"})
+    b.plan({"a": 6})
+    back = b.next_chunk(6)
+    assert sorted(guest.index for guest in back.returned) == sorted(chunk.own)
+    home = hand_over("b", a, back)
+    home()
+    home()
+    b.settle(back, Outcome.TAKEN)
+    assert (len(a), len(b)) == (10, 10)
+    call()
+    assert len(b) == 10
+
+
+def test_a_refusal_is_remembered():
+    """A chunk that was refused for want of room stays refused when there is some: its sender has it again."""
+    a, b = pair()
+    b._room = 3
+    chunk = a.next_chunk(6)
+    call = hand_over("a", b, chunk)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="no room for 6 bytes of samples: 0 of 3"):
+            call()
+        b._room = ROOM
+    a.settle(chunk, Outcome.REFUSED)
+    assert (len(a), len(b)) == (10, 10)
+    assert a.next_chunk(6) is None  # the rest of the move is given up
+
+
+def test_samples_of_a_receiver_that_is_gone_come_back():
+    """Be they with it or on their way; and its samples, that were on their way home, are its own."""
+    a, b = pair()
+    chunk = a.next_chunk(4)
+    hand_over("a", b, chunk)()
+    a.settle(chunk, Outcome.TAKEN)
+    on_its_way = a.next_chunk(2)
+    assert len(a) == 4
+    a.note(2, {"a": "a", "b": "b2"})
+    assert len(a) == 10
+    a.settle(on_its_way, Outcome.TAKEN)  # an answer that comes too late
+    assert len(a) == 10
+
+    b.note(2, {"a": "a", "b": "b"})
+    b.plan({"a": 3})
+    b.next_chunk(3)
+    b.note(3, {"b": "b"})
+    assert len(b) == 11
+
+
+def test_samples_of_an_origin_stay_until_it_comes_back():
+    """While their origin is away they are used; once it is there anew they are its own."""
+    a, b = pair()
+    hand_over("a", b, a.next_chunk(4))()
+    b.note(2, {"b": "b"})
+    assert len(b) == 14
+    b.note(3, {"a": "a2", "b": "b"})
+    assert len(b) == 10
+
+
+def test_who_was_taken_out_uses_what_nobody_else_can_have():
+    """Its own, less what it handed over or was about to; all of it once nobody has it any more."""
+    a, _ = pair()
+    first = a.next_chunk(2)
+    a.settle(first, Outcome.TAKEN)
+    second = a.next_chunk(3)
+    hand_over("b", a, Chunk(1, Peer("a", "a"), (0, 1), ()))()
+    assert len(a) == 7
+    a.evict("a2")
+    assert a.generation == -1  # a manager that was started again counts from 0
+    assert set(a.draw(50, 0)) == set(range(10)) - set(first.own) - set(second.own)
+    with pytest.raises(NotMemberError, match="'a' is gone"):
+        hand_over("b", a, Chunk(2, Peer("a", "a"), (2,), ()))()
+    a.come_back()
+    assert set(a.draw(50, 1)) == set(range(10))
+
+
+def test_strangers_and_false_returns_are_refused():
+    """Only members hand over, and only what they have."""
+    a, b = pair()
+    a.note(2, {"a": "a"})
+    with pytest.raises(UnavailableError, match="'b', 'b', is not known here"):
+        hand_over("b", a, Chunk(1, Peer("a", "a"), (0,), ()))()
+    returned = (Guest(Peer("b", "b"), 3, None, 1),)
+    with pytest.raises(InvalidRequestError, match="sample 3: 'a' does not have it"):
+        hand_over("a", b, Chunk(1, Peer("b", "b"), (), returned))()
+
+
+# -- both sides, and all that may happen between them
+
+
+@dataclass
+class Process:
+    """A worker, as its background thread would drive it."""
+
+    name: str
+    samples: int
+    partition: Partition = field(init=False)
+    ready: bool = False
+    training: bool = False  # since it was ready for the first time
+
+    def __post_init__(self):
+        self.partition = Partition(self.samples, uuid.uuid4().hex, seed=1, room=ROOM)
+
+    @property
+    def peer(self):
+        """As others know it."""
+        return Peer(self.name, self.partition.incarnation)
+
+    def usable(self):
+        """The samples that it would use, as (origin, index)."""
+        own = {(self.name, i) for i in range(self.samples) if self.partition._here[i]}
+        return own | set(self.partition._guests)
+
+
+class Cluster(RuleBasedStateMachine):
+    """Workers that draw, report, send, freeze and die, with calls that are lost, repeated and late."""
+
+    SAMPLES = (6, 9, 12)
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.iteration = 0
+        self.manager = Partitions(config(workers=3, max_gap=1.0))
+        self.processes = {f"w{i}": Process(f"w{i}", n) for i, n in enumerate(self.SAMPLES)}
+        self.late = []  # calls of `take` that may still arrive
+
+    names = st.sampled_from(["w0", "w1", "w2"])
+
+    @initialize()
+    def begin(self):
+        """All have joined."""
+        self.settle()
+
+    @rule(fast=names, iterations=st.integers(1, 4))
+    def iterate(self, fast, iterations):
+        """All train, one of them with larger batches, and report."""
+        for _ in range(iterations):
+            self.iteration += 1
+            for name, process in self.processes.items():
+                if process.training:
+                    usable = process.usable()
+                    for sample in process.partition.draw(12 if name == fast else 2, self.iteration):
+                        own = not isinstance(sample, Guest)
+                        assert ((name, sample) if own else (sample.origin.worker, sample.index)) in usable
+            self.talk_all()
+
+    @rule()
+    def talk_all(self):
+        """All calls and answers arrive."""
+        for name in self.processes:
+            self.talk(name, True)
+
+    @rule(name=names, answered=st.booleans())
+    def talk(self, name, answered):
+        """Join or report; the answer may be lost."""
+        process, manager = self.processes[name], self.manager
+        partition = process.partition
+        try:
+            if process.ready:
+                manager.report(name, partition.incarnation, partition.progress(), self.now)
+            else:
+                manager.join(name, partition.incarnation, f"{name}:1", process.samples, self.now)
+        except NotMemberError:
+            process.ready = False
+            partition.evict(uuid.uuid4().hex)
+            return
+        except UnavailableError:
+            return  # the one that it replaces is not known to be gone yet
+        if not answered or not (process.ready or manager.is_ready(name)):
+            return
+        if not process.ready:
+            process.ready = process.training = True
+            partition.come_back()
+        if partition.generation != manager.generation:
+            members = {other: incarnation for other, (incarnation, _) in manager.members.items()}
+            partition.note(manager.generation, members)
+        partition.plan({move.receiver: move.samples for move in manager.moves_of(name)})
+
+    @rule(name=names, arrives=st.booleans(), answered=st.booleans(), limit=st.integers(1, 8))
+    def send(self, name, arrives, answered, limit):
+        """Hand over a chunk, or try again; call or answer may be lost, or the call arrive later still."""
+        process = self.processes[name]
+        chunk = process.partition.next_chunk(limit)
+        if chunk is None:
+            return
+        guests = [Guest(process.peer, i, None, 1) for i in chunk.own]
+        call = (process.peer, chunk.receiver, chunk.number, guests, [g.index for g in chunk.returned])
+        self.late.append(call)
+        if arrives:
+            outcome = self.arrive(call)
+            if answered and outcome is not None:
+                process.partition.settle(chunk, outcome)
+
+    @rule(age=st.integers(1, 6))
+    def arrive_late(self, age):
+        """A call that was repeated, or given up, arrives now."""
+        if age <= len(self.late):
+            self.arrive(self.late[-age])
+
+    def arrive(self, call):
+        """What the sender would make of the answer."""
+        sender, receiver, number, guests, returned = call
+        process = self.processes[receiver.worker]
+        try:
+            process.partition.take(sender, receiver.incarnation, number, guests, returned)
+        except NotMemberError:
+            return Outcome.GONE
+        except UnavailableError:
+            return None
+        except InvalidRequestError:
+            return Outcome.REFUSED
+        return Outcome.TAKEN
+
+    @rule(name=names)
+    def kill(self, name):
+        """It is started again at once, with all of its own data, and knows of nothing."""
+        self.processes[name] = Process(name, self.SAMPLES[int(name[1])])
+
+    @rule(name=names)
+    def freeze(self, name):
+        """It is not heard for so long that it is taken out, but goes on to listen."""
+        for _ in range(6):
+            self.now += 1.0
+            for other in self.processes:
+                if other != name:
+                    self.talk(other, True)
+            self.manager.tick(self.now)
+
+    @rule()
+    def restart_manager(self):
+        """It has forgotten all, and counts generations from 0."""
+        self.manager = Partitions(self.manager._config)
+
+    @rule(name=names, room=st.sampled_from([3, ROOM]))
+    def change_room(self, name, room):
+        """A worker takes no more than so many."""
+        self.processes[name].partition._room = room
+
+    @invariant()
+    def nobody_uses_anothers(self):
+        """No two workers use the same sample; who was taken out and has not heard of it does not count."""
+        members = {name: incarnation for name, (incarnation, _) in self.manager.members.items()}
+        used = [
+            process.usable()
+            for name, process in self.processes.items()
+            if process.training and (not process.ready or members.get(name) == process.partition.incarnation)
+        ]
+        assert sum(map(len, used)) == len(set().union(*used))
+
+    def settle(self):
+        """Nothing fails for a while."""
+        for process in self.processes.values():
+            process.partition._room = ROOM
+        for _ in range(60):
+            self.now += 0.5
+            for name in self.processes:
+                self.talk(name, True)
+                self.send(name, True, True, 5)
+            self.manager.tick(self.now)
+
+    def teardown(self):
+        """Once nothing fails any more, every sample is used by exactly one."""
+        self.settle()
+        assert not self.manager.moves
+        used = [process.usable() for process in self.processes.values()]
+        assert sum(map(len, used)) == sum(self.SAMPLES)
+        assert len(set().union(*used)) == sum(self.SAMPLES)
+        assert all(process.ready for process in self.processes.values())
+
+
+Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCluster = Cluster.TestCase

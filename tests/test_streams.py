@@ -1,0 +1,250 @@
+"""Data sets that can only be iterated over: the same batches however they are split, and from wherever."""
+
+import contextlib
+import logging
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from batchsize_manager.plan import JobSpec, permutation
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError
+from tests.services import in_threads, manager_service, serving, shard_service
+from worker.session import Session, SessionConfig
+from worker.stream import Stream, StreamOrder
+from worker.torch_optimizer import distribute
+from worker.torch_stream import StreamLoader
+
+SIZE, BATCH = 53, 12
+EPOCHS, PER_EPOCH = 2, 5
+
+
+class Counting(IterableDataset):
+    """Gives its places in order, and notes how many it has given."""
+
+    def __init__(self, size=SIZE):
+        self.size = size
+        self.read = 0
+
+    def __iter__(self):
+        yield from self.places(0)
+
+    def places(self, start):
+        """Those from `start` on."""
+        for place in range(start, self.size):
+            self.read += 1
+            yield place
+
+
+class Seekable(Counting):
+    """One that can begin anywhere, and notes where it has."""
+
+    def __init__(self, size=SIZE):
+        super().__init__(size)
+        self.opened = []
+
+    def iter_from(self, position):
+        """What the loader may ask for."""
+        self.opened.append(position)
+        return self.places(position)
+
+
+def train(address, parts, *, datasets=None, stop_at=None, resume=None, **options):
+    """Go through all epochs with a worker for each limit in `parts`.
+
+    Returns:
+        For each iteration, the places in its batch, in order; and what the first worker saved at `stop_at`.
+    """
+    seen, saved = {}, []
+    manager, shard = address
+
+    def work(number, maximum):
+        name = f"w{number}"
+        config = SessionConfig(manager, (shard,), worker=name, bounds=Bounds(maximum=maximum))
+        session = Session(config)
+        dataset = datasets[number] if datasets else Counting()
+        loader = StreamLoader(dataset, BATCH, session=session, **{"size": SIZE} | options)
+        if resume is not None:
+            loader.load_state_dict(resume)
+        optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+        for epoch in range(EPOCHS):
+            for places in loader:
+                assignment = session.assignment
+                assert assignment.epoch == epoch
+                seen[assignment.iteration, assignment.start] = places.tolist()
+                optimizer.step()
+                if session.assignment.iteration == stop_at:
+                    if not number:
+                        saved.append(loader.state_dict())
+                    session.close()
+                    return
+        session.close()
+
+    in_threads(*(lambda i=i, maximum=maximum: work(i, maximum) for i, maximum in enumerate(parts)))
+    batches = {}
+    for iteration, start in sorted(seen):
+        batches.setdefault(iteration, []).extend(seen[iteration, start])
+    return batches, saved
+
+
+@pytest.fixture(scope="module")
+def services():
+    """Gives a function that starts a manager for so many workers, and a shard, and stops the last ones."""
+    with contextlib.ExitStack() as stack:
+        shard = stack.enter_context(serving(shard_service()))
+        yield lambda workers: (stack.enter_context(serving(manager_service(workers))), shard)
+
+
+def expected(shuffle_buffer, seed=4):
+    """The places in each iteration's batch, worked out block by block from the order's definition."""
+    batches = {}
+    for epoch in range(EPOCHS):
+        places = list(range(SIZE))
+        length = shuffle_buffer or 1
+        begins = range(0, SIZE, length)
+        order = []
+        for number, begin in enumerate(begins):
+            block = places[begin : begin + length]
+            mixed = permutation(JobSpec(len(block), 1, seed), epoch * len(begins) + number)
+            order += [block[i] for i in mixed]
+        for number, begin in enumerate(range(0, SIZE, BATCH)):
+            batches[epoch * PER_EPOCH + number] = order[begin : begin + BATCH]
+    return batches
+
+
+@pytest.mark.parametrize("shuffle_buffer", [0, 7, 1000])
+@pytest.mark.parametrize("parts", [(12,), (9, 3), (7, 4, 1)], ids=len)
+def test_the_batches_are_the_same_at_any_number_of_workers(services, parts, shuffle_buffer):
+    """One, two or three workers, evenly or not, share out the same batches in the same order."""
+    batches, _ = train(services(len(parts)), parts, shuffle_buffer=shuffle_buffer, seed=4)
+    assert batches == expected(shuffle_buffer)
+
+
+def test_a_block_as_large_as_the_stream_shuffles_as_map_style_sets_are():
+    """Where the buffer holds the whole stream, the order is the one of `DataLoader`."""
+    order = StreamOrder(SIZE, SIZE, seed=9)
+    for epoch in range(3):
+        np.testing.assert_array_equal(order.indices(epoch, 0, SIZE), permutation(JobSpec(SIZE, 1, 9), epoch))
+
+
+@pytest.mark.parametrize("kind", [Counting, Seekable])
+@pytest.mark.parametrize("stop_at", [3, 7])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(services, kind, stop_at):
+    """Saved in the middle of an epoch, another number of workers goes on with the next batch."""
+    options = {"shuffle_buffer": 7, "seed": 4}
+    before, (saved,) = train(services(2), (9, 3), stop_at=stop_at, **options)
+    assert max(before) == stop_at - 1
+    datasets = [kind() for _ in range(3)]
+    after, _ = train(services(3), (9, 3, 3), datasets=datasets, resume=saved, **options)
+    assert before | after == expected(7)
+    assert min(after) == stop_at
+    if kind is Seekable:
+        begin = stop_at % PER_EPOCH * BATCH
+        for dataset in datasets:
+            assert begin - 7 < dataset.opened[0] < begin + BATCH + 7
+            assert dataset.read < (EPOCHS * PER_EPOCH - stop_at) * BATCH + 2 * 7
+
+
+def test_a_checkpoint_of_another_order_is_refused(services):
+    """A resumed job must permute as before, or samples would be used twice."""
+    _, (saved,) = train(services(1), (12,), stop_at=3, shuffle_buffer=7)
+    with pytest.raises(InvalidRequestError, match="shuffle_buffer 7, but this is 8"):
+        train(services(1), (12,), resume=saved, shuffle_buffer=8)
+
+
+def test_a_stream_of_unknown_size_is_counted(services, caplog):
+    """Without `size` the stream is gone through once before the training, and the log says so."""
+    caplog.set_level(logging.INFO, "worker.stream")
+    batches, _ = train(services(1), (12,), size=None)
+    assert batches == expected(0)
+    assert "counting the stream's samples" in caplog.text
+    assert f"the stream has {SIZE} samples" in caplog.text
+
+
+def test_a_length_spares_the_counting():
+    """Whatever knows its length is not gone through for it."""
+    assert Stream(list(range(SIZE)), None, 10).size == SIZE
+
+
+@pytest.mark.parametrize(("size", "complaint"), [(52, "ended after 52"), (54, "goes on after 53")])
+def test_a_stream_of_another_size_is_an_error(services, size, complaint):
+    """A stream that is shorter or longer than was said is named, with both numbers."""
+    with pytest.raises(InvalidRequestError, match=f"{complaint} samples, but its size is 53"):
+        train(services(1), (12,), datasets=[Counting(size)])
+
+
+def test_what_can_be_iterated_over_once_is_refused():
+    """A generator would be empty in the second epoch, or at the first step back."""
+    with pytest.raises(InvalidRequestError, match=r"generator: must be .* iterated over anew"):
+        Stream((i for i in range(3)), 3, 1)
+    with pytest.raises(InvalidRequestError, match="int: must be"):
+        Stream(3, 3, 1)
+    with pytest.raises(InvalidRequestError, match="shuffle_buffer -1"):
+        StreamOrder(3, -1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([Counting, Seekable]), buffer=st.integers(0, 60))
+def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
+    """Slices of any position of any epoch, again or earlier, hold the order's samples."""
+    dataset = kind()
+    stream = Stream(dataset, SIZE, BATCH + 2 * buffer)
+    order = StreamOrder(SIZE, buffer, seed=4)
+    batches = expected(buffer)
+    whole = {}
+    for iteration, batch in batches.items():
+        whole.setdefault(iteration // PER_EPOCH, []).extend(batch)
+    for _ in range(8):
+        epoch = data.draw(st.integers(0, EPOCHS - 1))
+        start = data.draw(st.integers(0, SIZE - 1))
+        count = data.draw(st.integers(1, min(BATCH, SIZE - start)))
+        assert stream.samples(order.indices(epoch, start, count)) == whole[epoch][start : start + count]
+
+
+class Sample:
+    """Something that can be watched."""
+
+
+class Samples(Counting):
+    """Makes its samples when they are asked for, and knows those that are still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive = weakref.WeakSet()
+
+    def places(self, start):
+        """Samples that nobody else holds."""
+        for _ in range(start, self.size):
+            sample = Sample()
+            self.alive.add(sample)
+            yield sample
+            del sample
+
+
+@pytest.mark.parametrize("buffer", [0, 7])
+def test_few_samples_are_kept(buffer):
+    """What is passed over or was used goes, but for a batch and the blocks that it touches."""
+    dataset = Samples()
+    stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
+    most = 0
+    for start in (0, BATCH, 3 * BATCH, 0, SIZE - 1):
+        stream.samples(order.indices(0, start, 1))
+        most = max(most, len(dataset.alive))
+    assert BATCH <= most <= BATCH + 2 * buffer
+
+
+@pytest.mark.parametrize("buffer", [0, 7])
+def test_a_batch_is_read_once_whoever_takes_its_parts(buffer):
+    """The parts of a batch, in any order, take no second pass over the stream."""
+    dataset = Counting()
+    stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
+    for begin in range(0, 48, BATCH):
+        for start, count in ((begin + 4, 5), (begin, 4), (begin + 9, 3), (begin + 4, 5)):
+            stream.samples(order.indices(0, start, count))
+    assert dataset.read <= SIZE

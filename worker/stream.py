@@ -1,0 +1,158 @@
+"""A stream of samples, in an order of its own, of which any part can be had.
+
+It knows the data set as something to iterate over, anew as often as need be, and no framework, session or
+wire: epochs and positions come in, samples go out.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.plan import JobSpec, permutation
+from rpc.errors import InvalidRequestError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StreamOrder:
+    """In which order a stream's samples are used: a function of these numbers and the epoch alone.
+
+    Attributes:
+        size: Samples in the stream.
+        shuffle_buffer: Samples of a block, within which they are permuted; 0 keeps the stream's order. One as
+            large as the stream gives the order that a data set with an item for each index is shuffled in.
+        seed: Of the permutations.
+
+    Raises:
+        InvalidRequestError: A number is out of its range.
+    """
+
+    size: int
+    shuffle_buffer: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shuffle_buffer < 2**31:
+            raise InvalidRequestError(f"shuffle_buffer {self.shuffle_buffer}: must be from 0 to 2^31 - 1")
+
+    def indices(self, epoch: int, start: int, count: int) -> NDArray[np.int64]:
+        """Where positions `start` to `start + count - 1` of an epoch's order are in the stream, (count,)."""
+        length = self.shuffle_buffer
+        if not length:
+            return np.arange(start, start + count)
+        first = start // length
+        last = (start + count - 1) // length
+        blocks = [self._block(epoch, block) for block in range(first, last + 1)]
+        return np.concatenate(blocks)[start - first * length :][:count]
+
+    def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """The places in a block's order: that of an epoch of its own, in a data set of the block's size."""
+        begin = block * self.shuffle_buffer
+        length = min(self.shuffle_buffer, self.size - begin)
+        blocks = -(-self.size // self.shuffle_buffer)
+        return begin + _permutation(length, self.seed, epoch * blocks + block)
+
+
+@lru_cache(maxsize=4)
+def _permutation(length: int, seed: int, number: int) -> NDArray[np.int64]:
+    return permutation(JobSpec(length, 1, seed, shuffle=True), number)
+
+
+class Stream:
+    """Samples of a data set that can only be gone through from its beginning.
+
+    What lies between is read and passed over. Those read last are kept, so that what belongs to the same
+    batch need not be read again; for others before them, the data set is iterated anew. A data set that has a
+    method `iter_from(position)`, which gives what iterating gives from there on, is spared the rest.
+
+    Args:
+        dataset: Gives the same samples in the same order each time.
+        size: How many; None takes its length if it has one, and counts them otherwise.
+        recent: Samples that are kept; those of one call of `samples` must be no further apart.
+
+    Attributes:
+        size: Samples.
+
+    Raises:
+        InvalidRequestError: It cannot be iterated over more than once.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        size: int | None,
+        recent: int,
+        log_fields: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        if isinstance(dataset, Iterator) or not hasattr(dataset, "__iter__"):
+            raise InvalidRequestError(
+                f"dataset {type(dataset).__name__}: must be something that can be iterated over anew for "
+                f"each epoch, such as an IterableDataset or a list, and not an iterator or a generator"
+            )
+        self._dataset = dataset
+        self.size = _size(dataset, log_fields) if size is None else size
+        self._recent_samples = recent
+        self._iterator: Iterator[Any] = iter(())
+        self._next = -1  # the place of what the iterator gives next; none is open at first
+        self._recent: dict[int, Any] = {}  # by their places, those right before `_next`
+
+    def samples(self, indices: NDArray[np.int64]) -> list[Any]:
+        """The samples at these places of the stream, of which there is at least one.
+
+        Raises:
+            InvalidRequestError: The stream has fewer samples, or more, than it should have.
+        """
+        first, last = int(indices.min()), int(indices.max())
+        if not self._is_near(first):
+            self._open(first)
+        while self._next <= last:
+            self._read()
+        return [self._recent[index] for index in indices.tolist()]
+
+    def _is_near(self, place: int) -> bool:
+        """Whether a place is best reached by reading on, if it is not at hand."""
+        if self._next < 0 or (place < self._next and place not in self._recent):
+            return False
+        return place - self._next < self._recent_samples or not hasattr(self._dataset, "iter_from")
+
+    def _open(self, place: int) -> None:
+        """Iterate anew, from a place on or from the beginning."""
+        self._recent.clear()
+        iter_from = getattr(self._dataset, "iter_from", None)
+        self._next = place if iter_from is not None else 0
+        self._iterator = iter(self._dataset if iter_from is None else iter_from(place))
+
+    def _read(self) -> None:
+        try:
+            self._recent[self._next] = next(self._iterator)
+        except StopIteration:
+            self._complain(f"ended after {self._next} samples")
+        self._next += 1
+        self._recent.pop(self._next - 1 - self._recent_samples, None)
+        if self._next == self.size and next(self._iterator, _END) is not _END:
+            self._complain(f"goes on after {self.size} samples")
+
+    def _complain(self, what: str) -> NoReturn:
+        raise InvalidRequestError(
+            f"the stream {what}, but its size is {self.size}: give `size` as it is, and let the data set "
+            f"give the same samples each time that it is iterated over"
+        )
+
+
+_END = object()
+
+
+def _size(dataset: Iterable[Any], log_fields: Mapping[str, object]) -> int:
+    if isinstance(dataset, Sized):
+        return len(dataset)
+    log.info("counting the stream's samples in a first pass; give `size` to spare it", extra=log_fields)
+    size = sum(1 for _ in dataset)
+    log.info("the stream has %d samples", size, extra=log_fields)
+    return size
