@@ -20,17 +20,18 @@ check_packages()
 if TYPE_CHECKING:
     from evenpace import jax as jax
     from evenpace import keras as keras
+    from evenpace import scalars as scalars
     from evenpace import torch as torch
     from evenpace.context import connect as connect
     from evenpace.context import session as session
 
 __version__ = "0.1.0"
-__all__ = ["connect", "jax", "keras", "session", "torch"]
+__all__ = ["connect", "jax", "keras", "scalars", "session", "torch"]
 
 
 def __getattr__(name: str) -> Any:
     """Load frameworks and the session's machinery when they are first asked for."""
-    if name in {"jax", "keras", "torch"}:
+    if name in {"jax", "keras", "scalars", "torch"}:
         return importlib.import_module(f"evenpace.{name}")
     if name in {"connect", "session"}:
         return getattr(importlib.import_module("evenpace.context"), name)
