@@ -1,0 +1,119 @@
+"""Watches what a process takes of the machine while a benchmark runs: CPU, memory, file descriptors."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import psutil
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process had at one moment.
+
+    Attributes:
+        at: Seconds since the watch began.
+        rss: Resident memory in bytes.
+        cpu: Seconds of CPU time, user's and system's, that it had used.
+        files: Open file descriptors.
+    """
+
+    at: float
+    rss: int
+    cpu: float
+    files: int
+
+
+class Watch:
+    """A context manager that takes a sample once in a while, in a thread, and one at its end.
+
+    Args:
+        pid: The process.
+        interval: Seconds between samples.
+
+    Attributes:
+        samples: In their order; the last may be of a process that has just ended.
+    """
+
+    def __init__(self, pid: int, interval: float = 1.0) -> None:
+        self._process = psutil.Process(pid)
+        self._interval = interval
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch {pid}", daemon=True)
+        self.samples: list[Sample] = []
+
+    def __enter__(self) -> Self:
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._take()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            with self._process.oneshot():
+                times = self._process.cpu_times()
+                rss = self._process.memory_info().rss
+                files = self._process.num_fds()
+        except psutil.Error:
+            return  # it has ended: whoever watches sees that by its exit status
+        self.samples.append(Sample(time.monotonic() - self._began, rss, times.user + times.system, files))
+
+
+def summary(samples: Sequence[Sample], settled_after: float = 60.0) -> dict[str, Any]:
+    """What samples come to.
+
+    Args:
+        samples: At least two.
+        settled_after: Seconds after which memory should be flat; half of the time where that was shorter.
+
+    Returns:
+        Cores used on average; MiB of memory at first, when settled, at the end, at most, and by how many a
+        minute a line through all samples since it settled rises; file descriptors; and the samples.
+    """
+    span = samples[-1].at - samples[0].at
+    begin = samples[0].at + min(settled_after, span / 2)
+    settled = [sample for sample in samples if sample.at >= begin]
+    return {
+        "cores": (samples[-1].cpu - samples[0].cpu) / max(span, 1e-9),
+        "rss_mib": {
+            "first": samples[0].rss / _MIB,
+            "settled": settled[0].rss / _MIB,
+            "end": samples[-1].rss / _MIB,
+            "most": max(sample.rss for sample in samples) / _MIB,
+            "settled_after_s": begin,
+            "slope_per_minute": _slope(settled),
+        },
+        "files": {"most": max(sample.files for sample in samples), "end": samples[-1].files},
+        "samples": [[round(s.at, 2), s.rss // 1024, round(s.cpu, 2), s.files] for s in samples],
+    }
+
+
+def _slope(samples: Sequence[Sample]) -> float:
+    """MiB a minute, of the line with the least squares."""
+    if len(samples) < 2:
+        return 0.0
+    minutes = np.array([sample.at for sample in samples]) / 60
+    mib = np.array([sample.rss for sample in samples]) / _MIB
+    return float(np.polyfit(minutes, mib, 1)[0])
