@@ -9,6 +9,7 @@ import click
 
 import evenpace
 from evenpace.cli.bench import bench
+from evenpace.cli.bench_hostile import bench_hostile
 from evenpace.cli.bench_load import bench_load
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
@@ -65,7 +66,8 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     cli.add_command(_command)
-bench.add_command(bench_load)
+for _command in (bench_load, bench_hostile):
+    bench.add_command(_command)
 for _command in (fig6, fig7, fig8):
     experiment.add_command(_command)
 
