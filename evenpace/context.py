@@ -1,9 +1,11 @@
 """The session of this process: made by `evenpace worker`, or by a script that calls `connect`."""
 
 import atexit
+import contextlib
 from collections.abc import Sequence
 
 from batchsize_manager.rounding import Bounds
+from evenpace.observing import TRACE_EVERY, Observing
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.errors import InvalidRequestError
@@ -24,6 +26,10 @@ def connect(
     connect_timeout: float = 30.0,
     barrier_timeout: float = 600.0,
     credentials: Credentials | None = None,
+    metrics: str | None = None,
+    traces: str | None = None,
+    trace_every: int = TRACE_EVERY,
+    insecure: bool = False,
 ) -> Session:
     """Make this process's session, in a script that is not started by `evenpace worker`.
 
@@ -40,9 +46,15 @@ def connect(
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         credentials: This worker's certificate and token, where the services ask for them.
+        metrics: HOST:PORT at which Prometheus can scrape this worker's figures; over TLS where there is a
+            certificate.
+        traces: URL of an OpenTelemetry collector, OTLP over HTTP, that traces of iterations go to.
+        trace_every: Of so many iterations, one is traced; the same for all parts of the cluster.
+        insecure: Whether other machines may read `metrics` without TLS.
 
     Raises:
         ValueError: A value is not allowed (`InvalidRequestError` for addresses), or a session exists.
+        AddressInUseError: Something listens at `metrics` already.
     """
     global _session  # noqa: PLW0603 - one session for a process, as torch.distributed has one group
     if _session is not None:
@@ -60,7 +72,13 @@ def connect(
         barrier_timeout=barrier_timeout,
         credentials=credentials,
     )
+    address = Address.parse(metrics) if metrics else None
+    observing = Observing(address, traces=traces, trace_every=trace_every)
+    observing.check_worker(credentials, insecure=insecure)
     session = Session(config)
+    beside = contextlib.ExitStack()
+    beside.enter_context(observing.worker(session))
+    atexit.register(beside.close)  # once the session is closed: what is registered last is done first
     atexit.register(session.close)
     _session = session
     return session

@@ -17,6 +17,7 @@ from evenpace.cli.figures import fig6, fig7, fig8
 from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
+from evenpace.cli.observing import metrics
 from evenpace.cli.overview import status, top
 from evenpace.cli.partitions import partitions
 from evenpace.cli.security import certs, token
@@ -60,7 +61,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
-    *(job, status, top, health),
+    *(job, status, top, health, metrics),
     *(certs, token),
     *(bench, trace, experiment),
 )

@@ -2,7 +2,9 @@
 
 import click
 
+from evenpace.cli.observing import observed_figures
 from evenpace.cli.options import announce, as_server, example, hidden_parent, start_part, user_mistakes
+from evenpace.observing import Observing
 from rpc.limits import ServerLimits
 from rpc.server import Security
 
@@ -29,6 +31,7 @@ from rpc.server import Security
     show_default=True,
     help="Seconds without a report after which a worker is taken out.",
 )
+@observed_figures
 @as_server
 @hidden_parent
 def partitions(
@@ -36,6 +39,7 @@ def partitions(
     workers: int,
     max_gap: float,
     silence: float,
+    observing: Observing,
     security: Security,
     limits: ServerLimits,
     parent: int | None,
@@ -55,5 +59,6 @@ def partitions(
         config = PartitionServiceConfig(PartitionsConfig(workers, max_gap, silence))
         address = Address.parse(listen)
         security.check_address(address)
+        observing.check(security)
         service = DataPartitionService(config)
-    serve(service, address, limits, security, announce)
+    serve(service, address, limits, security, announce, observing.partitions(service))

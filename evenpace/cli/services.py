@@ -10,6 +10,7 @@ from batchsize_manager.policies import POLICIES
 from batchsize_manager.store import Retention
 from batchsize_manager.synchronisation import MODES, Synchronisation
 from evenpace.cli.logs import always_log
+from evenpace.cli.observing import observed, observed_manager
 from evenpace.cli.options import (
     announce,
     as_client,
@@ -22,6 +23,7 @@ from evenpace.cli.options import (
     tolerance,
     user_mistakes,
 )
+from evenpace.observing import Observing
 from predictors import PREDICTORS, PredictorOptions
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
@@ -161,6 +163,7 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     is_flag=True,
     help="Let the batch follow the number of workers: the size that scripts give is that of --workers.",
 )
+@observed_manager
 @as_server
 @hidden_parent
 def manager(
@@ -190,6 +193,7 @@ def manager(
     silence: float,
     absence: float,
     scale_batch: bool,
+    observing: Observing,
     security: Security,
     limits: ServerLimits,
     parent: int | None,
@@ -204,6 +208,7 @@ def manager(
 
     address = Address.parse(listen)
     security.check_address(address)
+    observing.check(security)
     if sync == "ssp" and staleness is None:
         staleness = _STALENESS
     with user_mistakes():
@@ -226,7 +231,7 @@ def manager(
         kept = Retention(keep_runs, keep_days)
         config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
         service = ManagerService(config)
-    serve(service, address, limits, security, announce)
+    serve(service, address, limits, security, announce, observing.manager(service))
 
 
 @click.command()
@@ -270,6 +275,7 @@ def manager(
     default=None,
     help="With --state: write down every step of each job in this folder.",
 )
+@observed
 @as_server
 @hidden_parent
 def ps(
@@ -281,6 +287,7 @@ def ps(
     checkpoint_every: int,
     keep: float,
     ledger: Path | None,
+    observing: Observing,
     security: Security,
     limits: ServerLimits,
     parent: int | None,
@@ -291,6 +298,7 @@ def ps(
 
     address = Address.parse(listen)
     security.check_address(address)  # before PyTorch is imported, which takes seconds
+    observing.check(security)
     import torch
 
     from evenpace.serve import serve
@@ -303,7 +311,7 @@ def ps(
             deterministic, memory_mib * 2**20, state, checkpoint_every, keep, ledger
         )
         service = ParameterServerService(config)
-    serve(service, address, limits, security, announce)
+    serve(service, address, limits, security, announce, observing.shard(service))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -331,6 +339,8 @@ def ps(
 @limit_kind
 @click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
 @click.option("--limit-name", default=None, hidden=True)
+@observed
+@click.option("--insecure", is_flag=True, help="Let other machines read --metrics without TLS.")
 @as_client
 @hidden_parent
 @click.argument("script", type=click.Path(path_type=Path))
@@ -347,6 +357,8 @@ def worker(
     cpu: int | None,
     limit_kind: Any,
     limit_name: str | None,
+    observing: Observing,
+    insecure: bool,
     credentials: Credentials | None,
     parent: int | None,
     script: Path,
@@ -372,6 +384,10 @@ def worker(
             max_batch_size=max_batch_size,
             granularity=granularity,
             credentials=credentials,
+            metrics=str(observing.metrics) if observing.metrics else None,
+            traces=observing.traces,
+            trace_every=observing.trace_every,
+            insecure=insecure,
         )
         always_log(session.log_fields)
         if cpu is not None:

@@ -1,0 +1,128 @@
+"""The manager's figures: of its jobs, their workers, the policies, and the file of its state.
+
+All is read from the thread that serves the scrape, while the event loop goes on: numbers one by one, and of
+the workers the last iteration's record, which nobody changes any more.
+"""
+
+import time
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.hosted import Hosted
+from batchsize_manager.packed import PackedRecord
+from batchsize_manager.service import ManagerService
+from evenpace.metrics.catalogue import SPREAD, Families
+from evenpace.metrics.service import Fill, PartCollector, service_collector
+from rpc.server import Server
+
+_STATES = ("gathering", "running", "paused", "recovering", "failed")
+_FIGURES = (  # of a worker, as `_figures` has them
+    "batch_samples",
+    "batch_processing_seconds",
+    "waiting_seconds",
+    "cpu_ratio",
+    "memory_ratio",
+    "predicted_samples_per_second",
+    "samples_per_second",
+)
+
+
+def manager_collector(service: ManagerService, server: Server, most_workers: int) -> PartCollector:
+    """Reads a manager's figures.
+
+    Args:
+        service: The manager's.
+        server: That serves it.
+        most_workers: Up to so many workers of a job have figures of their own.
+    """
+    return service_collector("manager", server, _manager_figures(service, most_workers))
+
+
+def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
+
+    def fill(families: Families) -> None:
+        jobs = service.jobs
+        states = Counter(hosted.job.state for hosted in jobs)
+        for state in sorted({*_STATES, *states}):
+            families.set("jobs", states[state], state)
+        families.set("jobs_ended", service.ended - service.failed, "ended")
+        families.set("jobs_ended", service.failed, "failed")
+        for hosted in jobs:
+            _job(families, hosted)
+            record = hosted.job.last_record
+            if record is not None:
+                last_iteration(families, hosted.name, record, most_workers)
+        learning = service.learning
+        families.fill("policy_seconds", learning.splits, "split")
+        families.fill("policy_seconds", learning.observations, "observe")
+        families.fill("fit_seconds", learning.fits)
+        families.set("fits_failed", learning.failed_fits)
+        if (store := service.store) is not None:
+            families.set("state_pending_records", store.pending)
+            families.set("state_lag_seconds", store.lag)
+            families.set("state_behind", store.is_behind)
+            families.set("state_left_out", store.left_out)
+            families.fill("state_write_seconds", store.writes)
+
+    return fill
+
+
+def _job(families: Families, hosted: Hosted) -> None:
+    name, job, tally = hosted.name, hosted.job, hosted.job.tally
+    mode = hosted.config.synchronisation.mode
+    families.set("job_info", 1, name, hosted.run, hosted.policy, hosted.predictor, mode)
+    families.set("job_state", 1, name, job.state)
+    families.set("job_members", job.size, name)
+    families.set("job_expected_members", hosted.config.workers, name)
+    families.set("job_waiting_members", len(hosted.waiting), name)
+    families.set("job_iteration", job.completed, name)
+    families.set("job_idle_seconds", time.monotonic() - max(hosted.since, job.completed_at), name)
+    families.fill("job_iteration_seconds", tally.durations, name)
+    families.set("job_samples", tally.samples, name)
+    families.set("job_processing_seconds", tally.processing, name)
+    families.set("job_waiting_seconds", tally.waiting, name)
+    families.set("job_rewinds", job.attempt, name)
+    families.set("job_pieces", tally.pieces, name)
+    families.set("job_members_left", tally.left, name)
+    families.set("job_members_removed", tally.gone - tally.left, name)
+    families.set("job_members_suspended", tally.suspended, name)
+
+
+def last_iteration(families: Families, job: str, packed: PackedRecord, most_workers: int) -> None:
+    """What the last complete iteration of a job showed; see `manager_collector`."""
+    record = packed.record
+    families.set("job_epoch", record.epoch, job)
+    families.set("job_batch_samples", record.total, job)
+    families.set("job_last_iteration_seconds", record.duration, job)
+    figures = _figures(packed)
+    _, processing, waiting, _, _, predicted, shown = figures
+    spent = float(processing.sum() + waiting.sum())
+    families.set("job_waiting_ratio", float(waiting.sum()) / spent if spent else 0.0, job)
+    off = np.abs(predicted - shown) / shown
+    off = off[np.isfinite(off)]
+    if len(off):
+        families.set("job_prediction_error_ratio", float(off.mean()), job)
+    for name, values in zip(_FIGURES, figures, strict=True):
+        known = values[np.isfinite(values)]
+        if not len(known):
+            continue
+        spread = (float(known.min()), float(np.median(known)), float(known.max()))
+        for of, value in zip(SPREAD, spread, strict=True):
+            families.set(f"workers_{name}", value, job, of)
+        if len(packed.names) <= most_workers:
+            for worker, number in zip(packed.names, values.tolist(), strict=True):
+                if number == number:  # not NaN: there is one
+                    families.set(f"worker_{name}", number, job, worker)
+
+
+def _figures(packed: PackedRecord) -> NDArray[np.float64]:
+    """(figures, workers) in the order of `_FIGURES`; NaN where there is none."""
+    workers = len(packed.names)
+    sizes = np.frombuffer(packed.values, dtype="<i8", count=workers)  # (workers,)
+    others = np.frombuffer(packed.values, dtype="<f8", offset=8 * workers).reshape(5, workers)
+    processing = others[0]
+    shown = np.full(workers, np.nan)
+    np.divide(sizes, processing, out=shown, where=(sizes > 0) & (processing > 0))
+    return np.vstack([sizes, others, shown])

@@ -1,0 +1,28 @@
+"""The DataPartitionManager's figures."""
+
+from batchsize_manager.partitions import gap
+from batchsize_manager.partitions_service import DataPartitionService
+from evenpace.metrics.catalogue import Families
+from evenpace.metrics.service import Fill, PartCollector, service_collector
+from rpc.server import Server
+
+
+def partitions_collector(service: DataPartitionService, server: Server) -> PartCollector:
+    """Reads the figures of a DataPartitionManager."""
+    return service_collector("partitions", server, _partition_figures(service))
+
+
+def _partition_figures(service: DataPartitionService) -> Fill:
+
+    def fill(families: Families) -> None:
+        jobs = service.jobs
+        families.set("partition_jobs", len(jobs))
+        for job, partitions in jobs.items():
+            parts = partitions.parts
+            families.set("partition_members", len(parts), job)
+            families.set("partition_samples", sum(part.samples for part in parts.values()), job)
+            families.set("partition_generation", partitions.generation, job)
+            families.set("partition_moves", len(partitions.moves), job)
+            families.set("partition_gap_traversals", gap(parts) if parts else 0.0, job)
+
+    return fill

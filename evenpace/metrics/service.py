@@ -1,0 +1,61 @@
+"""What all services have: connections, calls and bytes, from the server's own counts."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+import evenpace
+from evenpace.metrics.catalogue import Families
+from rpc.server import Server
+
+Fill = Callable[[Families], None]
+
+
+class PartCollector(Collector):
+    """Reads all figures of one part whenever it is asked.
+
+    Args:
+        part: Which.
+        fills: Each puts what it knows into the families.
+    """
+
+    def __init__(self, part: str, *fills: Fill) -> None:
+        self._part = part
+        self._fills = fills
+
+    def describe(self) -> Iterator[Metric]:
+        """The names, which need no figures."""
+        return iter(Families(self._part))
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as they are now."""
+        families = Families(self._part)
+        families.set("build_info", 1, self._part, evenpace.__version__)
+        for fill in self._fills:
+            fill(families)
+        return iter(families)
+
+
+def service_collector(part: str, server: Server, fill: Fill) -> PartCollector:
+    """Reads the figures of a service: what it knows, and what its server counts."""
+    return PartCollector(part, _server_figures(server), fill)
+
+
+def _server_figures(server: Server) -> Fill:
+    tally = server.tally
+
+    def fill(families: Families) -> None:
+        families.set("connections", server.connections)
+        families.set("connections_accepted", tally.accepted)
+        families.set("connections_refused", tally.refused)
+        families.set("connections_cut_off", tally.cut_off)
+        families.set("received_bytes", tally.received)
+        families.set("sent_bytes", tally.sent)
+        families.set("loop_late_seconds", tally.late)
+        for method, calls in tally.methods.items():
+            for outcome, count in list(calls.outcomes.items()):
+                families.set("calls", count, method, outcome)
+            families.fill("call_seconds", calls.seconds, method)
+
+    return fill

@@ -1,0 +1,54 @@
+"""A shard's figures, job by job."""
+
+import time
+
+from evenpace.metrics.catalogue import Families
+from evenpace.metrics.service import Fill, PartCollector, service_collector
+from ps.hosted import Hosted
+from ps.service import ParameterServerService
+from rpc.server import Server
+
+_JOBS = 200  # that have figures of their own: those that are connected first
+
+
+def shard_collector(service: ParameterServerService, server: Server) -> PartCollector:
+    """Reads the figures of one process of the parameter server."""
+    return service_collector("ps", server, _shard_figures(service))
+
+
+def _shard_figures(service: ParameterServerService) -> Fill:
+
+    def fill(families: Families) -> None:
+        jobs = service.jobs
+        families.set("shard_jobs", len(jobs))
+        for hosted in sorted(jobs, key=lambda hosted: hosted.left_at is not None)[:_JOBS]:
+            _job(families, hosted)
+
+    return fill
+
+
+def _job(families: Families, hosted: Hosted) -> None:
+    job, _, run = hosted.name.partition("/")
+    tally = hosted.tally
+    for name, value in (
+        ("version", hosted.shard.version),
+        ("attempt", hosted.attempt),
+        ("parameter_bytes", hosted.shard.layout.nbytes),
+        ("connections", len(hosted.peers)),
+        ("waiting_pulls", len(hosted.waiting)),
+        ("pushes", tally.pushes + tally.duplicates),
+        ("duplicates", tally.duplicates),
+        ("pushed_bytes", tally.pushed),
+        ("pulls", tally.pulls),
+        ("pulled_bytes", tally.pulled),
+        ("aggregation_seconds", tally.aggregation),
+    ):
+        families.set(f"shard_{name}", value, job, run)
+    families.fill("shard_step_seconds", tally.steps, job, run)
+    if (store := hosted.store) is not None:
+        families.set("shard_checkpoints", store.written, job, run)
+        families.set("shard_checkpoints_failed", store.failed, job, run)
+        families.set("shard_checkpoint_seconds", store.writing, job, run)
+        families.set("shard_checkpoint_bytes", store.written_bytes, job, run)
+        if (at := store.written_at) is not None:
+            families.set("shard_checkpoint_age_seconds", time.monotonic() - at, job, run)

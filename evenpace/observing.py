@@ -1,0 +1,169 @@
+"""How a part lets itself be watched. What is not asked for is not imported."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError
+from rpc.server import Security, Server
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from batchsize_manager.partitions_service import DataPartitionService
+    from batchsize_manager.service import ManagerService
+    from evenpace.tracing.tracer import Tracer
+    from ps.service import ParameterServerService
+    from worker.session import Session
+
+METRICS_WORKERS = 64
+TRACE_EVERY = 100
+
+Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Observing:
+    """What is asked for.
+
+    Attributes:
+        metrics: Where figures can be scraped; None for nowhere.
+        metrics_workers: Up to so many workers of a job have figures of their own at the manager.
+        traces: URL of the collector that traces of iterations go to; None for none.
+        trace_every: Of so many iterations, one is traced.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    metrics: Address | None = None
+    metrics_workers: int = METRICS_WORKERS
+    traces: str | None = None
+    trace_every: int = TRACE_EVERY
+
+    def __post_init__(self) -> None:
+        if self.metrics_workers < 0:
+            raise InvalidRequestError(f"metrics_workers {self.metrics_workers}: must be at least 0")
+        if self.trace_every < 1:
+            raise InvalidRequestError(f"trace_every {self.trace_every}: must be at least 1")
+
+    def check(self, security: Security) -> None:
+        """See whether a service may show its figures there.
+
+        Raises:
+            InvalidRequestError: Others could read them, and it does not know who they are.
+        """
+        if self.metrics is not None:
+            security.check_address(self.metrics)
+
+    def check_worker(self, credentials: Credentials | None, *, insecure: bool) -> None:
+        """See whether a worker may show its figures there; who reads them over TLS has a certificate.
+
+        Raises:
+            InvalidRequestError: Others could read them, and it does not know who they are.
+        """
+        tls = credentials is not None and credentials.tls
+        if self.metrics is not None and not (tls or insecure or self.metrics.is_loopback):
+            raise InvalidRequestError(
+                f"others could read metrics at {self.metrics} without TLS: give --tls, listen on 127.0.0.1, "
+                f"or say --insecure if the network is trusted"
+            )
+
+    def manager(self, service: "ManagerService") -> Beside:
+        """What is to go on beside a manager."""
+
+        def collector(server: Server) -> "Collector":
+            from evenpace.metrics.manager import manager_collector
+
+            return manager_collector(service, server, self.metrics_workers)
+
+        def trace(tracer: "Tracer") -> None:
+            from evenpace.tracing.manager import RoundTracer
+
+            service.on_event = RoundTracer(tracer)
+
+        return partial(self._service, "manager", collector, trace)
+
+    def shard(self, service: "ParameterServerService") -> Beside:
+        """What is to go on beside a shard of the parameter server."""
+
+        def collector(server: Server) -> "Collector":
+            from evenpace.metrics.shard import shard_collector
+
+            return shard_collector(service, server)
+
+        def trace(tracer: "Tracer") -> None:
+            from evenpace.tracing.shard import ShardTracer
+
+            service.observer = ShardTracer(tracer)
+
+        return partial(self._service, "ps", collector, trace)
+
+    def partitions(self, service: "DataPartitionService") -> Beside:
+        """What is to go on beside a DataPartitionManager."""
+
+        def collector(server: Server) -> "Collector":
+            from evenpace.metrics.partitions import partitions_collector
+
+            return partitions_collector(service, server)
+
+        return partial(self._service, "partitions", collector, lambda tracer: None)
+
+    @contextlib.contextmanager
+    def worker(self, session: "Session") -> Iterator[None]:
+        """What goes on beside a worker.
+
+        Raises:
+            AddressInUseError: Something listens there already.
+        """
+        with contextlib.ExitStack() as stack:
+            if self.metrics is not None:
+                from evenpace.metrics.endpoint import exposed
+                from evenpace.metrics.worker import session_collector
+
+                collector = session_collector(session)
+                stack.enter_context(exposed(self.metrics, collector, session.config.credentials))
+            if self.traces is not None:
+                tracer = stack.enter_context(self._tracer("worker", session.config.worker))
+                from evenpace.tracing.worker import SessionTracer
+
+                session.tally.observer = SessionTracer(tracer, session)
+            yield
+
+    @contextlib.contextmanager
+    def _service(
+        self,
+        part: str,
+        collector: Callable[[Server], "Collector"],
+        trace: Callable[["Tracer"], None],
+        server: Server,
+    ) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self.metrics is not None:
+                from evenpace.metrics.endpoint import exposed
+
+                credentials = server.security.credentials
+                stack.enter_context(exposed(self.metrics, collector(server), credentials))
+            if self.traces is not None:
+                trace(stack.enter_context(self._tracer(part, uuid.uuid4().hex)))
+            yield
+
+    @contextlib.contextmanager
+    def _tracer(self, part: str, instance: str) -> Iterator["Tracer"]:
+        assert self.traces is not None
+        try:
+            from evenpace.tracing.tracer import Tracer
+        except ImportError as error:
+            raise InvalidRequestError(
+                f"traces need OpenTelemetry ({error}): pip install 'evenpace[traces]'"
+            ) from error
+        tracer = Tracer(self.traces, self.trace_every, part, instance)
+        try:
+            yield tracer
+        finally:
+            tracer.close()

@@ -1,0 +1,173 @@
+"""Makes spans and sends them to a collector, by OTLP over HTTP, in a thread that nobody waits for.
+
+A collector that is away costs spans, and nothing else: so many wait to be sent, and no more.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+import evenpace
+from evenpace.tracing.ids import ROUND, Path, TraceKey, span_id, trace_id
+from rpc.errors import InvalidRequestError
+
+_WAITING_SPANS = 4096
+_BATCH_SPANS = 512
+_DELAY_SECONDS = 1.0  # until what there is is sent
+_SEND_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0  # to send what is left
+_SILENCE_SECONDS = 60.0  # between two lines of log on a collector that is away
+_COMPLAINING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
+
+
+class Tracer:
+    """Of one process.
+
+    Args:
+        endpoint: URL of the collector; without a path, `/v1/traces` is meant.
+        every: Of so many iterations, one is traced; the same for all processes of a cluster.
+        part: What this process is.
+        instance: Which one.
+
+    Attributes:
+        instance: As given.
+
+    Raises:
+        InvalidRequestError: The endpoint is no URL of this kind.
+    """
+
+    def __init__(self, endpoint: str, every: int, part: str, instance: str) -> None:
+        url = urlsplit(endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise InvalidRequestError(
+                f"traces {endpoint!r}: give an URL, as in http://127.0.0.1:4318, of an OTLP collector"
+            )
+        if not url.path.strip("/"):
+            endpoint = url._replace(path="/v1/traces").geturl()
+        self.instance = instance
+        self._every = every
+        self._ids = _GivenIds()
+        self._lock = threading.Lock()
+        self._provider = TracerProvider(
+            ALWAYS_ON,
+            Resource(
+                {
+                    "service.name": f"evenpace-{part}",
+                    "service.instance.id": instance,
+                    "service.version": evenpace.__version__,
+                }
+            ),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(endpoint, timeout=_SEND_SECONDS),
+                _WAITING_SPANS,
+                _DELAY_SECONDS * 1e3,
+                _BATCH_SPANS,
+            )
+        )
+        self._tracer = self._provider.get_tracer("evenpace", evenpace.__version__)
+        _complain_seldom()
+
+    def wants(self, iteration: int) -> bool:
+        """Whether an iteration is traced; all processes agree."""
+        return iteration % self._every == 0
+
+    def span(
+        self,
+        key: TraceKey,
+        path: Path,
+        name: str,
+        begin: int,
+        end: int,
+        attributes: Mapping[str, str | int] | None = None,
+    ) -> None:
+        """Send a span that is over.
+
+        Args:
+            key: Its trace.
+            path: Its place; the path without the last step is its parent's, but a worker's is the round.
+            name: For people.
+            begin: On the monotonic clock, in nanoseconds.
+            end: Likewise.
+            attributes: More to know.
+        """
+        offset = _wall_offset()
+        context = Context()
+        if path != ROUND:
+            parent = SpanContext(
+                trace_id(key), span_id(key, _parent(path)), is_remote=True, trace_flags=_SAMPLED
+            )
+            context = set_span_in_context(NonRecordingSpan(parent), context)
+        told = {"job": key.run.partition("/")[0], "run": key.run.partition("/")[2]}
+        told |= {"iteration": key.iteration, "attempt": key.attempt, **(attributes or {})}  # type: ignore[dict-item]
+        with self._lock:
+            self._ids.trace, self._ids.span = trace_id(key), span_id(key, path)
+            span = self._tracer.start_span(name, context, attributes=told, start_time=begin + offset)
+        span.end(end + offset)
+
+    def close(self) -> None:
+        """Send what is left, as far as that takes no time."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+
+
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+def _parent(path: Path) -> Path:
+    """The path of a span's parent: a worker's has three steps, which lead from the round."""
+    return ROUND if len(path) <= 3 else path[:-1]
+
+
+def _wall_offset() -> int:
+    """What to add to the monotonic clock to have the time of day, in nanoseconds."""
+    best = None
+    for _ in range(3):  # who is interrupted between two looks is off by that
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        if best is None or after - before < best[0]:
+            best = after - before, wall - (before + after) // 2
+    assert best is not None
+    return best[1]
+
+
+class _GivenIds(IdGenerator):
+    """Gives the numbers that it was given."""
+
+    def __init__(self) -> None:
+        self.trace = self.span = 1
+
+    def generate_span_id(self) -> int:
+        return self.span
+
+    def generate_trace_id(self) -> int:
+        return self.trace
+
+
+def _complain_seldom() -> None:
+    """Have the library, which tries again and again, say only now and then that it fails."""
+    last = float("-inf")
+
+    def is_due(record: logging.LogRecord) -> bool:
+        nonlocal last
+        if record.created - last < _SILENCE_SECONDS:
+            return False
+        last = record.created
+        return True
+
+    for name in _COMPLAINING:
+        logging.getLogger(name).addFilter(is_due)

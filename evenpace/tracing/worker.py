@@ -1,0 +1,42 @@
+"""A worker's spans: its iterations, and what they consist of."""
+
+from batchsize_manager.plan import Assignment
+from evenpace.tracing.ids import TraceKey, worker_path
+from evenpace.tracing.tracer import Tracer
+from worker.session import Session
+
+
+class SessionTracer:
+    """Is told of each phase; see `worker.tally.PhaseObserver`.
+
+    An iteration that ends without a report, since the job was rewound, is not traced.
+    """
+
+    def __init__(self, tracer: Tracer, session: Session) -> None:
+        self._tracer = tracer
+        self._session = session
+        self._assignment: Assignment | None = None
+        self._phases: list[tuple[str, int, int]] = []  # name, begin and end
+
+    def __call__(self, assignment: Assignment, phase: str, begin: int, end: int) -> None:
+        """A phase has ended."""
+        if not self._tracer.wants(assignment.iteration):
+            return
+        if assignment != self._assignment:
+            self._assignment, self._phases = assignment, []
+        self._phases.append((phase, begin, end))
+        if phase == "report":
+            self._trace(assignment)
+            self._assignment = None
+
+    def _trace(self, assignment: Assignment) -> None:
+        config = self._session.config
+        worker = config.worker
+        key = TraceKey(f"{config.job}/{self._session.run}", assignment.iteration, assignment.attempt)
+        path = worker_path(worker, assignment.start)
+        begin, end = min(begin for _, begin, _ in self._phases), max(end for _, _, end in self._phases)
+        about: dict[str, str | int] = {"worker": worker, "start": assignment.start}
+        about["samples"] = assignment.count
+        self._tracer.span(key, path, "iteration", begin, end, about)
+        for phase, began, ended in self._phases:
+            self._tracer.span(key, (*path, phase), phase, began, ended, {"worker": worker})

@@ -1,0 +1,121 @@
+"""A small cluster of real processes that train, and that let themselves be watched."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import idl
+from evenpace.bench.processes import served
+from evenpace.cluster import end_process
+from evenpace.metrics.catalogue import METRICS
+from rpc.client import Client
+from tests.scripts import train_until_told
+
+_ROOT = Path(__file__).parent.parent
+SCRIPT = Path(train_until_told.__file__)
+JOB, WORKERS = "digits", ("a", 'b "\\ é')  # a worker's name may be anything that can be printed
+ADDED = ("_total", "_bucket", "_sum", "_count")
+
+
+@dataclass
+class Observed:
+    """The cluster.
+
+    Attributes:
+        folder: Its files.
+        popens: The processes by part; workers by "worker 0" and so on.
+    """
+
+    folder: Path
+    popens: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    def log(self, name):
+        """What a part has logged so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def metrics(self, name):
+        """Where a part's figures are, or None while it has not said so."""
+        found = re.search(r"metrics at https?://(\S+)/metrics", self.log(name))
+        return found and found[1]
+
+    def scrape(self, name):
+        """The samples of one scrape of a part."""
+        with urllib.request.urlopen(f"http://{self.metrics(name)}/metrics", timeout=120) as answer:
+            return samples(answer.read().decode())
+
+    def finish(self):
+        """Let the workers come to their end; their exit statuses."""
+        (self.folder / "until").touch()
+        return [popen.wait(60) for name, popen in self.popens.items() if name.startswith("worker")]
+
+
+def samples(text):
+    """Samples of an exposition: (name, labels, value)."""
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+def described(name):
+    """The entry of the table for a sample's name; None where there is none."""
+    names = (name, *(name.removesuffix(added) for added in ADDED if name.endswith(added)))
+    return next((METRICS[each] for each in names if each in METRICS), None)
+
+
+@contextlib.contextmanager
+def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
+    """Manager, shard and two workers, each with `options`, and a DataPartitionManager with metrics."""
+    with contextlib.ExitStack() as stack:
+        cluster = Observed(folder)
+
+        def start(name, part, *arguments, options=options):
+            service = served(
+                "evenpace", part, "--listen", "127.0.0.1:0", *arguments, *options, log=folder / f"{name}.log"
+            )
+            running = stack.enter_context(service)
+            cluster.popens[name] = running.popen
+            return running.address
+
+        manager = start("manager", "manager", "--workers", "2", "--state", str(folder / "manager"))
+        every = ("--checkpoint-every", "5")
+        shard = start("ps", "ps", "--state", str(folder / "ps"), *every)
+        services = ("--manager", str(manager), "--ps", str(shard), "--job", JOB)
+        for number, name in enumerate(WORKERS):
+            with (folder / f"worker {number}.log").open("wb") as log:
+                popen = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "evenpace", "worker", *services, "--name", name, *options),
+                        *(str(SCRIPT), "--until", str(folder / "until")),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    env=os.environ | {"PYTHONPATH": str(_ROOT)},
+                )
+            cluster.popens[f"worker {number}"] = popen
+            stack.callback(end_process, popen)
+        cluster.partitions = start(
+            "partitions", "partitions", "--workers", "1", options=("--metrics", "127.0.0.1:0")
+        )
+        yield cluster
+
+
+@contextlib.contextmanager
+def partition_holder(address):
+    """A worker that holds a part of the data."""
+    identity = idl.common.Identity("parts", "holder", uuid.uuid4().hex)
+    with contextlib.closing(
+        Client(idl.data_partition.DataPartitionManager, address, "DataPartitionManager")
+    ) as client:
+        client.call("join", idl.data_partition.JoinRequest(identity, "127.0.0.1:1", 100))
+        yield

@@ -1,0 +1,338 @@
+"""Metrics: what real processes expose is what the table says, and right; and who may read it."""
+
+import asyncio
+import contextlib
+import re
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from functools import partial
+
+import numpy as np
+import pytest
+import uvloop
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from batchsize_manager.packed import pack
+from batchsize_manager.records import IterationRecord, WorkerRecord
+from evenpace.bench.certificates import for_loopback
+from evenpace.cli import cli
+from evenpace.metrics.catalogue import METRICS, PARTS, Families
+from evenpace.metrics.endpoint import exposed
+from evenpace.metrics.manager import last_iteration, manager_collector
+from evenpace.metrics.service import PartCollector
+from evenpace.observing import Observing
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.errors import AddressInUseError, InvalidRequestError
+from rpc.limits import ServerLimits
+from rpc.server import Security, Server
+from rpc.tally import Histogram
+from tests.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
+from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
+
+THE_LIBRARYS = re.compile("process_|python_")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, wait_until):
+    """A cluster that trains and is watched."""
+    with observed_cluster(tmp_path_factory.mktemp("observed")) as running:
+        wait_until(lambda: all(map(running.metrics, running.popens)), "the endpoints")
+        wait_until(
+            lambda: value(running.scrape("ps"), "evenpace_shard_checkpoint_age_seconds") is not None,
+            "a checkpoint",
+            240,
+        )
+        wait_until(
+            lambda: value(running.scrape("manager"), "evenpace_job_prediction_error_ratio") is not None,
+            "an iteration that was predicted",
+        )
+        yield running
+
+
+def value(scraped, name, **labels):
+    """The value of the first sample with such labels; None where there is none."""
+    found = (v for n, had, v in scraped if n == name and labels.items() <= had.items())
+    return next(found, None)
+
+
+@pytest.mark.slow
+def test_exactly_what_the_table_says_is_exposed(cluster):
+    """In a real run, each documented metric has a sample with its labels, and there are no others."""
+    with partition_holder(cluster.partitions):
+        scraped = {
+            "manager": cluster.scrape("manager"),
+            "ps": cluster.scrape("ps"),
+            "partitions": cluster.scrape("partitions"),
+            "worker": cluster.scrape("worker 0"),
+        }
+    assert scraped.keys() == set(PARTS)
+    for part, found in scraped.items():
+        ours = [(name, labels) for name, labels, _ in found if not THE_LIBRARYS.match(name)]
+        shown = set()
+        for name, labels in ours:
+            metric = described(name)
+            assert metric is not None, name
+            assert part in metric.parts
+            assert set(labels) - {"le"} == set(metric.labels), name
+            shown.add(metric.name)
+        assert shown == {metric.name for metric in METRICS.values() if part in metric.parts}
+        assert {"process_cpu_seconds_total", "python_info"} <= {name for name, _, _ in found}
+
+
+@pytest.mark.slow
+def test_the_parts_tell_the_same_story(cluster, wait_until):
+    """Manager, shard and worker go on, count the same samples, and name the workers as they are called."""
+    before = cluster.scrape("manager")
+    wait_until(
+        lambda: (
+            value(cluster.scrape("manager"), "evenpace_job_iteration", job=JOB)
+            > value(before, "evenpace_job_iteration", job=JOB) + 5
+        ),
+        "more iterations",
+    )
+    # They go on while they are asked: a bound is by what was read before, or after.
+    earlier, worker, shard, manager = map(cluster.scrape, ("manager", "worker 0", "ps", "manager"))
+    rounds_before, rounds = (
+        value(scraped, "evenpace_job_iteration_seconds_count", job=JOB) for scraped in (earlier, manager)
+    )
+    assert value(manager, "evenpace_job_samples_total") >= 15 * rounds_before  # the last batch is smaller
+    assert value(earlier, "evenpace_job_samples_total") <= 16 * rounds
+    assert value(manager, "evenpace_calls_total", method="report", outcome="ok") >= 2 * (rounds_before - 2)
+    assert value(shard, "evenpace_shard_version", job=JOB) <= rounds + 2
+    assert value(worker, "evenpace_session_iterations_total") <= rounds + 1
+    assert value(worker, "evenpace_session_samples_total") > 0
+    assert value(shard, "evenpace_shard_pushes_total") <= 2 * (rounds + 2)
+    sizes = {labels["worker"]: v for name, labels, v in manager if name == "evenpace_worker_batch_samples"}
+    assert sizes.keys() == set(WORKERS)
+    assert sum(sizes.values()) == value(manager, "evenpace_job_batch_samples", job=JOB)
+    spread = [value(manager, "evenpace_workers_batch_samples", of=of) for of in ("min", "median", "max")]
+    assert spread == sorted(spread)
+    seconds = {
+        labels["phase"]: v for name, labels, v in worker if name == "evenpace_session_phase_seconds_total"
+    }
+    assert seconds.keys() == {"pull", "load", "compute", "push", "report"}
+    assert all(seconds.values())
+    assert value(manager, "evenpace_job_state", job=JOB, state="running") == 1
+
+
+def test_the_table_has_all_metrics():
+    """`evenpace metrics` prints a row for each metric, each in base units."""
+    printed = CliRunner().invoke(cli, ["metrics"]).output
+    rows = re.findall(r"^\| `(\w+)` \|", printed, re.MULTILINE)
+    assert rows == [metric.shown for metric in METRICS.values()]
+    assert len(set(rows)) == len(rows)
+    for row in rows:
+        assert row.startswith("evenpace_")
+        assert not re.search("_(ms|millis|minutes|kib|mib|percent)(_|$)", row)
+
+
+# -- figures
+
+
+@contextlib.contextmanager
+def registered(collector):
+    """A function that scrapes a collector."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    yield lambda: samples(generate_latest(registry).decode())
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["C"]), min_size=1),
+        st.builds(
+            WorkerRecord,
+            st.integers(0, 1000),
+            st.floats(1e-6, 1e3),
+            st.floats(0, 1e3),
+            st.floats(0, 1),
+            st.floats(0, 1),
+            st.none() | st.floats(1e-3, 1e6),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 8),
+)
+def test_figures_of_workers_are_those_of_the_record(workers, most):
+    """Whatever workers are called and show: up to so many have their own figures, and all have a spread."""
+    total = sum(worker.batch_size for worker in workers.values())
+    packed = pack(IterationRecord(3, 0, total, 2.0, workers), None)
+    fill = partial(last_iteration, job="job", packed=packed, most_workers=most)
+    with registered(PartCollector("manager", fill)) as scrape:
+        found = scrape()
+    own = {labels["worker"]: v for n, labels, v in found if n == "evenpace_worker_batch_samples"}
+    sizes = [worker.batch_size for worker in workers.values()]
+    assert own == ({n: w.batch_size for n, w in workers.items()} if len(workers) <= most else {})
+    spread = [value(found, "evenpace_workers_batch_samples", of=of) for of in ("min", "median", "max")]
+    assert spread == [min(sizes), np.median(sizes), max(sizes)]
+    speeds = [w.batch_size / w.batch_processing_time for w in workers.values() if w.batch_size]
+    fastest = value(found, "evenpace_workers_samples_per_second", of="max")
+    assert fastest == (pytest.approx(max(speeds)) if speeds else None)
+    errors = [
+        abs(w.predicted_speed * w.batch_processing_time / w.batch_size - 1)
+        for w in workers.values()
+        if w.batch_size and w.predicted_speed is not None
+    ]
+    told = value(found, "evenpace_job_prediction_error_ratio")
+    assert told == (pytest.approx(np.mean(errors), rel=1e-9) if errors else None)
+
+
+@given(st.lists(st.floats(0, 100)))
+def test_a_histogram_counts_what_prometheus_would(values):
+    """Each bucket has the values up to its bound, and the last has all."""
+    tally = Histogram()
+    for each in values:
+        tally.add(each)
+    families = Families("manager")
+    families.fill("fit_seconds", tally)
+    (family,) = (f for f in families if f.name == "evenpace_fit_seconds")
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            assert sample.value == sum(each <= float(sample.labels["le"]) for each in values)
+        elif sample.name.endswith("_sum"):
+            assert sample.value == pytest.approx(sum(values))
+
+
+def test_jobs_that_have_ended_disappear():
+    """A job's figures are there from its first worker on, and go with its end."""
+    service = manager_service()
+    started = threading.Event()
+    ended: list = []
+
+    async def serve():
+        server = Server(service, ServerLimits(), Security())
+        ended.append((await server.start(ANYWHERE), server, asyncio.get_running_loop(), asyncio.Event()))
+        started.set()
+        await ended[0][3].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=uvloop.run, args=(serve(),))
+    thread.start()
+    assert started.wait(30)
+    address, server, loop, stop = ended[0]
+    try:
+        with registered(manager_collector(service, server, 64)) as scrape:
+            worker = MemberWorker(address, "short")
+            worker.iterate()
+            during = scrape()
+            worker.close()
+            after = scrape()
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+    assert value(during, "evenpace_jobs", state="running") == 1
+    assert value(during, "evenpace_job_members", job="short") == 1
+    assert value(during, "evenpace_job_iteration_seconds_count", job="short") == 1
+    assert not [labels for _, labels, _ in after if "job" in labels]
+    assert value(after, "evenpace_jobs_ended_total", outcome="ended") == 1
+    assert value(after, "evenpace_calls_total", method="report", outcome="ok") == 1
+
+
+# -- the endpoint
+
+
+def build_info():
+    """Figures of their own are not needed here."""
+    return PartCollector("manager")
+
+
+def fetch(address, context=None):
+    """The status of a scrape."""
+    scheme = "https" if context else "http"
+    with urllib.request.urlopen(f"{scheme}://{address}/metrics", timeout=20, context=context) as answer:
+        return samples(answer.read().decode())
+
+
+def test_a_port_in_use_is_told_in_one_line(tmp_path):
+    """A service that cannot expose its figures says why in one line, and does not start."""
+    with exposed(ANYWHERE, build_info(), None) as address:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "evenpace",
+                "manager",
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics",
+                str(address),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        with pytest.raises(AddressInUseError), exposed(address, build_info(), None):
+            pass
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"Error: metrics at {address}: the port is in use; stop what listens there or choose another\n"
+    )
+
+
+def test_beyond_loopback_metrics_need_what_services_need(tmp_path):
+    """Figures are not shown to other machines without TLS and tokens, or --insecure."""
+    anywhere = Observing(Address("0.0.0.0", 9300))
+    with pytest.raises(InvalidRequestError, match="without TLS and tokens"):
+        anywhere.check(Security())
+    anywhere.check(Security(insecure=True))
+    Observing(Address("127.0.0.1", 9300)).check(Security())
+    with pytest.raises(InvalidRequestError, match="without TLS"):
+        anywhere.check_worker(None, insecure=False)
+    anywhere.check_worker(None, insecure=True)
+    with for_loopback() as (credentials, _):
+        anywhere.check_worker(credentials, insecure=False)
+        with pytest.raises(InvalidRequestError, match="without tokens"):
+            anywhere.check(Security(credentials))
+
+
+def test_over_tls_only_who_has_a_certificate_reads():
+    """With TLS, a scrape needs a certificate of the authority's, and plain HTTP gets nothing."""
+    with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
+        context = credentials.contexts(server=False).current()
+        assert value(fetch(address, context), "evenpace_build_info", part="manager") == 1
+        stranger = ssl.create_default_context(cafile=str(credentials.ca))
+        with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+            fetch(address, stranger)
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            fetch(address)
+
+
+def test_who_is_silent_keeps_nobody_from_reading():
+    """A connection that says nothing, not even TLS's first word, does not stop others' scrapes."""
+    with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
+        context = credentials.contexts(server=False).current()
+        with Raw(address), Raw(address):
+            assert value(fetch(address, context), "evenpace_build_info", part="manager") == 1
+
+
+def test_a_wrong_file_of_credentials_is_named(tmp_path):
+    """TLS files that cannot be used end the start with what is wrong."""
+    for name in ("ca.pem", "certificate.pem", "key.pem"):
+        (tmp_path / name).write_text("nothing")
+    with (
+        pytest.raises(InvalidRequestError, match=r"ca\.pem"),
+        exposed(ANYWHERE, build_info(), Credentials.of_folder(tmp_path)),
+    ):
+        pass
+
+
+def test_what_is_not_asked_for_is_not_imported():
+    """A manager without metrics does not load the library."""
+    code = (
+        "import sys, evenpace.cli, batchsize_manager.service; print([n for n in sys.modules if 'prom' in n])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
