@@ -8,6 +8,8 @@ import sys
 import psutil
 import pytest
 
+from tests.services import has_ended
+
 KEYS = {
     "shares",
     "iterations",
@@ -29,13 +31,14 @@ def demo(tmp_path, *options):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["auto", "duty-cycle"])
 def test_the_demo_balances_and_reports(tmp_path, kind):
     """Under either kind of limit the slow worker gets less, and both runs end with equal parameters."""
     command = demo(
-        tmp_path, "--shares", "0.8,0.2", "--epochs", "5", "--batch-size", "360", "--limit-kind", kind
+        tmp_path, "--shares", "0.8,0.2", "--epochs", "4", "--batch-size", "360", "--limit-kind", kind
     )
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=560)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of a core by " + ("stop/continue" if kind == "duty-cycle" else "") in done.stdout.replace(
         "\n", " "
@@ -44,7 +47,7 @@ def test_the_demo_balances_and_reports(tmp_path, kind):
     assert set(summary) == KEYS
     assert summary["shares"] == [0.8, 0.2]
     assert summary["ideal_speedup"] == pytest.approx(2.5)
-    assert summary["iterations"] == 20
+    assert summary["iterations"] == 16
     assert sum(summary["balanced"]["batch_sizes"]) == summary["total_batch_size"] == 360
     assert summary["balanced"]["batch_sizes"][0] > 2 * summary["balanced"]["batch_sizes"][1]
     assert summary["parameters_max_abs_diff"] < 1e-4
@@ -52,14 +55,15 @@ def test_the_demo_balances_and_reports(tmp_path, kind):
     assert summary["balanced"]["waiting_share"] < summary["even"]["waiting_share"]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     for run in report["runs"].values():
-        assert [record["iteration"] for record in run["iterations"]] == list(range(20))
+        assert [record["iteration"] for record in run["iterations"]] == list(range(16))
         for record in run["iterations"]:
             assert sum(part["batch_size"] for part in record["workers"].values()) == record["total"]
-        assert run["progress"][-1]["iteration"] == 20
+        assert run["progress"][-1]["iteration"] == 16
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number):
     """Ctrl-C, and SIGTERM, stop every process that the demo started."""
@@ -67,9 +71,9 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
         wait_until(lambda: len(process.children()) >= 6, "the demo's manager, shard and workers")
         children = process.children(recursive=True)
         process.send_signal(number)
-        assert process.wait(60) == 130
+        assert process.wait(240) == 130
         assert b"Interrupted" in process.stderr.read()
-    wait_until(lambda: not any(child.is_running() for child in children), "the children's end")
+    wait_until(lambda: all(map(has_ended, children)), "the children's end")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
 )
 def test_wrong_options_are_named(tmp_path, options, message):
     """A wrong option ends the demo at once with one line that says what is allowed."""
-    done = subprocess.run(demo(tmp_path, *options), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(demo(tmp_path, *options), capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ import evenpace
 from evenpace.cli.bench import bench
 from evenpace.cli.bench_hostile import bench_hostile
 from evenpace.cli.bench_load import bench_load
+from evenpace.cli.dashboard import dashboard
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
 from evenpace.cli.figures import fig6, fig7, fig8
@@ -61,7 +62,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
-    *(job, status, top, health, metrics),
+    *(job, status, top, dashboard, health, metrics),
     *(certs, token),
     *(bench, trace, experiment),
 )

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from batchsize_manager.policies import POLICIES
-from evenpace.cli.options import example, tolerance, user_mistakes
+from evenpace.cli.options import example, limit_kind, ps_shards, tolerance, user_mistakes
 from predictors import PREDICTORS
+from rpc.address import Address
 
 
 @click.command()
@@ -35,13 +36,9 @@ from predictors import PREDICTORS
 )
 @click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
 @tolerance
-@click.option(
-    "--ps-shards", type=click.IntRange(1), default=1, show_default=True, help="Parameter-server processes."
-)
+@ps_shards
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
-@click.option(
-    "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
-)
+@limit_kind
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -49,6 +46,14 @@ from predictors import PREDICTORS
     show_default=True,
     help="Folder for report and logs.",
 )
+@click.option(
+    "--http",
+    default="127.0.0.1:0",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the live page is; port 0 takes a free one.",
+)
+@click.option("--no-http", is_flag=True, help="No live page.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the summary here."
 )
@@ -64,6 +69,8 @@ def demo(
     seed: int,
     limit_kind: Any,
     out: Path,
+    http: str,
+    no_http: bool,
     json_path: Path | None,
 ) -> None:
     """Train on uneven workers, first with an even split, then balanced, and compare."""
@@ -82,5 +89,6 @@ def demo(
             seed=seed,
             limit_kind=limit_kind,
             out=out,
+            http=None if no_http else Address.parse(http),
         )
         run_demo(config, json_path)

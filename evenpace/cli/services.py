@@ -9,6 +9,7 @@ from batchsize_manager.job_config import JobConfig
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.store import Retention
 from batchsize_manager.synchronisation import MODES, Synchronisation
+from evenpace.cli.dashboard import http_names
 from evenpace.cli.logs import always_log
 from evenpace.cli.observing import observed, observed_manager
 from evenpace.cli.options import (
@@ -164,6 +165,13 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     help="Let the batch follow the number of workers: the size that scripts give is that of --workers.",
 )
 @observed_manager
+@click.option(
+    "--http",
+    default=None,
+    metavar="HOST:PORT",
+    help="Serve a live page about the jobs there, in a process of its own; see `evenpace dashboard`.",
+)
+@http_names
 @as_server
 @hidden_parent
 def manager(
@@ -194,6 +202,8 @@ def manager(
     absence: float,
     scale_batch: bool,
     observing: Observing,
+    http: str | None,
+    http_names: tuple[str, ...],
     security: Security,
     limits: ServerLimits,
     parent: int | None,
@@ -230,8 +240,23 @@ def manager(
         options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
         kept = Retention(keep_runs, keep_days)
         config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
+        page = None
+        if http is not None:
+            from evenpace.dashboard.child import PageProcess
+
+            page = PageProcess(Address.parse(http), http_names, security)
         service = ManagerService(config)
-    serve(service, address, limits, security, announce, observing.manager(service))
+
+    def listening(where: Address) -> None:
+        announce(where)
+        if page is not None:
+            page.start(where)
+
+    try:
+        serve(service, address, limits, security, listening, observing.manager(service))
+    finally:
+        if page is not None:
+            page.stop()
 
 
 @click.command()

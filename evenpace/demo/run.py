@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from torch import nn
 
 from evenpace import data as data_sets
 from evenpace.cluster import LocalCluster, pick_cpus
+from evenpace.dashboard.config import check_http
+from evenpace.dashboard.listening import address_of, listen
 from evenpace.data import ImageSet
 from evenpace.demo.model import make_model
 from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, limit_cpu
 from evenpace.observer import Observer, plain_record
 from evenpace.reports import demo, files
+from rpc.address import Address
 from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
@@ -55,6 +58,7 @@ class DemoConfig:
         seed: Of the model's first parameters and of the samples' order.
         limit_kind: See `evenpace.limits.limit_cpu`.
         out: Folder for the report and the logs.
+        http: Where the live page is, on loopback; None for no page.
     """
 
     shares: tuple[float, ...]
@@ -68,6 +72,7 @@ class DemoConfig:
     seed: int
     limit_kind: LimitKind
     out: Path
+    http: Address | None = None
 
     @classmethod
     def from_options(
@@ -107,6 +112,10 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         ValueError: The data cannot be read, or do not fit the options.
     """
     console = Console()
+    if config.http is not None:
+        # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
+        config = replace(config, http=_page_address(config.http))
+        console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
     os.nice(10)  # watching must not slow down what is watched
     data = data_sets.load(config.data)
     if config.total_batch_size > len(data.train_images):
@@ -147,6 +156,18 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     return summary
 
 
+def _page_address(http: Address) -> Address:
+    """Where the page will be: with a port in the place of 0.
+
+    Raises:
+        InvalidRequestError: Others could reach it there.
+        AddressInUseError, ConnectionLostError: It cannot be there.
+    """
+    check_http(http, None, insecure=False)
+    with listen(http) as listener:
+        return address_of(listener)
+
+
 class _Run:
     """One of the two trainings."""
 
@@ -184,6 +205,7 @@ class _Run:
             tolerance=config.tolerance,
             workers=len(config.shares),
             shards=config.shards,
+            manager_options=() if config.http is None else ("--http", str(config.http)),
         )
         arguments = [
             *("--data", config.data, "--epochs", str(self._epochs)),

@@ -1,0 +1,115 @@
+"""Changes to a job: what a request may say, and having the manager do it.
+
+A change is an object with exactly one of these:
+
+    {"policy": {"policy": NAME, "predictor": NAME, "tolerance": NUMBER}}   the last two may be left out
+    {"total_batch_size": SAMPLES}
+    {"bounds": {"worker": NAME, "minimum": SAMPLES, "maximum": SAMPLES, "granularity": SAMPLES}}
+    {"drain": {"worker": NAME}}
+    {"paused": true or false}
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from batchsize_manager.rounding import Bounds
+from evenpace.dashboard.config import PageConfig
+from evenpace.overview.client import ManagerClient
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError
+
+Change = Callable[[ManagerClient, str], str]
+
+_MOST = 2**62  # samples; what the wire can carry, with room
+
+
+def parse(body: Any) -> Change:
+    """What is to be done, as a function of the manager's client and the job.
+
+    Raises:
+        InvalidRequestError: It is none of the changes that there are.
+    """
+    if not isinstance(body, dict) or len(body) != 1 or next(iter(body)) not in _PARSERS:
+        raise InvalidRequestError(f"a change is an object with exactly one of {', '.join(_PARSERS)}")
+    name, value = next(iter(body.items()))
+    return _PARSERS[name](value)
+
+
+def perform(config: PageConfig, change: Change, job: str, token: str | None) -> str:
+    """Have the manager do it, with the viewer's own token; what it did, in words.
+
+    Raises:
+        EvenpaceError: It did not.
+    """
+    own = config.credentials
+    with ManagerClient(
+        config.manager, Credentials(own.ca, own.certificate, own.key, token_text=token)
+    ) as manager:
+        return change(manager, job)
+
+
+def _policy(value: Any) -> Change:
+    fields = _fields(value, "policy", {"policy"}, {"predictor", "tolerance"})
+    policy = _text(fields["policy"], "policy")
+    predictor = fields.get("predictor")
+    if predictor is not None:
+        predictor = _text(predictor, "predictor")
+    tolerance = fields.get("tolerance")
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, int | float)):
+        raise InvalidRequestError(f"tolerance {tolerance!r}: must be a number")
+    exact = None if tolerance is None else float(tolerance)
+    return lambda manager, job: manager.set_policy(job, policy, predictor, exact)
+
+
+def _total_batch_size(value: Any) -> Change:
+    samples = _samples(value, "total_batch_size")
+    return lambda manager, job: manager.set_total_batch_size(job, samples)
+
+
+def _bounds(value: Any) -> Change:
+    sizes = ("minimum", "maximum", "granularity")
+    fields = _fields(value, "bounds", {"worker", *sizes}, set())
+    worker = _text(fields["worker"], "worker")
+    bounds = Bounds(*(_samples(fields[size], size) for size in sizes))
+    return lambda manager, job: manager.set_bounds(job, worker, bounds)
+
+
+def _drain(value: Any) -> Change:
+    worker = _text(_fields(value, "drain", {"worker"}, set())["worker"], "worker")
+    return lambda manager, job: manager.drain(job, worker)
+
+
+def _paused(value: Any) -> Change:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"paused {value!r}: must be true or false")
+    return lambda manager, job: manager.pause(job) if value else manager.resume(job)
+
+
+_PARSERS: Mapping[str, Callable[[Any], Change]] = {
+    "policy": _policy,
+    "total_batch_size": _total_batch_size,
+    "bounds": _bounds,
+    "drain": _drain,
+    "paused": _paused,
+}
+
+
+def _fields(value: Any, name: str, needed: set[str], possible: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict) or not needed <= value.keys() <= needed | possible:
+        also = f", and may have {', '.join(sorted(possible))}" if possible else ""
+        raise InvalidRequestError(f"{name}: must be an object with {', '.join(sorted(needed))}{also}")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise InvalidRequestError(f"{name} {str(value)[:80]!r}: must be a text of 1 to 200 characters")
+    return value
+
+
+def _samples(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        raise InvalidRequestError(
+            f"{name} {str(value)[:80]!r}: must be a whole number of samples, at least 1"
+        )
+    return value

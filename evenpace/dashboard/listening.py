@@ -1,0 +1,36 @@
+"""The socket that the page listens on; the manager takes it before it starts the page, and hands it on."""
+
+import errno
+import socket
+
+from rpc.address import Address
+from rpc.errors import AddressInUseError, ConnectionLostError
+
+_UNTAKEN_SECONDS = 30.0  # for a peer to acknowledge what was sent, before the system drops it
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket that listens for the page.
+
+    Raises:
+        AddressInUseError: Something listens there already.
+        ConnectionLostError: The address cannot be listened on.
+    """
+    try:
+        family, *_, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where, family=family, backlog=256)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"{address} is in use: the page cannot be there; choose another port with --http"
+            ) from error
+        raise ConnectionLostError(f"the page cannot listen on {address}: {error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(_UNTAKEN_SECONDS * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listener
+
+
+def address_of(listener: socket.socket) -> Address:
+    """Where it listens."""
+    return Address(*listener.getsockname()[:2])

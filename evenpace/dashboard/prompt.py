@@ -1,0 +1,45 @@
+"""A connection whose requests come promptly or that is closed: silence must not hold a place for ever."""
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class PromptConnection(H11Protocol):
+    """One connection. uvicorn itself times only those that send nothing after an answer.
+
+    The time, uvicorn's `timeout_keep_alive` (seconds), begins with the connection and with the end of each
+    answer, and lasts until the next request is whole. While a whole request is being answered, as long as an
+    event stream takes, there is none.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`; called after the handshake of TLS."""
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """An answer has been sent."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._expect_request()
+
+    def _expect_request(self) -> None:
+        self._cancel()
+        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._close_unless_answering)
+
+    def _close_unless_answering(self) -> None:
+        answering = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if not answering:
+            self.transport.close()
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()

@@ -1,0 +1,117 @@
+"""Serves the page until it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.guard import Guard
+from evenpace.dashboard.hosts import own_names
+from evenpace.dashboard.listening import address_of
+from evenpace.dashboard.prompt import PromptConnection
+from evenpace.dashboard.stream import Viewers
+from evenpace.dashboard.watch import Watch
+from rpc.watched import Watched
+
+log = logging.getLogger(__name__)
+
+_OTHERS = 100  # connections beside those of viewers
+_GRACE_SECONDS = 2
+
+
+def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: The page's.
+        listener: From `listening.listen`; closed at the end.
+        announce: Called with the page's address once it answers.
+
+    Raises:
+        InvalidRequestError: A file of the credentials cannot be used.
+    """
+    from evenpace.dashboard.api import Api
+
+    watch, viewers = Watch(config), Viewers(config.viewers)
+    names = own_names(config.http, config.names)
+    app = Guard(Api(config, watch, viewers).app(), names, config.scheme)
+    server = _Server(_settings(config, app))
+    if config.credentials.tls:
+        _follow_certificate(config, server)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            viewers.end()
+            server.should_exit = True
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+
+        def news() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(viewers.tell)
+
+        watch.start(news)
+        announce(f"{config.scheme}://{address_of(listener)}/")
+        await server.serve([listener])
+        watch.stop()
+
+    uvloop.run(run())
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: the end of this process is no interruption of it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _settings(config: PageConfig, app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PromptConnection,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,  # nothing of what viewers send
+        server_header=False,
+        proxy_headers=False,  # whoever connects is the viewer
+        limit_concurrency=config.viewers + _OTHERS,
+        timeout_keep_alive=config.request_timeout,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        ssl_certfile=config.credentials.certificate,
+        ssl_keyfile=config.credentials.key,
+        ssl_cert_reqs=ssl.CERT_NONE,  # browsers have none; the token says who may change things
+    )
+
+
+def _follow_certificate(config: PageConfig, server: _Server) -> None:
+    """Have new connections see the certificate that the files have then."""
+    files = config.credentials
+    certificate, key = files.certificate, files.key
+    assert certificate is not None
+    assert key is not None
+    files.contexts(server=True)  # says what is wrong with the files, if anything is
+    server.config.load()
+    context = server.config.ssl
+    assert context is not None
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    watched = Watched((certificate, key), lambda: context.load_cert_chain(certificate, key))
+
+    def look(*_: object) -> None:
+        with contextlib.suppress(OSError):  # they do not fit together yet
+            watched.current()
+
+    context.sni_callback = look

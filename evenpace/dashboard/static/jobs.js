@@ -1,0 +1,34 @@
+// The list of jobs.
+import { html } from "./lib.js";
+import { State } from "./marks.js";
+
+function members({ state, members: there, workers }) {
+  if (state === "gathering") return `${there} of ${workers} workers have come`;
+  return there === 1 ? "1 worker" : `${there} workers`;
+}
+
+export function Jobs({ jobs, name, small }) {
+  if (jobs === null) return html`<p class="notice">Asking the manager …</p>`;
+  if (!jobs.length) {
+    return html`<section class="empty">
+      <h1>No jobs yet</h1>
+      <p>A job appears here when its first worker joins the manager.</p>
+    </section>`;
+  }
+  if (small && jobs.length === 1) return null;
+  return html`<nav class=${small ? "jobs small" : "jobs"} aria-label="Jobs">
+    ${!small && html`<h1>Jobs</h1>`}
+    <ul>
+      ${jobs.map(
+        (job) => html`<li key=${job.job}>
+          <a href=${`#/job/${encodeURIComponent(job.job)}`} aria-current=${job.job === name ? "page" : undefined}>
+            <span class="name">${job.job}</span> <${State} state=${job.state} />
+            ${!small &&
+            html`<span class="line">${job.headline}</span>
+              <span class="line muted">${members(job)} · iteration ${job.iteration}</span>`}
+          </a>
+        </li>`,
+      )}
+    </ul>
+  </nav>`;
+}

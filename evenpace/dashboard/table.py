@@ -1,0 +1,77 @@
+"""A part of a job's table of workers: filtered, sorted, and cut out on this side of the network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rpc.errors import InvalidRequestError
+
+MOST_ROWS = 200
+_MOST_TEXT = 200  # characters of a filter; no worker's name is longer
+SORTED_BY = (
+    *("worker", "state", "verdict", "seconds_per_sample", "relative_to_best", "relative_to_others", "speed"),
+    *("batch_size", "batch_processing_time", "waiting_share", "cpu_usage", "memory_usage"),
+    *("prediction_error", "won_per_iteration"),
+)
+VERDICTS = ("chronic", "passing", "leader", "even")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which rows of the table.
+
+    Attributes:
+        sort: By which column, one of `SORTED_BY`.
+        descending: Whether the largest come first; rows without a value are last either way.
+        contains: That the names have in them, in any case.
+        verdict: That the workers have; empty for any.
+        offset: Rows before the first.
+        limit: How many at most.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    sort: str = "seconds_per_sample"
+    descending: bool = True
+    contains: str = ""
+    verdict: str = ""
+    offset: int = 0
+    limit: int = 25
+
+    def __post_init__(self) -> None:
+        if self.sort not in SORTED_BY:
+            raise InvalidRequestError(f"sort {self.sort!r}: must be one of {', '.join(SORTED_BY)}")
+        if self.verdict and self.verdict not in VERDICTS:
+            raise InvalidRequestError(f"verdict {self.verdict!r}: must be one of {', '.join(VERDICTS)}")
+        if len(self.contains) > _MOST_TEXT:
+            raise InvalidRequestError(
+                f"filter of {len(self.contains)} characters: at most {_MOST_TEXT} are allowed"
+            )
+        if self.offset < 0:
+            raise InvalidRequestError(f"offset {self.offset}: must be at least 0")
+        if not 1 <= self.limit <= MOST_ROWS:
+            raise InvalidRequestError(f"limit {self.limit}: must be 1 to {MOST_ROWS}")
+
+
+def cut(rows: Sequence[dict[str, Any]], part: Part) -> dict[str, Any]:
+    """Some of the rows, and how many there are of that kind.
+
+    Args:
+        rows: Of all workers, as `views.worker_rows` makes them.
+        part: Which.
+    """
+    contains = part.contains.casefold()
+    kept = [
+        row for row in rows if contains in row["worker"].casefold() and part.verdict in ("", row["verdict"])
+    ]
+    known = [row for row in kept if _key(row, part.sort) is not None]
+    unknown = [row for row in kept if _key(row, part.sort) is None]
+    known.sort(key=lambda row: _key(row, part.sort), reverse=part.descending)
+    shown = (known + unknown)[part.offset : part.offset + part.limit]
+    return {"all": len(rows), "matching": len(kept), "offset": part.offset, "rows": shown}
+
+
+def _key(row: dict[str, Any], column: str) -> Any:
+    value = row[column]
+    return value["median"] if isinstance(value, dict) else value

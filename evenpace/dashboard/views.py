@@ -1,0 +1,118 @@
+"""What is shown of jobs, as values for JSON: the manager's words and `evenpace.overview.figures`, joined."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from evenpace.overview.feed import FollowedJob
+from evenpace.overview.figures import JobFigures, Timeline, WorkerFigures
+
+_EVENTS = 50  # that are shown, the last ones
+_DIGITS = 5  # that figures are told with
+_FEW = 16  # workers, up to which each is drawn
+
+
+def job_line(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
+    """A job in the list of jobs."""
+    summary = job.summary
+    return {
+        "job": summary.job,
+        "run": summary.run,
+        "state": summary.state,
+        "reason": summary.reason,
+        "members": summary.members,
+        "workers": summary.workers,
+        "iteration": summary.iteration,
+        "headline": figures.headline,
+        "speedup": figures.speedup,
+        "throughput": figures.throughput,
+        "verdicts": figures.verdicts,
+    }
+
+
+def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
+    """All about a job that does not grow with its workers."""
+    summary, spec = job.summary, job.summary.spec
+    numbers = {
+        name: getattr(figures, name)
+        for name in JobFigures.__dataclass_fields__
+        if name not in ("workers", "headline", "verdicts")
+    }
+    names = [worker.worker for worker in figures.workers]
+    return rounded(  # type: ignore[no-any-return]
+        job_line(job, figures)
+        | {
+            "attempt": summary.attempt,
+            "behind": job.behind,
+            "policy": summary.policy,
+            "predictor": summary.predictor,
+            "mode": summary.mode,
+            "batch_size": summary.batch_size,
+            "dataset_size": spec.dataset_size,
+            "seed": spec.seed,
+            "figures": numbers,
+            # Of all, in order; None where they are too many to be drawn one by one.
+            "names": sorted(names) if len(names) <= _FEW else None,
+            "straggler": _straggler(figures),
+            "slowest": figures.workers[0].worker if figures.workers else None,
+            "member_states": dict(Counter(member.state for member in job.members)),
+            "events": [{"at": event.at, "text": event.text} for event in list(job.events)[-_EVENTS:]],
+        }
+    )
+
+
+def _straggler(figures: JobFigures) -> dict[str, str] | None:
+    """Who slows the others most, and what is done about it."""
+    for worker in figures.workers:
+        if worker.verdict in ("chronic", "passing"):
+            return {
+                name: getattr(worker, name) for name in ("worker", "verdict", "verdict_text", "balanced_text")
+            }
+    return None
+
+
+def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
+    """A row for each worker of the last iterations, and for each member that has done none yet."""
+    members = {member.worker: member for member in job.members}
+    rows = [asdict(worker) for worker in figures.workers]
+    seen = {worker.worker for worker in figures.workers}
+    for name, member in members.items():
+        if name not in seen:
+            nothing: dict[str, Any] = dict.fromkeys(WorkerFigures.__dataclass_fields__)
+            spread = {"minimum": None, "median": None, "maximum": None}
+            texts = {"verdict": "", "verdict_text": "has finished no iteration yet", "balanced_text": ""}
+            rows.append(
+                nothing | texts | {"worker": name, "state": member.state, "seconds_per_sample": spread}
+            )
+    for row in rows:
+        known = members.get(row["worker"])
+        row["bounds"] = row["iteration"] = row["silence"] = None
+        if known is not None:
+            row["bounds"] = [known.bounds.minimum, known.bounds.maximum, known.bounds.granularity]
+            row["iteration"], row["silence"] = known.iteration, known.silence
+    return rows
+
+
+def timeline_view(timeline: Timeline) -> dict[str, Any]:
+    """A job's course; spreads are lists of [minimum, median, maximum], to be short."""
+    view: dict[str, Any] = {}
+    for name in Timeline.__dataclass_fields__:
+        values = getattr(timeline, name)
+        if name == "workers":
+            view[name] = {worker: asdict(course) for worker, course in values.items()}
+        elif values and hasattr(values[0], "median"):
+            view[name] = [[spread.minimum, spread.median, spread.maximum] for spread in values]
+        else:
+            view[name] = values
+    return rounded(view)  # type: ignore[no-any-return]
+
+
+def rounded(value: Any) -> Any:
+    """The same with numbers of so many digits as anybody reads: half of the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if abs(value) < 1e6 else round(value, 1)
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return value

@@ -1,0 +1,230 @@
+"""The live page as a process, those who look at it, and workers that are uneven enough to be worth a look."""
+
+import contextlib
+import http.client
+import json
+import random
+import ssl
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import idl
+from evenpace.cluster import LISTENING, end_process
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from tests.services import ANYWHERE
+
+_wire = idl.batchsize_manager
+_PAGE = "page on "
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that runs.
+
+    Attributes:
+        url: Its address, with a slash at the end.
+        popen: The process that was started: a manager, or the page itself.
+        manager: The manager's address.
+        log: What the process logs.
+        context: For HTTPS.
+    """
+
+    url: str
+    popen: "subprocess.Popen[bytes]"
+    manager: Address
+    log: Path
+    context: ssl.SSLContext | None = None
+
+    @property
+    def host(self) -> str:
+        """What a browser sends as `Host`."""
+        return urlsplit(self.url).netloc
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A new connection."""
+        if self.context is not None:
+            return http.client.HTTPSConnection(self.host, timeout=120, context=self.context)
+        return http.client.HTTPConnection(self.host, timeout=120)
+
+    def ask(
+        self, path: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, http.client.HTTPMessage]:
+        """Status, value and headers of one answer; text where it is not JSON."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            data = answer.read()
+            is_json = answer.headers.get_content_type() == "application/json"
+            return answer.status, json.loads(data) if is_json else data.decode(), answer.headers
+
+    def get(self, path: str) -> Any:
+        """What a good question is answered with."""
+        status, value, _ = self.ask(path)
+        assert status == 200, value
+        return value
+
+    def shows(self, job: str, iterations: int = 0) -> Any:
+        """What it tells of a job; None as long as it knows no such job, or fewer iterations of it."""
+        status, value, _ = self.ask(f"/api/jobs/{job}")
+        return value if status == 200 and value["figures"]["iterations"] >= iterations else None
+
+    def change(self, job: str, change: Any, token: str | None = None, **headers: str) -> tuple[int, Any]:
+        """Ask for a change as the page's own script does; status and value."""
+        own = {"Content-Type": "application/json", "X-Evenpace": "1"} | headers
+        if token is not None:
+            own["Authorization"] = f"Bearer {token}"
+        return self.ask(f"/api/jobs/{job}/control", "POST", json.dumps(change), own)[:2]
+
+    @contextlib.contextmanager
+    def events(self, job: str | None = None) -> Iterator[Iterator[tuple[str, Any]]]:
+        """Follow the page: names and values of its events."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", "/api/stream" if job is None else f"/api/stream?job={job}")
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            assert answer.headers.get_content_type() == "text/event-stream"
+            yield _events(answer)
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    name = ""
+    while line := answer.readline().decode():
+        field, _, value = line.rstrip("\n").partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+@contextlib.contextmanager
+def managed_page(
+    folder: Path, *options: str, http: str = str(ANYWHERE), context: ssl.SSLContext | None = None
+) -> Iterator[Page]:
+    """A real `evenpace manager` with its page."""
+    arguments = ("manager", "--listen", str(ANYWHERE), "--http", http, *options)
+    with _process(folder / "manager.log", *arguments) as popen:
+        manager = Address.parse(_line(popen, folder / "manager.log", LISTENING))
+        url = _line(popen, folder / "manager.log", _PAGE)
+        yield Page(url, popen, manager, folder / "manager.log", context)
+
+
+@contextlib.contextmanager
+def page_of(folder: Path, manager: Address, *options: str) -> Iterator[Page]:
+    """A real `evenpace dashboard` of a manager that runs."""
+    arguments = ("dashboard", "--manager", str(manager), "--http", str(ANYWHERE), *options)
+    with _process(folder / "page.log", *arguments) as popen:
+        yield Page(_line(popen, folder / "page.log", _PAGE), popen, manager, folder / "page.log")
+
+
+@contextlib.contextmanager
+def _process(log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    with log.open("wb") as stream:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "evenpace", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+        )
+        try:
+            yield popen
+        finally:
+            end_process(popen)
+            assert popen.stdout is not None
+            popen.stdout.close()
+
+
+def _line(popen: "subprocess.Popen[bytes]", log: Path, begin: str) -> str:
+    assert popen.stdout is not None
+    line = popen.stdout.readline().decode()
+    assert line.startswith(begin), line + log.read_text()
+    return line.removeprefix(begin).strip()
+
+
+class Uneven:
+    """The workers of a job, each with a speed of its own; they go on until the end of `with`.
+
+    What they report follows from their speeds; each takes a hundredth of that time.
+
+    Args:
+        manager: Its address.
+        job: The job's name.
+        speeds: Samples per second of each worker, worker-0 first.
+        credentials: Where the manager asks for them.
+
+    Attributes:
+        done: Iterations that worker-0 was answered for, each once and in order.
+    """
+
+    BATCH = 64  # samples for each worker, on average
+
+    def __init__(
+        self,
+        manager: Address,
+        job: str = "uneven",
+        speeds: Sequence[float] = (400, 300, 200, 50),
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.job = job
+        self.done: list[int] = []
+        self._manager = manager
+        self._speeds = speeds
+        self._credentials = credentials
+        self._over = threading.Event()
+        self._errors: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(number,), daemon=True)
+            for number in range(len(speeds))
+        ]
+
+    def __enter__(self) -> "Uneven":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Have all workers leave; raises what any of them raised."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(240)
+            assert not thread.is_alive()
+        if self._errors:
+            raise self._errors[0]
+
+    def _guarded(self, number: int) -> None:
+        try:
+            self._work(number)
+        except Exception as error:  # noqa: BLE001 - raised again by `end`
+            self._errors.append(error)
+            self._over.set()
+
+    def _work(self, number: int) -> None:
+        identity = idl.common.Identity(self.job, f"worker-{number}", uuid.uuid4().hex)
+        client = Client(
+            _wire.BatchSizeManager, self._manager, "manager", call_timeout=60, credentials=self._credentials
+        )
+        spec = _wire.JobSpec(10**6, self.BATCH * len(self._speeds), 1, False, True)
+        noise = random.Random(number)
+        reply = client.call("join", _wire.JoinRequest(identity, spec, _wire.Bounds(1, 10**6, 1)))
+        while not self._over.is_set() and reply.released is None:
+            given = reply.assignment
+            seconds = max(1e-4, given.count / self._speeds[number] * noise.gauss(1, 0.02))
+            self._over.wait(seconds / 100)
+            report = _wire.ReportRequest(identity, given.iteration, seconds, 0.001, 0.1, 0.5)
+            reply = client.call("report", report)
+            if number == 0:
+                self.done.append(given.iteration)
+        if reply.released is None:
+            client.call("leave", _wire.LeaveRequest(identity))
+        client.close()

@@ -1,0 +1,101 @@
+"""Peers of the live page that connect and send nothing, or too slowly: they are closed, others are not."""
+
+import contextlib
+import itertools
+import socket
+import time
+
+import pytest
+
+from rpc.address import Address
+from tests.live_pages import page_of
+from tests.services import manager_service, serving
+
+_PLACES = 102  # of a page for two viewers
+_CHANGE = (
+    "POST /api/jobs/a/control HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    "X-Evenpace: 1\r\nContent-Length: 16\r\n\r\n"
+)
+_FOREIGN = "POST / HTTP/1.1\r\nHost: elsewhere\r\nContent-Length: 16\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page of two viewers that waits a second for a request."""
+    options = ("--max-viewers", "2", "--request-timeout", "1")
+    with (
+        serving(manager_service()) as manager,
+        page_of(tmp_path_factory.mktemp("page"), manager, *options) as page,
+    ):
+        yield page
+
+
+def test_silent_peers_do_not_keep_viewers_out(page, wait_until):
+    """Where peers that send nothing, or a byte now and then, have taken all places, viewers get in soon."""
+    with contextlib.ExitStack() as peers, page.events() as events:
+        assert next(events)[0] == "page"
+        slow = []
+
+        def taken():
+            for _ in range(_PLACES // 2):
+                peers.enter_context(_connected(page))
+                slow.append(peers.enter_context(_connected(page)))
+            return page.ask("/healthz")[0] == 503
+
+        wait_until(taken, "an end of the places")
+
+        def let_in():
+            for peer in slow:
+                with contextlib.suppress(OSError):  # it has been closed
+                    peer.send(b"X")
+            return page.ask("/healthz")[0] == 200
+
+        wait_until(let_in, "room for a viewer")
+        with page.events() as others:
+            assert next(others)[0] == "page"
+        # The one that followed all the while is not cut off, though it has sent nothing since.
+        beats = (name for name, _ in events if name == "beat")
+        assert len(list(itertools.islice(beats, 4))) == 4  # one each second, at most
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "GET /healthz HT",
+        "GET /healthz HTTP/1.1\r\nHost: {host}\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\nGET /heal",
+        _CHANGE + "{{",
+        _FOREIGN + "{{",
+    ],
+    ids=["nothing", "half a line", "half a head", "no more", "half the next", "half a change", "refused"],
+)
+def test_a_connection_without_a_whole_request_is_closed(page, sent):
+    """Whatever a peer has sent of a request, or before it: it gets the answers to whole ones, then an end."""
+    with _connected(page) as peer:
+        peer.sendall(sent.format(host=page.host).encode())
+        answers = b""
+        while data := peer.recv(2**16):
+            answers += data
+    assert answers.count(b"HTTP/1.1 200 OK") == sent.count("GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n")
+    assert "Traceback" not in page.log.read_text()
+
+
+def test_a_slow_viewer_may_keep_its_connection(page):
+    """The time is that of one request: a connection that goes on asking stays, for longer than that."""
+    with contextlib.closing(page.connect()) as connection:
+        begin = time.monotonic()
+        ports = set()
+        while time.monotonic() - begin < 2.5:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read()
+            ports.add(connection.sock.getsockname())
+    assert len(ports) == 1
+
+
+def _connected(page):
+    host, port = Address.parse(page.host)
+    peer = socket.create_connection((host, port), 30)
+    peer.settimeout(30)
+    return peer

@@ -1,0 +1,327 @@
+"""Whom the page answers, and whom it lets change what."""
+
+import contextlib
+import json
+import ssl
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenpace.certificates import create_authority, issue
+from evenpace.dashboard import actions
+from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.hosts import host_name, own_names
+from evenpace.dashboard.identity import MintedCredentials, from_here
+from evenpace.dashboard.rights import rights
+from rpc import tokens
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError, UnauthorisedError
+from rpc.server import Security
+from tests.live_pages import Uneven, managed_page, page_of
+from tests.services import MemberWorker, manager_service, serving, with_token
+
+PAUSE = {"paused": True}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A manager that asks for no tokens, with its page on loopback."""
+    with managed_page(tmp_path_factory.mktemp("page")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory):
+    """A file of keys for tokens."""
+    file = tmp_path_factory.mktemp("keys") / "tokens.key"
+    tokens.write_new_key(file, add=False)
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory, key):
+    """A manager that asks for tokens, with its page, and a job `mine`."""
+    with managed_page(tmp_path_factory.mktemp("guarded"), "--token-key", str(key)) as page:
+        worker = MemberWorker(page.manager, "mine", with_token(key, "mine"))
+        worker.iterate()
+        yield page
+        worker.close()
+
+
+HEADERS = {"Content-Type": "application/json", "X-Evenpace": "1"}
+
+
+@pytest.mark.parametrize("path", ["/", "/api/jobs", "/healthz", "/static/app.js", "/nothing"])
+def test_every_answer_protects_the_browser(page, path):
+    """Whatever is asked, scripts come from the page alone, nobody frames it, and nothing is guessed."""
+    headers = page.ask(path)[2]
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:4380", "127.0.0.1.evil.example", "", "[::1", "127.0.0.1:4380x"]
+)
+def test_foreign_names_are_refused(page, host):
+    """A browser that was led here under another name gets nothing, not even files."""
+    for path in ("/", "/api/jobs", "/static/app.js", "/healthz"):
+        assert page.ask(path, headers={"Host": host})[0] in (400, 421)
+
+
+def test_the_pages_own_names_are_answered(page, tmp_path):
+    """Loopback's names are the page's, and those that it was given."""
+    for host in ("localhost", "LOCALHOST.:4380", "[::1]:4380", "127.0.0.1"):
+        assert page.ask("/healthz", headers={"Host": host})[0] == 200
+    with page_of(tmp_path, page.manager, "--http-name", "pace.example.org") as other:
+        assert other.ask("/healthz", headers={"Host": "Pace.example.org:443"})[0] == 200
+        assert other.ask("/healthz", headers={"Host": "example.org"})[0] == 421
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1"])
+def test_other_sites_are_refused(page, origin):
+    """Neither a question nor a change of another site, or of another port, is answered."""
+    assert page.ask("/api/jobs", headers={"Origin": origin})[0] == 403
+    assert page.change("mine", PAUSE, Origin=origin)[0] == 403
+    assert page.ask("/api/jobs", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X-Evenpace": "1"}, 415),
+        (HEADERS | {"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/json"}, 403),
+        (HEADERS | {"Content-Length": "5000"}, 413),
+        (HEADERS | {"Content-Length": "many"}, 400),
+    ],
+)
+def test_a_change_cannot_look_like_a_form(page, headers, status):
+    """A change that another site could have a browser send, or that is too long, is refused unread."""
+    body = json.dumps(PAUSE) if "Content-Length" not in headers else "x" * 5000
+    assert page.ask("/api/jobs/mine/control", "POST", body, headers)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "exactly one of"),
+        ([], "exactly one of"),
+        ({"paused": True, "drain": {"worker": "w"}}, "exactly one of"),
+        ({"paused": 1}, "paused 1"),
+        ({"total_batch_size": True}, "total_batch_size 'True'"),
+        ({"total_batch_size": 0}, "total_batch_size '0'"),
+        ({"total_batch_size": 10**400}, "at least 1"),
+        ({"policy": {"policy": "even", "colour": 1}}, "may have predictor, tolerance"),
+        ({"policy": {"policy": 5}}, "policy '5'"),
+        ({"policy": {"policy": "even", "tolerance": "x"}}, "tolerance 'x'"),
+        ({"bounds": {"worker": "w", "minimum": 5, "maximum": 1, "granularity": 1}}, "at least the minimum"),
+        ({"drain": {}}, "object with worker"),
+    ],
+)
+def test_bad_changes_are_told_what_is_allowed(page, change, said):
+    """What is no change is refused before the manager is asked, with what is allowed."""
+    status, value = page.change("mine", change)
+    assert (status, said in value["error"]) == (400, True), value
+
+
+def test_what_is_no_json_is_told_so(page):
+    """A body that is none, or nested beyond reason, is a mistake of the caller."""
+    for body in ("", "{", "[" * 4000, '{"paused": NaN}', "\ud800".encode("utf-8", "surrogatepass")):
+        assert page.ask("/api/jobs/mine/control", "POST", body, HEADERS)[0] == 400
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+_names = st.sampled_from(["policy", "total_batch_size", "bounds", "drain", "paused"])
+_parts = st.sampled_from(["worker", "minimum", "maximum", "granularity", "policy", "predictor", "tolerance"])
+
+
+@given(_json | st.dictionaries(_names, _json | st.dictionaries(_parts, _json, max_size=4), max_size=2))
+def test_any_body_is_a_change_or_a_clear_mistake(body):
+    """Whatever JSON comes, it is either a change or refused as the caller's mistake."""
+    with contextlib.suppress(ValueError):
+        assert callable(actions.parse(body))
+
+
+@given(st.text(max_size=30))
+def test_a_host_header_is_never_taken_for_a_shorter_name(text):
+    """Whatever a `Host` header is, what is compared with the page's names is a name without a port in it."""
+    name = host_name(text)
+    assert name == "" or text.lower().removeprefix("[").startswith(name)
+    if not text.startswith("["):
+        assert ":" not in name
+
+
+def test_names_of_pages():
+    """A page on loopback has its names; one on all addresses those of the machine; others just theirs."""
+    assert own_names(Address("127.0.0.1", 1), ()) == {"127.0.0.1", "localhost", "::1"}
+    assert own_names(Address("192.0.2.7", 1), ("Pace.",)) == {"192.0.2.7", "pace"}
+    assert {"127.0.0.1", "::1", "localhost"} <= own_names(Address("0.0.0.0", 1), ())
+
+
+# -- who may change what
+
+
+def test_without_tokens_this_machine_may_change_its_jobs(page):
+    """On loopback a change gets to the manager; passed on by a proxy it does not."""
+    with Uneven(page.manager, "local", (100,)):
+        assert page.get("/api/page")["change"] == "open"
+        status, value = page.change("nobody", PAUSE)
+        assert (status, "nobody" in value["error"]) == (400, True), value
+        status, value = page.change("nobody", PAUSE, **{"X-Forwarded-For": "127.0.0.1"})
+        assert (status, "Read-only" in value["error"]) == (403, True)
+        assert page.ask("/api/page", headers={"X-Forwarded-For": "::1"})[1]["change"] == "none"
+
+
+def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path):
+    """Whoever else reaches it may look, and is told why no more; so is this machine."""
+    with managed_page(tmp_path, "--insecure", http="0.0.0.0:0") as page:
+        headers = {"Host": "127.0.0.1"}
+        told = page.ask("/api/page", headers=headers)[1]
+        assert (told["change"], "on loopback alone" in told["reason"]) == ("none", True)
+        assert page.change("any", PAUSE, **headers)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("tokens_asked", "http", "client", "forwarded", "change"),
+    [
+        (True, "192.0.2.1", "192.0.2.9", False, "token"),
+        (True, "127.0.0.1", "127.0.0.1", True, "token"),
+        (False, "127.0.0.1", "127.0.0.1", False, "open"),
+        (False, "127.0.0.1", "::ffff:127.0.0.1", False, "open"),
+        (False, "127.0.0.1", "192.0.2.9", False, "none"),
+        (False, "127.0.0.1", "", False, "none"),
+        (False, "127.0.0.1", "127.0.0.1", True, "none"),
+        (False, "192.0.2.1", "127.0.0.1", False, "none"),
+    ],
+)
+def test_rights(tokens_asked, http, client, forwarded, change):
+    """Tokens decide where they are asked for; elsewhere both ends must be on this machine."""
+    config = PageConfig(Address("127.0.0.1", 1), Address(http, 2), insecure=True)
+    assert rights(config, tokens_asked, client, forwarded).change == change
+
+
+def test_a_manager_with_tokens_is_looked_at_without_one(guarded, wait_until):
+    """The page makes its own token of all jobs; viewers see, and are told what a change needs."""
+    job = wait_until(lambda: guarded.shows("mine", iterations=1), "the job")
+    assert job["figures"]["iterations"] == 1
+    told = guarded.get("/api/page")
+    assert (told["change"], "need a token" in told["reason"]) == ("token", True)
+
+
+def test_a_change_needs_a_token_that_the_manager_takes(guarded, key, tmp_path):
+    """None, one of another job, one that has expired and one of other keys are refused; a good one is not."""
+    other = tmp_path / "other.key"
+    tokens.write_new_key(other, add=False)
+    keys = tokens.TokenKeys(key)
+    for token, said in (
+        (None, "needs a token"),
+        ("evenpace1.nothing", "not a token"),
+        (tokens.issue(keys, "theirs", 0), "for job 'theirs'"),
+        (tokens.issue(keys, "mine", int(time.time()) - 1), "expired"),
+        (tokens.issue(tokens.TokenKeys(other), "mine", 0), "not signed"),
+    ):
+        status, value = guarded.change("mine", PAUSE, token)
+        assert (status, said in value["error"]) == (403, True), value
+        assert token is None or token not in value["error"]
+    for job in ("mine", tokens.ALL_JOBS):
+        status, value = guarded.change("mine", {"total_batch_size": 10**9}, tokens.issue(keys, job, 0))
+        assert status == 400, value  # the manager's own word on the batch: the token was good
+    assert "evenpace1." not in guarded.log.read_text()
+
+
+def test_a_page_with_a_jobs_token_shows_that_job(tmp_path, key, wait_until):
+    """Started by hand with the token of a job, the page is about that one."""
+    file = tmp_path / "mine.token"
+    file.write_text(tokens.issue(tokens.TokenKeys(key), "mine", 0))
+    with serving(manager_service(), security=Security(token_keys=key)) as manager:
+        workers = [MemberWorker(manager, job, with_token(key, job)) for job in ("mine", "theirs")]
+        with page_of(tmp_path, manager, "--token-file", str(file)) as page:
+            wait_until(lambda: page.shows("mine"), "the job")
+            assert [job["job"] for job in page.get("/api/jobs")["jobs"]] == ["mine"]
+            assert page.ask("/api/jobs/theirs")[0] == 404
+        for worker in workers:
+            worker.close()
+
+
+def test_tokens_follow_the_keys(tmp_path):
+    """After the keys' file has changed, the page's next token is signed with the new one."""
+    file = tmp_path / "tokens.key"
+    tokens.write_new_key(file, add=False)
+    credentials = MintedCredentials.of(None, file)
+    before = credentials.read_token()
+    file.unlink()
+    tokens.write_new_key(file, add=False)
+    keys = tokens.TokenKeys(file)
+    keys.check(credentials.read_token(), tokens.ALL_JOBS, time.time())
+    with pytest.raises(UnauthorisedError):
+        keys.check(before, tokens.ALL_JOBS, time.time())
+    assert before not in repr(credentials)
+
+
+def test_tls_and_tokens_together(tmp_path, key, wait_until):
+    """A manager with both has a page by HTTPS with its certificate, which needs none of the viewer."""
+    create_authority(tmp_path, 1)
+    issue(tmp_path, "manager", ("127.0.0.1",), 1)
+    files = tmp_path / "manager"
+    context = ssl.create_default_context(cafile=str(files / "ca.pem"))
+    options = ("--tls", str(files), "--token-key", str(key))
+    with managed_page(tmp_path, *options, context=context) as page:
+        assert page.url.startswith("https://")
+        own = Credentials.of_folder(files)
+        text = tokens.issue(tokens.TokenKeys(key), "mine", 0)
+        worker = MemberWorker(
+            page.manager, "mine", Credentials(own.ca, own.certificate, own.key, token_text=text)
+        )
+        assert wait_until(lambda: _known(page, "mine"), "the job")["members"] == 1
+        assert page.get("/api/page")["change"] == "token"
+        assert page.change("mine", PAUSE)[0] == 403
+        status, value = page.change("mine", {"total_batch_size": 10**9}, text)
+        assert status == 400, value
+        worker.close()
+
+
+def test_how_a_manager_on_all_addresses_is_called(tmp_path):
+    """By loopback, or by a name that its certificate has."""
+    create_authority(tmp_path, 1)
+    named = issue(tmp_path, "named", ("10.0.0.1", "manager.example.org"), 1)
+    local = issue(tmp_path, "local", ("10.0.0.1", "localhost"), 1)
+    everywhere = Address("0.0.0.0", 4300)
+    assert from_here(everywhere, None) == Address("127.0.0.1", 4300)
+    assert from_here(Address("::", 4300), None) == Address("::1", 4300)
+    assert from_here(everywhere, named) == Address("10.0.0.1", 4300)
+    assert from_here(everywhere, local) == Address("localhost", 4300)
+    assert from_here(Address("10.0.0.9", 4300), named) == Address("10.0.0.9", 4300)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"names": ("a/b",)}, "name 'a/b'"),
+        ({"names": ("pace:4380",)}, "without a port"),
+        ({"viewers": 0}, "viewers 0"),
+        ({"http": Address("0.0.0.0", 4380)}, "without TLS"),
+    ],
+)
+def test_bad_settings(changes, said):
+    """What is not allowed is named."""
+    settings = {"manager": Address("127.0.0.1", 1), "http": Address("127.0.0.1", 2)}
+    with pytest.raises(InvalidRequestError, match=said):
+        PageConfig(**settings | changes)
+
+
+def _known(page, job):
+    status, value, _ = page.ask(f"/api/jobs/{job}")
+    return value if status == 200 and value["members"] else None
