@@ -11,6 +11,7 @@ import evenpace
 from evenpace.cli.bench import bench
 from evenpace.cli.bench_hostile import bench_hostile
 from evenpace.cli.bench_load import bench_load
+from evenpace.cli.chaos import chaos
 from evenpace.cli.dashboard import dashboard
 from evenpace.cli.demo import demo
 from evenpace.cli.experiment import experiment
@@ -64,7 +65,7 @@ _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
     *(job, status, top, dashboard, health, metrics),
     *(certs, token),
-    *(bench, trace, experiment),
+    *(bench, trace, experiment, chaos),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

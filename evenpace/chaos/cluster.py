@@ -1,0 +1,202 @@
+"""The cluster that faults befall: a manager, shards and workers, with a proxy between them, in one folder."""
+
+import random
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evenpace.chaos import clocks, disks, train_worker
+from evenpace.chaos.disks import Disk
+from evenpace.chaos.errors import NotPossibleHereError
+from evenpace.chaos.processes import Supervised, Supervisor, free_ports
+from evenpace.chaos.proxy import Proxy
+from evenpace.chaos.schedule import KINDS, Sites
+from evenpace.chaos.settings import Settings
+from evenpace.cluster import command_line
+from rpc.address import Address
+
+_MANAGER = "manager"
+
+
+class Cluster:
+    """A context manager that makes the cluster, and leaves no process and no mount behind.
+
+    Args:
+        settings: Of the run.
+        folder: Empty; everything is written within it.
+
+    Attributes:
+        supervisor: Of the processes, which it has yet to start.
+        proxy: With a link for each worker and service, such as "w0>ps-1".
+        disks: Small file systems for state, by service; empty where they cannot be made.
+        kinds: Of faults that can be brought about here.
+        skipped: Why others cannot, by kind.
+        manager: Where it really listens.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.proxy = Proxy()
+        self.disks: dict[str, Disk] = {}
+        self.skipped: dict[str, str] = {}
+        self._library: Path | None = None
+        self.stop_file = folder / "stop"
+        draw = random.Random(settings.seed)
+        ports = free_ports(1 + settings.shards, draw)
+        self.addresses = {
+            name: Address("127.0.0.1", port)
+            for name, port in zip([_MANAGER, *self.shards], ports, strict=True)
+        }
+        self.supervisor = Supervisor({}, draw)
+
+    @property
+    def shards(self) -> list[str]:
+        """Their names, in order."""
+        return [f"ps-{number}" for number in range(self.settings.shards)]
+
+    @property
+    def workers(self) -> list[str]:
+        """Their names, in order."""
+        return [f"w{number}" for number in range(self.settings.workers)]
+
+    @property
+    def manager(self) -> Address:
+        """Where the manager listens, past the proxy."""
+        return self.addresses[_MANAGER]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The faults that can be brought about here."""
+        return [kind for kind in self.settings.kinds if kind not in self.skipped]
+
+    @property
+    def sites(self) -> Sites:
+        """What faults may befall."""
+        return Sites(
+            {"worker": tuple(self.workers), "shard": tuple(self.shards), "manager": (_MANAGER,)},
+            tuple(self.proxy.links),
+            tuple(self.disks),
+        )
+
+    def __enter__(self) -> Self:
+        for name in ("state", "ledgers", "journals", "parameters", "temporary"):
+            (self.folder / name).mkdir()
+        if any(KINDS[kind].site == "disk" for kind in self.settings.kinds):
+            self._try("disk", self._make_disks)
+        if any(KINDS[kind].site == "clock" for kind in self.settings.kinds):
+            self._try("clock", self._find_clock)
+        self.proxy.__enter__()
+        for worker in self.workers:
+            for service, address in self.addresses.items():
+                self.proxy.add(f"{worker}>{service}", address)
+        processes = [self._manager(), *map(self._shard, self.shards), *map(self._worker, self.workers)]
+        self.supervisor.processes = {process.name: process for process in processes}
+        for process in processes:
+            process.wanted = process.role != "worker"  # until the services listen
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for role in ("worker", "shard", "manager"):
+            self.supervisor.stop(role)
+        self.proxy.__exit__(kind, error, trace)
+        for disk in self.disks.values():
+            disks.unmount(disk)
+
+    def listening(self) -> bool:
+        """Whether all services can be connected to."""
+        for address in self.addresses.values():
+            try:
+                socket.create_connection(address, timeout=1.0).close()
+            except OSError:
+                return False
+        return True
+
+    def start_workers(self) -> None:
+        """Have the workers started, and started again."""
+        for process in self.supervisor.processes.values():
+            process.wanted = True
+
+    def journals(self, worker: str) -> list[Path]:
+        """A worker's, one for each start, in order."""
+        starts = self.supervisor.processes[worker].starts
+        paths = [self.folder / "journals" / f"{worker}-{start}.jsonl" for start in range(starts)]
+        return [path for path in paths if path.exists()]
+
+    def ledgers(self, shard: str) -> list[Path]:
+        """A shard's files; one, if there was one job."""
+        return sorted((self.folder / "ledgers" / shard).glob("*"))
+
+    def _try(self, site: str, prepare: Callable[[], None]) -> None:
+        try:
+            prepare()
+        except NotPossibleHereError as error:
+            for kind in self.settings.kinds:
+                if KINDS[kind].site == site:
+                    self.skipped[kind] = str(error)
+
+    def _make_disks(self) -> None:
+        disks.private_mounts()
+        for name in self.addresses:
+            self.disks[name] = disks.make_disk(name, self.folder / "state" / name)
+
+    def _find_clock(self) -> None:
+        self._library = clocks.find_library()
+
+    def _manager(self) -> Supervised:
+        return self._service(
+            _MANAGER,
+            "manager",
+            *("manager", "--listen", str(self.manager), "--workers", str(self.settings.workers)),
+            *("--state", str(self.folder / "state" / _MANAGER)),
+        )
+
+    def _shard(self, name: str) -> Supervised:
+        return self._service(
+            name,
+            "shard",
+            *("ps", "--listen", str(self.addresses[name])),
+            *("--state", str(self.folder / "state" / name)),
+            *("--checkpoint-every", str(self.settings.checkpoint_every)),
+            *("--ledger", str(self.folder / "ledgers" / name)),
+        )
+
+    def _service(self, name: str, role: str, *arguments: str) -> Supervised:
+        return self._supervised(name, role, lambda starts: arguments)
+
+    def _worker(self, name: str) -> Supervised:
+        links = {service: str(self.proxy.links[f"{name}>{service}"].address) for service in self.addresses}
+        shards = [option for shard in self.shards for option in ("--ps", links[shard])]
+
+        def arguments(starts: int) -> Sequence[str]:
+            return (
+                *("worker", "--manager", links[_MANAGER], *shards, "--name", name),
+                train_worker.__file__,
+                *("--journal", str(self.folder / "journals" / f"{name}-{starts}.jsonl")),
+                *("--stop", str(self.stop_file), "--out", str(self.folder / "parameters" / f"{name}.npz")),
+                *("--pause", str(self.settings.pause)),
+            )
+
+        return self._supervised(name, "worker", arguments)
+
+    def _supervised(self, name: str, role: str, arguments: Callable[[int], Sequence[str]]) -> Supervised:
+        log = self.folder / f"{name}.log"
+        environment = {
+            "TMPDIR": str(self.folder / "temporary"),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        if self._library is not None:
+            offset = log.with_suffix(".offset")
+            clocks.set_offset(offset, 0.0)
+            environment |= clocks.environment(self._library, offset)
+
+        def command(starts: int) -> Sequence[str]:
+            witness = ("evenpace.chaos.witness", str(log.with_suffix(".clock")))
+            return command_line(*arguments(starts), program=witness)
+
+        return Supervised(name, role, command, environment, log)

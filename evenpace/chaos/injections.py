@@ -1,0 +1,218 @@
+"""The faults as they are brought about, each with the evidence that it was.
+
+Every class here begins a fault when it is made; `fired` is asked until there is evidence, and does again what
+found nothing to befall; `lift` ends it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from evenpace.chaos import clocks, processes, witness
+from evenpace.chaos.disks import Disk
+from evenpace.chaos.processes import Supervisor
+from evenpace.chaos.proxy import Link, Proxy
+from evenpace.chaos.schedule import Fault
+
+_CLOCK_TOLERANCE = 5.0  # seconds
+_STOPPING_SECONDS = 10.0  # for a process to be seen stopped
+_SLOW = (2_000.0, 100_000.0)  # bytes per second
+
+
+class Injection(Protocol):
+    """A fault under way."""
+
+    @property
+    def moot(self) -> bool:
+        """Whether there has been nothing so far that it could have befallen."""
+
+    def fired(self) -> str | None:
+        """The evidence that it has happened, once there is some."""
+
+    def lift(self) -> None:
+        """End it."""
+
+
+class Kill:
+    """SIGKILL; the supervisor starts the process again."""
+
+    moot = False
+
+    def __init__(self, fault: Fault, supervisor: Supervisor, name: str) -> None:
+        self._popen = supervisor.kill(name, fault.seconds)
+
+    def fired(self) -> str | None:
+        """The status that it ended with."""
+        code = self._popen.poll()
+        return None if code is None else f"process {self._popen.pid} ended with status {code}"
+
+    def lift(self) -> None:
+        """The supervisor does so."""
+
+
+class Freeze:
+    """SIGSTOP, and SIGCONT in the end."""
+
+    moot = False
+
+    def __init__(self, supervisor: Supervisor, name: str) -> None:
+        self._popen = supervisor.processes[name].popen
+        assert self._popen is not None
+        processes.pause(self._popen.pid)
+        deadline = time.monotonic() + _STOPPING_SECONDS
+        while (state := processes.state(self._popen.pid)) != "T" and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._evidence = f"process {self._popen.pid} has state {state} in /proc" if state == "T" else None
+
+    def fired(self) -> str | None:
+        """What the kernel said."""
+        return self._evidence
+
+    def lift(self) -> None:
+        """Let it go on, if it was not killed meanwhile."""
+        if self._popen is not None and self._popen.poll() is None:
+            processes.resume(self._popen.pid)
+
+
+class Cut:
+    """Connections are reset, at once or within the next message; then new ones are refused for a while."""
+
+    def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
+        self._proxy, self._link = proxy, link
+        self._within = fault.amount > 0.5
+        self._passed = link.bytes
+        proxy.do(self._begin)
+
+    @property
+    def moot(self) -> bool:
+        """Whether no byte has come."""
+        return self._link.bytes == self._passed
+
+    def _begin(self) -> None:
+        self._link.cut_within = self._within
+        self._link.refusing = not self._within
+
+    def fired(self) -> str | None:
+        """How many connections ended."""
+        if self._within:
+            return None if self._link.cut_within else "connections reset within a message"
+        count = self._proxy.do(self._link.cut)
+        return f"{count} connections reset" if count else None
+
+    def lift(self) -> None:
+        """Let new ones come."""
+        self._proxy.do(self._end)
+
+    def _end(self) -> None:
+        self._link.refusing = self._link.cut_within = False
+
+
+class Slow:
+    """Bytes wait: until the end, or for as long as a slow line would take."""
+
+    def __init__(self, fault: Fault, proxy: Proxy, link: Link, *, stall: bool) -> None:
+        self._proxy, self._link = proxy, link
+        self._held, self._passed = link.held, link.bytes
+        slowest, fastest = _SLOW
+        self._rate = None if stall else slowest * (fastest / slowest) ** fault.amount
+        proxy.do(self._begin)
+
+    @property
+    def moot(self) -> bool:
+        """Whether no byte has come."""
+        return self._link.bytes == self._passed
+
+    def _begin(self) -> None:
+        self._link.rate = self._rate
+        if self._rate is None:
+            self._link.open.clear()
+
+    def fired(self) -> str | None:
+        """What had to wait."""
+        held = self._link.held - self._held
+        pace = "stalled" if self._rate is None else f"at {self._rate:.0f} bytes/s"
+        return f"{held} bytes {pace}" if held else None
+
+    def lift(self) -> None:
+        """Let all pass."""
+        self._proxy.do(self._end)
+
+    def _end(self) -> None:
+        self._link.rate = None
+        self._link.open.set()
+
+
+class HalfOpen:
+    """One side's connections are reset; the other side hears nothing of it until the end."""
+
+    def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
+        self._proxy, self._link = proxy, link
+        self._near_ends = fault.amount > 0.5
+
+    @property
+    def moot(self) -> bool:
+        """Whether there is no connection."""
+        return not self._link.connections
+
+    def fired(self) -> str | None:
+        """How many there were."""
+        side = "the worker's" if self._near_ends else "the service's"
+        count = self._proxy.do(lambda: self._link.half_open(self._near_ends))
+        return f"{count} connections reset on {side} side only" if count else None
+
+    def lift(self) -> None:
+        """Tell the other side."""
+        self._proxy.do(self._link.hear_again)
+
+
+class FullDisk:
+    """No room for a byte. What is deleted makes room, so it is filled again and again."""
+
+    moot = False
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def fired(self) -> str | None:
+        """What the last write met."""
+        return self._disk.fill()
+
+    def lift(self) -> None:
+        """Make room."""
+        self._disk.clear()
+
+
+class ClockJump:
+    """A process's wall clock jumps by some seconds, and back in the end."""
+
+    moot = False
+
+    def __init__(
+        self, fault: Fault, offset: Callable[[float], None], read: Callable[[], float | None]
+    ) -> None:
+        self._seconds = fault.amount
+        self._offset, self._read = offset, read
+        offset(self._seconds)
+
+    def fired(self) -> str | None:
+        """How far its clock is from ours, as the process sees it."""
+        seen = self._read()
+        jump = None if seen is None else seen - time.time()
+        if jump is None or abs(jump - self._seconds) > _CLOCK_TOLERANCE:
+            return None
+        return f"its clock is {jump:+.0f} s from ours"
+
+    def lift(self) -> None:
+        """Put it right."""
+        self._offset(0.0)
+
+
+def clock_jump(fault: Fault, supervisor: Supervisor, name: str) -> ClockJump:
+    """Of a process that runs under `witness` and libfaketime."""
+    process = supervisor.processes[name]
+
+    def read() -> float | None:
+        seen = witness.read(process.log.with_suffix(".clock"))
+        return seen[1] if seen is not None and seen[0] == process.pid else None
+
+    return ClockJump(fault, lambda s: clocks.set_offset(process.log.with_suffix(".offset"), s), read)

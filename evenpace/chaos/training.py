@@ -1,0 +1,101 @@
+"""What is trained, and what one process makes of it that takes the whole batches in order.
+
+In float64, smooth, without dropout or batch statistics: however batches are split, the end is the same but
+for rounding. In NumPy alone, so that a worker is quickly started again.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.plan import JobSpec, permutation
+
+Array = NDArray[np.float64]
+
+SPEC = JobSpec(dataset_size=2000, total_batch_size=96, seed=11)
+PRINT_EVERY = 10  # versions: what went wrong is forgotten by the parameters in time
+OPTIONS = {
+    "lr": 0.02,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+}  # a step counts for long; rounding does not grow
+
+_FEATURES, _HIDDEN, _CLASSES = 64, 64, 10
+_SHAPES = ((_FEATURES, _HIDDEN), (_HIDDEN,), (_HIDDEN, _CLASSES), (_CLASSES,))
+
+
+def make_data() -> tuple[Array, NDArray[np.int64]]:
+    """A fixed task: inputs (samples, features), and labels (samples,), some of which are wrong."""
+    draw = np.random.default_rng(5)
+    inputs = draw.normal(size=(SPEC.dataset_size, _FEATURES))
+    scores = inputs @ draw.normal(size=(_FEATURES, _CLASSES)) + 4 * draw.normal(size=(len(inputs), _CLASSES))
+    return inputs, scores.argmax(1)
+
+
+def first_parameters() -> Array:
+    """(elements,) of a network with one hidden layer; the same every time."""
+    draw = np.random.default_rng(3)
+    return np.concatenate([draw.normal(size=shape).ravel() / 8 for shape in _SHAPES])
+
+
+def mean_gradient(parameters: Array, inputs: Array, labels: NDArray[np.int64]) -> Array:
+    """Of the cross-entropy over the samples, (elements,)."""
+    first, first_bias, second, second_bias = _views(parameters)
+    hidden = np.tanh(inputs @ first + first_bias)
+    scores = hidden @ second + second_bias
+    error = np.exp(scores - scores.max(1, keepdims=True))
+    error /= error.sum(1, keepdims=True)
+    error[np.arange(len(labels)), labels] -= 1
+    error /= len(labels)
+    back = error @ second.T * (1 - hidden**2)
+    parts = (inputs.T @ back, back.sum(0), hidden.T @ error, error.sum(0))
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def fingerprint(parameters: Array) -> Array:
+    """A few numbers, (4,), that change with every parameter, and as little as these do."""
+    return np.asarray(_directions(len(parameters)) @ parameters)
+
+
+def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
+    """What one process makes of so many whole batches, taken in order.
+
+    Returns:
+        The fingerprint of every `PRINT_EVERY`th version, and the last version's parameters, (elements,).
+    """
+    inputs, labels = make_data()
+    parameters = first_parameters()
+    velocity: Any = np.zeros_like(parameters)
+    prints = {0: fingerprint(parameters)}
+    order = permutation(SPEC, 0)
+    for iteration in range(iterations):
+        epoch, start, total = SPEC.batch(iteration)
+        if start == 0:
+            order = permutation(SPEC, epoch)
+        batch = order[start : start + total]
+        gradient = mean_gradient(parameters, inputs[batch], labels[batch])
+        # As torch.optim.SGD has it.
+        velocity = OPTIONS["momentum"] * velocity + gradient + OPTIONS["weight_decay"] * parameters
+        parameters = parameters - OPTIONS["lr"] * velocity
+        if (iteration + 1) % PRINT_EVERY == 0:
+            prints[iteration + 1] = fingerprint(parameters)
+    return prints, parameters
+
+
+def _views(parameters: Array) -> Iterator[Array]:
+    """The layers' weights and biases, within the flat parameters."""
+    position = 0
+    for shape in _SHAPES:
+        size = int(np.prod(shape))
+        yield parameters[position : position + size].reshape(shape)
+        position += size
+
+
+@lru_cache(maxsize=1)
+def _directions(elements: int) -> Array:
+    """(4, elements), of length 1 each."""
+    directions = np.random.default_rng(7).normal(size=(4, elements))
+    return np.asarray(directions / np.linalg.norm(directions, axis=1, keepdims=True))

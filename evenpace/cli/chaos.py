@@ -1,0 +1,47 @@
+"""`evenpace chaos`: training under faults."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from evenpace.chaos.schedule import KINDS
+from evenpace.cli.options import example, json_path, user_mistakes
+
+
+@click.command()
+@example("evenpace chaos --minutes 2 --seed 1 --json chaos.json")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="For which faults come.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the faults.")
+@json_path
+@click.option(
+    "--faults",
+    default=",".join(KINDS),
+    show_default=True,
+    metavar="KIND,...",
+    help="Kinds that may come.",
+)
+@click.option("--workers", type=click.IntRange(1, 32), default=5, show_default=True)
+@click.option(
+    "--shards", type=click.IntRange(1, 8), default=2, show_default=True, help="Of the parameter server."
+)
+def chaos(minutes: float, seed: int, json_path: Path | None, faults: str, workers: int, shards: int) -> None:
+    """Train on a local cluster while its parts are killed, frozen, cut off and lied to.
+
+    What shards, manager and workers have written down must then show that nothing was lost. Status 1 if it
+    does not; the folder with all of it is kept then. Full disks need root, clocks that jump need
+    libfaketime; where these are missing, they are left out and that is said.
+    """
+    with user_mistakes():
+        from evenpace.chaos.run import run
+        from evenpace.chaos.settings import Settings
+
+        settings = Settings(minutes, seed, tuple(faults.split(",")), workers, shards)
+    if not run(settings, json_path):
+        sys.exit(1)

@@ -1,0 +1,71 @@
+"""Whole runs of `evenpace chaos`, each a cluster of real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evenpace.chaos.report import print_outcome
+from evenpace.chaos.settings import Settings
+from evenpace.chaos.verdict import Outcome
+from tests.services import has_ended
+
+
+def start(tmp_path, *options):
+    """The command, with all its files below a folder of the test's."""
+    with (tmp_path / "out").open("wb") as out:
+        return psutil.Popen(
+            [sys.executable, "-m", "evenpace", "chaos", "--workers", "2", "--shards", "2", *options],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_under_faults(tmp_path):
+    """A short run: faults of several kinds fire, nothing is violated, and nothing is left behind."""
+    path = tmp_path / "chaos.json"
+    options = ["--minutes", "0.2", "--seed", "4", "--json", str(path)]
+    with start(tmp_path, *options) as process:
+        code = process.wait(timeout=560)
+    assert code == 0, (tmp_path / "out").read_text()
+    told = json.loads(path.read_text())
+    assert told["violations"] == []
+    assert told["iterations"] > 20
+    assert told["compared"] > 2
+    assert told["faults"]
+    assert all(fault["evidence"] for fault in told["faults"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
+    """Ctrl-C ends the processes, and removes the files."""
+    with start(tmp_path, "--minutes", "5") as process:
+        children = wait_until(
+            lambda: len(found := process.children(recursive=True)) >= 3 and found, "services"
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=240) == 130
+    wait_until(lambda: all(map(has_ended, children)), "the processes' end")
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_violation_is_told_with_how_to_repeat_it(capsys):
+    """What was violated, where the files are, and the command."""
+    fault = {"kind": "kill", "target": "w0", "evidence": None}
+    outcome = Outcome(Settings(1, 9, ("kill",)), [fault, {**fault, "evidence": "gone"}], 0, {})
+    outcome.violations.append("ps-0: epoch 3: 2 samples not used exactly once")
+    print_outcome(outcome, Path("/somewhere"))
+    said = capsys.readouterr().out
+    assert "Violations: 1." in said
+    assert "- ps-0: epoch 3: 2 samples" in said
+    assert "Files: /somewhere\nAgain: evenpace chaos --minutes 1 --seed 9 --faults kill" in said
+    assert outcome.counts == {"kill": (2, 1)}
+    assert outcome.as_json()["by_kind"] == {"kill": {"faults": 2, "fired": 1}}

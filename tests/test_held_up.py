@@ -1,0 +1,89 @@
+"""Services and peers that were held up, by the machine or the network, and come to no harm for it."""
+
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import idl
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.chaos import processes
+from evenpace.cluster import LISTENING, end_process
+from rpc.address import Address
+from rpc.client import Client
+from rpc.errors import InvalidRequestError
+from rpc.limits import ServerLimits
+from tests.services import serving
+
+PATIENCE = 1.0  # seconds that the service below gives its peers
+
+SERVICE = f"""
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.cluster import LISTENING
+from evenpace.serve import serve
+from rpc.address import Address
+from rpc.limits import ServerLimits
+from rpc.server import Security
+limits = ServerLimits(handshake_timeout={PATIENCE}, request_timeout={PATIENCE}, idle_timeout={PATIENCE})
+service = ManagerService(ManagerConfig())
+serve(service, Address("127.0.0.1", 0), limits, Security(), lambda a: print(LISTENING, a, sep="", flush=True))
+"""
+
+
+@pytest.fixture
+def service():
+    """A real process that is quick to lose its patience."""
+    popen = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True)
+    yield popen, Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
+    end_process(popen)
+    popen.stdout.close()
+
+
+def ask(address, **timeouts):
+    """Connected to a manager, and a question to it."""
+    client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", **timeouts)
+    return client, idl.batchsize_manager.HistoryRequest("nothing", 0, 1)
+
+
+def test_a_service_that_was_frozen_reads_before_it_refuses(service, wait_until):
+    """What peers sent while it was frozen counts: it was not they who were silent."""
+    popen, address = service
+    other, question = ask(address)
+
+    def frozen_with_a_new_peer():
+        """When, and a client that was accepted and has said nothing; None if it had been refused by then."""
+        client, _ = ask(address)
+        connection = client.connect()
+        with pytest.raises(InvalidRequestError, match="nothing"):
+            other.call("history", question)  # so both have been accepted
+        popen.send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.state(popen.pid) == "T", "the freeze")
+        if not select.select([connection], [], [], 0)[0]:
+            return time.monotonic(), client
+        popen.send_signal(signal.SIGCONT)
+        client.close()
+        return None
+
+    frozen, client = wait_until(frozen_with_a_new_peer, "a freeze in time")
+    client.send("history", question, deadline=frozen + 30)
+    wait_until(lambda: time.monotonic() - frozen > 2.5 * PATIENCE, "the end of all patience")
+    popen.send_signal(signal.SIGCONT)
+    with pytest.raises(InvalidRequestError, match="nothing"):
+        client.receive(deadline=time.monotonic() + 30)
+    client.close()
+    other.close()
+
+
+def test_a_call_that_came_too_late_is_made_again(wait_until):
+    """A service has lost its patience with a connection; the next one will do."""
+    with serving(ManagerService(ManagerConfig()), ServerLimits(handshake_timeout=0.3)) as address:
+        client, question = ask(address, call_timeout=30)
+        first = client.connect()
+        wait_until(lambda: first.recv(1, 2), "the refusal")  # MSG_PEEK
+        client._close_if_spoken = lambda: None  # as if it came after the call had been sent
+        with pytest.raises(InvalidRequestError, match="nothing"):
+            client.call("history", question)
+        client.close()
