@@ -22,6 +22,7 @@ from evenpace.cli.logs import log_options
 from evenpace.cli.observing import metrics
 from evenpace.cli.overview import status, top
 from evenpace.cli.partitions import partitions
+from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
@@ -63,7 +64,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
-    *(job, status, top, dashboard, health, metrics),
+    *(job, status, top, dashboard, report, health, metrics),
     *(certs, token),
     *(bench, trace, experiment, chaos),
 )

@@ -1,0 +1,141 @@
+"""`evenpace report`: one page about a run."""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evenpace.cli.options import as_client, example, user_mistakes
+from rpc.credentials import Credentials
+
+_LISTED = 50  # runs
+_ID = 8  # characters of a run's id: enough to tell it from others
+
+
+@click.command()
+@example(
+    "evenpace report --state state/ --list\n"
+    "  evenpace report digits --state state/ --out digits.html --open\n"
+    "  evenpace report digits --manager 127.0.0.1:4300"
+)
+@click.argument("run", required=False)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="From a manager's --state; the manager may be running.",
+)
+@click.option("--manager", default=None, metavar="HOST:PORT", help="From a manager that runs.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Where the page goes.  [default: in runs/reports]",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write the numbers here, too.",
+)
+@click.option("--list", "list_runs", is_flag=True, help="Show the runs that there are, and make no page.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@as_client
+def report(
+    run: str | None,
+    state: Path | None,
+    manager: str | None,
+    out: Path | None,
+    json_path: Path | None,
+    list_runs: bool,
+    open_page: bool,
+    credentials: Credentials | None,
+) -> None:
+    """Make a page about a run: who slows whom, what balancing won, and all that happened.
+
+    RUN is a job's name, which means its last run, or the first characters of a run's id. The page is one
+    file that loads nothing else. A run may still be going on: the page shows it as it is.
+    """
+    from rich.console import Console
+
+    if (state is None) == (manager is None):
+        raise click.UsageError("give --state or --manager, one of them")
+    if (run is None) != list_runs:
+        raise click.UsageError("name a run, or give --list")
+    with user_mistakes(), _opened(state, manager, credentials) as runs:
+        if run is None:
+            _print_runs(runs, Console())
+            return
+        path = _write(runs.source(run), out, json_path)
+    click.echo(f"Report: {path}" + (f", {json_path}" if json_path is not None else ""))
+    if open_page:
+        click.launch(str(path))
+
+
+def _write(source: Any, out: Path | None, json_path: Path | None) -> Path:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from evenpace.reports.files import write_json
+    from evenpace.reports.run_data import gather
+    from evenpace.reports.run_page import write_run_page
+
+    facts = source.facts
+    name = re.sub(r"[^\w.-]+", "-", facts.job).strip(".-")[:60]
+    path = out or Path("runs/reports") / f"{name or 'job'}-{facts.run[:_ID]}.html"
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        total = 0 if source.last is None else source.last + 1 - source.first
+        task = progress.add_task(f"Reading {facts.job}", total=total)
+        report = gather(source, time.time(), lambda count: progress.advance(task, count))
+    for file in (path, json_path):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    write_run_page(report, path)
+    if json_path is not None:
+        write_json(report.as_json(), json_path)
+    return path
+
+
+@contextlib.contextmanager
+def _opened(state: Path | None, manager: str | None, credentials: Credentials | None) -> Iterator[Any]:
+    """The runs that there are, of a state or of a manager."""
+    from evenpace.reports.run_list import LiveRuns, StoredRuns
+
+    if state is not None:
+        from batchsize_manager.state_reader import open_state
+
+        with open_state(state) as reader:
+            yield StoredRuns(reader, f"the manager's state in {state}")
+        return
+    from evenpace.overview.client import ManagerClient
+    from rpc.address import Address
+
+    assert manager is not None
+    with ManagerClient(Address.parse(manager), credentials) as client:
+        yield LiveRuns(client, f"the manager at {manager}")
+
+
+def _print_runs(runs: Any, console: Any) -> None:
+    from rich.table import Table
+
+    lines = runs.lines()
+    if not lines:
+        click.echo("There is no run yet.")
+        return
+    table = Table(title=f"Runs, from {runs.source_name}", title_justify="left", box=None, pad_edge=False)
+    for column in ("run", "job", "begun", "state", "iterations", "policy", "why it ended"):
+        right = column == "iterations"
+        table.add_column(column, justify="right" if right else "left", no_wrap=column != "why it ended")
+    for line in lines[:_LISTED]:
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.begun)) if line.begun else "-"
+        table.add_row(
+            line.run[:_ID], line.job, begun, line.state, f"{line.iterations:,}", line.policy, line.ending
+        )
+    console.print(table)
+    if len(lines) > _LISTED:
+        click.echo(f"{len(lines) - _LISTED} earlier ones are left out.")

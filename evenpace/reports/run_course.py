@@ -1,0 +1,63 @@
+"""Keeps some of a run's iterations whole, evenly spaced: workers' courses are drawn from them at the end.
+
+Which workers have lines is known only then, and a run may be of any length: the memory is bounded.
+"""
+
+import math
+from collections.abc import Sequence
+
+from evenpace.overview.figures import WorkerTimeline
+from evenpace.overview.iterations import Iteration
+
+_KEPT = 1024  # iterations
+
+
+class Kept:
+    """Those whose number is a multiple of a power of two, as many as there is room for, and the last."""
+
+    def __init__(self) -> None:
+        self._stride = 1
+        self._kept: dict[int, Iteration] = {}
+        self._last: Iteration | None = None
+
+    def add(self, iteration: Iteration) -> None:
+        """Take the next iteration into account."""
+        self._last = iteration
+        if iteration.iteration % self._stride:
+            return
+        self._kept[iteration.iteration] = iteration
+        while len(self._kept) > _KEPT:
+            self._stride *= 2
+            self._kept = {number: one for number, one in self._kept.items() if number % self._stride == 0}
+
+    def timelines(self, iterations: Sequence[int], workers: Sequence[str]) -> dict[str, WorkerTimeline]:
+        """The workers' courses at these iterations; None in those that were not kept."""
+        kept = dict(self._kept)
+        if self._last is not None:
+            kept[self._last.iteration] = self._last
+        lines = {worker: WorkerTimeline([], [], [], [], []) for worker in workers}
+        for number in iterations:
+            one = kept.get(number)
+            places = {} if one is None else {name: i for i, name in enumerate(one.workers)}
+            for worker, line in lines.items():
+                _append(line, one, places.get(worker))
+        return lines
+
+
+def _append(line: WorkerTimeline, one: Iteration | None, place: int | None) -> None:
+    """Add a worker's part of an iteration, or a gap."""
+    if one is None or place is None:
+        values: tuple[float, ...] = (math.nan,) * 5
+    else:
+        size, time = float(one.batch_sizes[place]), float(one.batch_processing_times[place])
+        speed = size / time if size > 0 and time > 0 else math.nan
+        values = (size, time, float(one.waiting_times[place]), speed, float(one.predicted_speeds[place]))
+    parts = (
+        line.batch_sizes,
+        line.batch_processing_times,
+        line.waiting_times,
+        line.speeds,
+        line.predicted_speeds,
+    )
+    for part, value in zip(parts, values, strict=True):
+        part.append(value if math.isfinite(value) else None)

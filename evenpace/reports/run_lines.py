@@ -1,0 +1,122 @@
+"""How the plots of a run's report are drawn: lines over iterations; None and NaN are gaps."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from evenpace.overview.figures import Spread
+from evenpace.reports import numbers
+from evenpace.reports.drawing import label_iterations, legend, marker
+from evenpace.reports.style import COLOURS, GREY, INK, WorkerStyle
+
+Values = Sequence[float | None]
+
+_SHOWN = 0.99  # of the values must fit; the axis may leave out longer ones
+_OUTLIER = 1.6  # times these, from where a value would flatten all others
+_THIN = 1.3
+
+
+def array(values: Iterable[float | None]) -> NDArray[np.float64]:
+    """(values,); NaN for None."""
+    return np.array([numbers.number(value) for value in values], dtype=np.float64)
+
+
+def draw_workers(
+    axes: Axes,
+    iterations: Sequence[int],
+    lines: Mapping[str, Values],
+    styles: Mapping[str, WorkerStyle],
+    spread: Sequence[Spread] | None,
+) -> None:
+    """Draw a line for each worker and, if given, the spread over all behind them."""
+    everything = [array(values) for values in lines.values()]
+    if spread is not None:
+        least = array(part.minimum for part in spread)
+        most = array(part.maximum for part in spread)
+        axes.fill_between(iterations, least, most, color=GREY, alpha=0.25, linewidth=0)
+        middle = array(part.median for part in spread)
+        axes.plot(iterations, middle, color=GREY, marker=marker(iterations))
+        everything += [most]
+    for worker, values in lines.items():
+        line = {**styles[worker].line, "linewidth": _THIN, "marker": marker(iterations)}
+        axes.plot(iterations, array(values), **line)
+    _limit(axes, everything, above=True)  # where no legend is
+    label_iterations(axes)
+
+
+def draw_against(
+    axes: Axes, iterations: Sequence[int], real: Values, even: Values, names: tuple[str, str], won_below: bool
+) -> None:
+    """Draw a quantity and what it would have been with an even split, and shade what was won.
+
+    Args:
+        axes: Where.
+        iterations: (points,)
+        real: (points,)
+        even: (points,)
+        names: Of both.
+        won_below: Whether less is better.
+    """
+    ours, theirs = array(real), array(even)
+    better = ours < theirs if won_below else ours > theirs
+    axes.fill_between(
+        iterations, ours, theirs, where=better.tolist(), color=COLOURS[0], alpha=0.15, linewidth=0
+    )
+    axes.plot(iterations, theirs, color=GREY, label=names[1], linewidth=_THIN, marker=marker(iterations))
+    axes.plot(iterations, ours, color=COLOURS[0], label=names[0], linewidth=_THIN, marker=marker(iterations))
+    _limit(axes, [ours, theirs])
+    label_iterations(axes)
+    legend(axes)
+
+
+def draw_prediction(
+    axes: Axes, iterations: Sequence[int], real: Values, predicted: Values, style: WorkerStyle
+) -> None:
+    """Draw a worker's speed and what was predicted of it."""
+    measured, foreseen = array(real), array(predicted)
+    axes.plot(iterations, measured, color=style.colour, label="real", marker=marker(iterations))
+    axes.plot(iterations, foreseen, color=INK, label="predicted", linewidth=1, linestyle="--")
+    _limit(axes, [measured, foreseen])
+    label_iterations(axes)
+    legend(axes)
+
+
+def draw_shares(
+    axes: Axes, iterations: Sequence[int], lines: Mapping[str, Values], styles: Mapping[str, WorkerStyle]
+) -> None:
+    """Draw shares, a line for each worker, as per cent."""
+    draw_workers(axes, iterations, lines, styles, None)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+
+
+def smoothed(values: NDArray[np.float64], window: int) -> list[float | None]:
+    """The median over a window around each value; None where there is nothing."""
+    half = window // 2
+    result: list[float | None] = []
+    for i in range(len(values)):
+        near = values[max(0, i - half) : i + half + 1]
+        near = near[np.isfinite(near)]
+        result.append(float(np.median(near)) if len(near) else None)
+    return result
+
+
+def _limit(axes: Axes, lines: Sequence[NDArray[np.float64]], above: bool = False) -> None:
+    """Begin at 0, and do not let a few outliers flatten all others: their largest is told instead."""
+    whole = np.concatenate([np.zeros(1), *lines])
+    whole = whole[np.isfinite(whole)]
+    usual, most = float(np.quantile(whole, _SHOWN)), float(whole.max())
+    if usual > 0 and most > _OUTLIER * usual:
+        axes.set_ylim(0, 1.15 * usual)
+        axes.annotate(
+            f"up to {numbers.quantity(most)}",
+            (1, 1.02) if above else (0.995, 0.98),
+            xycoords="axes fraction",
+            horizontalalignment="right",
+            verticalalignment="bottom" if above else "top",
+            fontsize=8.5,
+        )
+    else:
+        axes.set_ylim(0, 1.15 * most if most > 0 and math.isfinite(most) else 1)

@@ -1,0 +1,121 @@
+"""The runs that a manager's state has, or a manager that answers: to be listed, and to be chosen from."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from batchsize_manager.state_reader import StateReader
+from evenpace.overview.client import ManagerClient
+from evenpace.reports.run_source import LiveRun, RunSource, StoredRun
+from rpc.errors import InvalidRequestError
+
+_NAMED = 12  # runs in an error
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in a list; `begun` is in seconds since 1970."""
+
+    run: str
+    job: str
+    begun: float
+    state: str
+    iterations: int
+    policy: str
+    ending: str
+
+
+class StoredRuns:
+    """The runs in a manager's state.
+
+    Args:
+        reader: Of the state.
+        source_name: Where that is, in words.
+    """
+
+    def __init__(self, reader: StateReader, source_name: str) -> None:
+        self._reader = reader
+        self.source_name = source_name
+
+    def source(self, wanted: str) -> RunSource:
+        """The run that a user means; see `choose`."""
+        return StoredRun(self._reader, choose(self._reader.runs(), wanted), self.source_name)
+
+    def lines(self) -> list[RunLine]:
+        """All of them, the last ones first."""
+        lines = []
+        for run in reversed(self._reader.runs()):
+            last = self._reader.last_records(run.run, 1)
+            iterations = last[0].iteration + 1 - run.first_iteration if last else 0
+            state = "ended" if run.ended is not None else "not ended"
+            lines.append(
+                RunLine(run.run, run.job, run.begun, state, iterations, run.policy, run.ending or "")
+            )
+        return lines
+
+
+class LiveRuns:
+    """The runs that a manager tells of.
+
+    Args:
+        client: Of the manager.
+        source_name: Where that is, in words.
+    """
+
+    def __init__(self, client: ManagerClient, source_name: str) -> None:
+        self._client = client
+        self.source_name = source_name
+
+    def source(self, wanted: str) -> RunSource:
+        """The run that a user means; see `choose`."""
+        jobs: Sequence[Any] = self._client.jobs().jobs[::-1]  # those that run come first there
+        return LiveRun(self._client, choose(jobs, wanted), self.source_name)
+
+    def lines(self) -> list[RunLine]:
+        """All of them, those that go on first."""
+        now = time.time()
+        return [
+            RunLine(job.run, job.job, now - job.age, job.state, job.iteration, job.policy, job.reason)
+            for job in self._client.jobs().jobs
+        ]
+
+
+class _Run(Protocol):
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def job(self) -> str: ...
+
+
+_T = TypeVar("_T", bound=_Run)
+
+
+def choose(runs: Sequence[_T], wanted: str) -> _T:
+    """The run that is meant: by a job's name its last one, else by the first characters of its id.
+
+    Args:
+        runs: With `run` and `job`, the oldest first.
+        wanted: What the user gave.
+
+    Raises:
+        InvalidRequestError: No run is meant, or several are; names those that there are.
+    """
+    of_job = [run for run in runs if run.job == wanted]
+    if of_job:
+        return of_job[-1]
+    matching = [run for run in runs if wanted and run.run.startswith(wanted)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise InvalidRequestError(f"run {wanted!r} is ambiguous: {_named(matching)}")
+    if not runs:
+        raise InvalidRequestError(f"no run or job {wanted!r}: there is none at all yet")
+    raise InvalidRequestError(f"no run or job {wanted!r}; there are {_named(runs[::-1])}")
+
+
+def _named(runs: Sequence[_Run]) -> str:
+    names = [f"{run.run} (job {run.job})" for run in runs[:_NAMED]]
+    more = len(runs) - len(names)
+    return ", ".join(names) + (f" and {more} more; see --list" if more else "")

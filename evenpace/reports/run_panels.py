@@ -1,0 +1,213 @@
+"""The plots of a run's report, and what they tell those who cannot see them."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
+from evenpace.reports import numbers
+from evenpace.reports.drawing import Panel
+from evenpace.reports.run_data import RunReport
+from evenpace.reports.run_lines import (
+    Values,
+    array,
+    draw_against,
+    draw_prediction,
+    draw_shares,
+    draw_workers,
+    smoothed,
+)
+from evenpace.reports.style import WorkerStyle, worker_styles
+
+_PREDICTED = 6  # workers that have a plot of their own
+_WINDOW = 9  # points
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is drawn for each worker: names, and where it stands in a timeline."""
+
+    name: str
+    title: str
+    what: str
+    form: str | None
+    unit: str
+    of_worker: Callable[[WorkerTimeline], list[float | None]]
+    of_all: Callable[[Timeline], list[Spread]]
+
+
+QUANTITIES = (
+    Quantity(
+        "batch-sizes",
+        "Batch size (samples)",
+        "Batch size",
+        ",.0f",
+        "",
+        lambda worker: worker.batch_sizes,
+        lambda timeline: timeline.batch_sizes,
+    ),
+    Quantity(
+        "times",
+        "Batch processing time (s)",
+        "Batch processing time",
+        None,
+        " s",
+        lambda worker: worker.batch_processing_times,
+        lambda timeline: timeline.batch_processing_times,
+    ),
+    Quantity(
+        "waiting",
+        "Waiting (s)",
+        "Waiting time",
+        None,
+        " s",
+        lambda worker: worker.waiting_times,
+        lambda timeline: timeline.waiting_times,
+    ),
+)
+
+
+def styles(report: RunReport) -> dict[str, WorkerStyle]:
+    """How each shown worker's lines look; in the order of names, so that it does not change with speeds."""
+    return worker_styles(sorted(report.shown, key=natural))
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts worker-2 before worker-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def course_panels(report: RunReport) -> list[Panel]:
+    """Batch sizes, times and waiting over workers; then the job as a whole. None without an iteration."""
+    timeline = report.timeline
+    if not timeline.iterations:
+        return []
+    looks = styles(report)
+    some = len(report.figures.workers) > len(looks)
+    made = []
+    for quantity in QUANTITIES:
+        lines = {worker: quantity.of_worker(timeline.workers[worker]) for worker in looks}
+        spread = quantity.of_all(timeline) if some else None
+        last = numbers.listed(((w, _last(v)) for w, v in lines.items()), quantity.form, quantity.unit)
+        who = "some workers" if some else "each worker"
+        alt = f"{quantity.what} of {who} against the iteration. Last: {last}."
+        if spread is not None:
+            alt += f" Over all workers: {_spread(spread[-1], quantity)}."
+        draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
+        made.append(Panel(quantity.name, quantity.title, alt, draw))
+    return [*made, _durations(timeline), _throughput(timeline)]
+
+
+def prediction_panels(report: RunReport) -> list[Panel]:
+    """Predicted against real speeds, and the errors; none where nothing was predicted."""
+    timeline = report.timeline
+    looks = styles(report)
+    predicting = {
+        worker: timeline.workers[worker]
+        for worker in looks
+        if _some(timeline.workers[worker].predicted_speeds)
+    }
+    if not predicting:
+        return []
+    errors: dict[str, Values] = {}
+    for worker, line in predicting.items():
+        real, predicted = array(line.speeds), array(line.predicted_speeds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors[worker] = smoothed(np.abs(predicted - real) / real, _WINDOW)
+    made = []
+    for number, (worker, line) in enumerate(list(predicting.items())[:_PREDICTED]):
+        last = numbers.listed((("real", _last(line.speeds)), ("predicted", _last(line.predicted_speeds))))
+        made.append(
+            Panel(
+                f"prediction-{number}",
+                f"{worker}: speed (samples/s)",
+                f"Speed of {worker} against the iteration, and what was predicted. Last: {last} samples/s.",
+                partial(
+                    draw_prediction,
+                    iterations=timeline.iterations,
+                    real=line.speeds,
+                    predicted=line.predicted_speeds,
+                    style=looks[worker],
+                ),
+            )
+        )
+    middle = numbers.listed(
+        ((w, float(np.nanmedian(array(e)))) for w, e in errors.items() if _some(e)), ".1%"
+    )
+    made.append(
+        Panel(
+            "prediction-errors",
+            "Prediction error",
+            f"Error of predicted speeds, of the real ones, against the iteration. Medians: {middle}.",
+            lambda axes: draw_shares(axes, timeline.iterations, errors, looks),
+        )
+    )
+    return made
+
+
+def _durations(timeline: Timeline) -> Panel:
+    ends = numbers.listed(
+        (
+            ("balanced", float(np.median(timeline.durations))),
+            ("an even split, estimated", _median(timeline.even_durations)),
+        ),
+        unit=" s",
+    )
+    return Panel(
+        "durations",
+        "Iteration time (s)",
+        f"Duration of iterations, and what an even split would take, against the iteration. Medians: {ends}.",
+        lambda axes: draw_against(
+            axes,
+            timeline.iterations,
+            timeline.durations,
+            timeline.even_durations,
+            ("real", "even split, estimated"),
+            won_below=True,
+        ),
+    )
+
+
+def _throughput(timeline: Timeline) -> Panel:
+    even = [
+        throughput * duration / even if even else None
+        for throughput, duration, even in zip(
+            timeline.throughputs, timeline.durations, timeline.even_durations, strict=True
+        )
+    ]
+    ends = numbers.listed(
+        (("real", float(np.median(timeline.throughputs))), ("an even split, estimated", _median(even))),
+    )
+    return Panel(
+        "throughput",
+        "Throughput (samples/s)",
+        f"Samples per second, and what an even split would give, against the iteration. Medians: {ends}.",
+        lambda axes: draw_against(
+            axes,
+            timeline.iterations,
+            timeline.throughputs,
+            even,
+            ("real", "even split, estimated"),
+            won_below=False,
+        ),
+    )
+
+
+def _last(values: Values) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _some(values: Values) -> bool:
+    return any(value is not None for value in values)
+
+
+def _median(values: Values) -> float | None:
+    return float(np.nanmedian(array(values))) if _some(values) else None
+
+
+def _spread(spread: Spread, quantity: Quantity) -> str:
+    parts = (("least", spread.minimum), ("median", spread.median), ("most", spread.maximum))
+    return numbers.listed(parts, quantity.form, quantity.unit)

@@ -1,0 +1,191 @@
+"""Where a run's records come from: a manager's state on disk, or a manager that answers.
+
+Both give the same: what was run, who is in it, what happened, and its iterations in pages, oldest first, so
+that a run of any length goes through without being held in memory.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from batchsize_manager.state_reader import SavedRun, StateReader
+from evenpace.overview.client import ManagerClient
+from evenpace.overview.iterations import Iteration, from_packed
+from rpc.errors import EvenpaceError
+
+_READ_AT_ONCE = 20_000  # records of workers
+_FIRST_PAGE = 16  # iterations, before it is known how many workers they have
+_EVENTS = 1000  # the last ones
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was run; times in seconds since 1970, None where it is not known.
+
+    Attributes:
+        run: Drawn for this life of the job.
+        job: Its name.
+        spec: `JobSpec` as a mapping.
+        policy: By which batches were split when it began.
+        predictor: Likewise; empty where there is none, None where it is not kept.
+        mode: How members wait for each other.
+        attempt: How often it was rewound.
+        state: "ended", "not ended", or as in `JobSummary`.
+        begun: When it began; from a manager that answers, when that manager got to know it.
+        ended: When it ended.
+        ending: Why, in words; empty if it goes on.
+        source: Where all of this is from.
+    """
+
+    run: str
+    job: str
+    spec: Mapping[str, Any]
+    policy: str
+    predictor: str | None
+    mode: str
+    attempt: int
+    state: str
+    begun: float | None
+    ended: float | None
+    ending: str
+    source: str
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened, and when, in seconds since 1970."""
+
+    at: float
+    text: str
+
+
+class RunSource(Protocol):
+    """A run, wherever it is kept.
+
+    Attributes:
+        facts: What was run.
+        first: The first iteration that can be read.
+        last: The last complete one as of now; None without any.
+    """
+
+    facts: RunFacts
+    first: int
+    last: int | None
+
+    def pages(self) -> Iterator[list[Iteration]]:
+        """The iterations up to `last`, oldest first; raises `EvenpaceError` where they cannot be read."""
+
+    def events(self) -> list[RunEvent]:
+        """The last events, oldest first."""
+
+    def states(self) -> dict[str, str]:
+        """The members' states."""
+
+
+class StoredRun:
+    """A run in a manager's state, also while the manager writes on; see `RunSource`.
+
+    Args:
+        reader: Of the state.
+        saved: One of its runs.
+        source: Where that is, in words.
+    """
+
+    def __init__(self, reader: StateReader, saved: SavedRun, source: str) -> None:
+        self._reader = reader
+        self._ended = saved.ended is not None
+        self.facts = RunFacts(
+            run=saved.run,
+            job=saved.job,
+            spec=asdict(saved.spec),
+            policy=saved.policy,
+            predictor=None,
+            mode=saved.mode,
+            attempt=saved.attempt,
+            state="ended" if self._ended else "not ended",
+            begun=saved.begun,
+            ended=saved.ended,
+            ending=saved.ending or "",
+            source=source,
+        )
+        self.first = saved.first_iteration
+        last = reader.last_records(saved.run, 1)
+        self.last = last[0].iteration if last else None
+
+    def pages(self) -> Iterator[list[Iteration]]:
+        """See `RunSource`."""
+        following, some = self.first, _FIRST_PAGE
+        while self.last is not None and following <= self.last:
+            limit = min(some, self.last + 1 - following)
+            records = self._reader.packed_records(self.facts.run, following, limit)
+            if not records:  # gone back over meanwhile
+                return
+            yield [from_packed(record) for record in records]
+            following = records[-1].record.iteration + 1
+            some = max(1, _READ_AT_ONCE // max(1, len(records[-1].names)))
+
+    def events(self) -> list[RunEvent]:
+        """See `RunSource`."""
+        return [
+            RunEvent(event.at, event.event) for event in self._reader.last_events(self.facts.run, _EVENTS)
+        ]
+
+    def states(self) -> dict[str, str]:
+        """See `RunSource`; who does what right now is not kept."""
+        return {member.worker: "member" for member in self._reader.members(self.facts.run)}
+
+
+class LiveRun:
+    """A run that a manager tells of; see `RunSource`.
+
+    Args:
+        client: Of the manager.
+        summary: A `JobSummary` of it.
+        source: Where the manager is, in words.
+    """
+
+    def __init__(self, client: ManagerClient, summary: Any, source: str) -> None:
+        self._client = client
+        status = client.status(summary.job)
+        self._events = [RunEvent(event.at, event.text) for event in status.events][-_EVENTS:]
+        self._states = {member.worker: member.state for member in status.members}
+        spec = summary.spec
+        keys = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
+        self.facts = RunFacts(
+            run=summary.run,
+            job=summary.job,
+            spec={key: getattr(spec, key) for key in keys},
+            policy=summary.policy,
+            predictor=summary.predictor,
+            mode=summary.mode,
+            attempt=summary.attempt,
+            state=summary.state,
+            begun=time.time() - summary.age,
+            ended=None,
+            ending=summary.reason,
+            source=source,
+        )
+        self.first = 0
+        self.last = summary.iteration - 1 if summary.iteration > 0 else None
+
+    def pages(self) -> Iterator[list[Iteration]]:
+        """See `RunSource`."""
+        following = self.first
+        while self.last is not None and following <= self.last:
+            run, page = self._client.records(self.facts.job, following)
+            if run != self.facts.run:
+                raise EvenpaceError(f"job {self.facts.job} was started again meanwhile; ask once more")
+            page = [iteration for iteration in page if iteration.iteration <= self.last]
+            if not page:
+                return
+            yield page
+            following = page[-1].iteration + 1
+
+    def events(self) -> list[RunEvent]:
+        """See `RunSource`."""
+        return self._events
+
+    def states(self) -> dict[str, str]:
+        """See `RunSource`."""
+        return self._states

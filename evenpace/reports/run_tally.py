@@ -1,0 +1,167 @@
+"""What a report says of a run beyond its figures: who was there when, and how its batches were split anew.
+
+It is told the iterations one after the other, and keeps a bounded part of what it learns.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenpace.overview.iterations import Iteration
+
+_CHANGES = 25  # of the split that are kept: those that moved most
+_SIZES = 50  # of the whole batch
+
+
+@dataclass(slots=True)
+class Presence:
+    """A worker's part in a run; times in seconds of training since its first iteration.
+
+    Attributes:
+        worker: Its name.
+        first: The first iteration that it took part in.
+        last: The last one.
+        came: When that first iteration began.
+        went: When that last one was complete.
+        iterations: That it took part in; fewer than lie between where it was away.
+        samples: That it processed.
+    """
+
+    worker: str
+    first: int
+    last: int
+    came: float
+    went: float
+    iterations: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SplitChange:
+    """A batch that was split otherwise than the one before it, over the same workers.
+
+    Attributes:
+        iteration: Of the batch.
+        at: When it began, in seconds of training.
+        moved: Samples that went from some workers to others.
+        loser: The worker that lost most.
+        lost: What it had before, and has now.
+        winner: The one that won most.
+        won: Likewise.
+    """
+
+    iteration: int
+    at: float
+    moved: int
+    loser: str
+    lost: tuple[int, int]
+    winner: str
+    won: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """Whole batches have another size from an iteration on; `members` is how many then share them."""
+
+    iteration: int
+    at: float
+    samples: int
+    members: int
+
+
+class Tally:
+    """Counts as iterations go by.
+
+    Attributes:
+        iterations: So many.
+        seconds: That they took.
+        splits: Batches that were split otherwise than the one before.
+        sizes: The whole batch's sizes, the first included; a smaller last batch of an epoch does not count.
+    """
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.seconds = 0.0
+        self.splits = 0
+        self.sizes: list[SizeChange] = []
+        self._present: dict[str, Presence] = {}
+        self._changes: list[tuple[int, int, SplitChange]] = []  # a heap, the smallest first
+        self._before: Iteration | None = None
+        self._pending: SizeChange | None = None
+        self._counted: tuple[tuple[str, ...], int, NDArray[np.int64]] = ((), 0, np.zeros(0, np.int64))
+
+    def add(self, iteration: Iteration) -> None:
+        """Take the next iteration into account."""
+        if self._before is None or iteration.workers != self._before.workers:
+            self._settle()
+            for worker in iteration.workers:
+                if worker not in self._present:
+                    number, at = iteration.iteration, self.seconds
+                    self._present[worker] = Presence(worker, number, number, at, at)
+            self._counted = (iteration.workers, 0, np.zeros(len(iteration.workers), np.int64))
+        elif iteration.total == self._before.total:
+            self._compare(self._before, iteration)
+        workers, count, samples = self._counted
+        self._counted = (workers, count + 1, samples + iteration.batch_sizes)
+        self._size(iteration)
+        self.iterations += 1
+        self.seconds += iteration.duration
+        self._before = iteration
+
+    @property
+    def presences(self) -> list[Presence]:
+        """The workers, in the order in which they came."""
+        self._settle()
+        return list(self._present.values())
+
+    @property
+    def changes(self) -> list[SplitChange]:
+        """The changes of the split that moved most, in the order of time."""
+        return sorted((change for _, _, change in self._changes), key=lambda change: change.iteration)
+
+    def _settle(self) -> None:
+        """Hand what was counted since somebody came or went to the workers."""
+        workers, count, samples = self._counted
+        if self._before is not None and count:
+            for worker, its_samples in zip(workers, samples.tolist(), strict=True):
+                presence = self._present[worker]
+                presence.last, presence.went = self._before.iteration, self.seconds
+                presence.iterations += count
+                presence.samples += its_samples
+        self._counted = (workers, 0, np.zeros(len(workers), np.int64))
+
+    def _compare(self, before: Iteration, after: Iteration) -> None:
+        gained = after.batch_sizes - before.batch_sizes
+        moved = int(np.maximum(gained, 0).sum())
+        if not moved:
+            return
+        self.splits += 1
+        loser, winner = int(gained.argmin()), int(gained.argmax())
+        change = SplitChange(
+            after.iteration,
+            self.seconds,
+            moved,
+            after.workers[loser],
+            (int(before.batch_sizes[loser]), int(after.batch_sizes[loser])),
+            after.workers[winner],
+            (int(before.batch_sizes[winner]), int(after.batch_sizes[winner])),
+        )
+        heapq.heappush(self._changes, (moved, self.splits, change))
+        if len(self._changes) > _CHANGES:
+            heapq.heappop(self._changes)
+
+    def _size(self, iteration: Iteration) -> None:
+        """A size counts once a second batch has it: the last batch of an epoch may be smaller."""
+        known = self.sizes[-1].samples if self.sizes else None
+        if iteration.total == known:
+            self._pending = None
+        elif known is None or (self._pending is not None and self._pending.samples == iteration.total):
+            change = SizeChange(iteration.iteration, self.seconds, iteration.total, len(iteration.workers))
+            self.sizes = [*self.sizes, self._pending or change][-_SIZES:]
+            self._pending = None
+        else:
+            self._pending = SizeChange(
+                iteration.iteration, self.seconds, iteration.total, len(iteration.workers)
+            )

@@ -1,0 +1,88 @@
+"""Writes a manager's state as a manager does, with runs whose numbers are known."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from batchsize_manager.changes import Begun, Change, Completed, Ended, Members, Said
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.records import IterationRecord, SavedMember, WorkerRecord
+from batchsize_manager.rounding import Bounds, split
+from batchsize_manager.state_file import StateFile
+from batchsize_manager.state_format import STATE_FILE
+
+EVEN = 60  # samples of each worker in a batch that is split evenly
+BOUNDS = Bounds(1, 10**6, 1)
+
+
+def worker_names(count: int) -> list[str]:
+    """As in all these runs."""
+    return [f"worker-{i}" for i in range(count)]
+
+
+def records(workers: int, iterations: int, late: int = 0) -> list[IterationRecord]:
+    """Iterations of workers of unequal speed, that an average over the past has split.
+
+    Args:
+        workers: How many.
+        iterations: Likewise.
+        late: The last worker comes with this iteration.
+    """
+    random = np.random.default_rng(1)
+    names = worker_names(workers)
+    speeds = np.resize([400.0, 200.0, 100.0, 50.0], workers)
+    known = np.ones(workers)
+    made = []
+    for number in range(iterations):
+        there = np.arange(workers if number >= late else workers - 1)
+        total = EVEN * workers
+        counts = np.array(split(known[there].tolist(), total, [BOUNDS] * len(there)))
+        shown = speeds * random.normal(1, 0.05, workers)
+        times = counts / shown[there]
+        duration = float(times.max()) + 0.01
+        parts = {
+            names[i]: WorkerRecord(
+                int(counts[k]),
+                float(times[k]),
+                float(duration - times[k]),
+                0.25,
+                0.5,
+                float(known[i]) if number else None,
+            )
+            for k, i in enumerate(there)
+        }
+        made.append(IterationRecord(number, 0, total, duration, parts, 0, number * total))
+        known = shown if not number else 0.8 * known + 0.2 * shown
+    return made
+
+
+def write_run(
+    folder: Path,
+    iterations: list[IterationRecord],
+    run: str = "f00dcafe" + 24 * "0",
+    job: str = "digits",
+    ending: str | None = "all workers left",
+    said: tuple[str, ...] = (),
+) -> Path:
+    """Put a run into the state in a folder, which is made if there is none; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.time() - sum(record.duration for record in iterations) - 60
+    names = list(iterations[-1].workers) if iterations else ["worker-0"]
+    spec = JobSpec(10**9, EVEN * len(names), 3, True, False)
+    members = [SavedMember(name, f"{name}-1", BOUNDS) for name in names]
+    changes: list[Change] = [
+        Begun(run, job, spec, "proportional", "bsp", 0, None, begun),
+        Members(run, 0, members),
+    ]
+    changes += [Said(run, event, begun + 1) for event in said]
+    at = begun
+    for record in iterations:
+        at += record.duration
+        changes.append(Completed(run, record, at))
+    if ending is not None:
+        changes.append(Ended(run, ending, at))
+    file = StateFile(folder / STATE_FILE)
+    file.apply(changes)
+    file.close()
+    return folder

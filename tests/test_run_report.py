@@ -1,0 +1,314 @@
+"""The report of a run: from a manager's state or a manager, while it runs and after."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchsize_manager.packed import pack
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.state_format import STATE_FILE
+from batchsize_manager.state_reader import open_state
+from evenpace.cli import cli
+from evenpace.cluster import LocalCluster
+from evenpace.overview.iterations import Iteration, from_packed
+from evenpace.overview.job_view import JobView
+from evenpace.reports.run_course import Kept
+from evenpace.reports.run_tally import Tally
+from tests.pages import read_page
+from tests.scripts import train_least_squares
+from tests.services import MemberWorker, serving
+from tests.stored_runs import EVEN, records, write_run
+
+LEAST_SQUARES = Path(train_least_squares.__file__)
+TRAINED = 60  # iterations
+
+
+def report(*arguments):
+    """Run `evenpace report` in this process."""
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+
+
+def page_of(state, run="digits"):
+    """The page about a run in a state, and what its JSON says."""
+    out, numbers = state / "page.html", state / "numbers.json"
+    result = report(run, "--state", state, "--out", out, "--json", numbers)
+    assert result.exit_code == 0, result.output
+    return read_page(out), json.loads(numbers.read_text(), parse_constant=pytest.fail)
+
+
+def test_the_page_says_what_the_state_has(tmp_path):
+    """Sizes, times, members, events and what was run are those of the records."""
+    iterations = records(4, 80, late=20)
+    said = ("worker-3 joined, for iteration 20 on",)
+    page, numbers = page_of(write_run(tmp_path, iterations, said=said))
+
+    seconds = sum(record.duration for record in iterations)
+    assert numbers["figures"]["iterations"] == 80
+    assert numbers["figures"]["samples"] == 80 * 4 * EVEN
+    assert numbers["figures"]["seconds"] == pytest.approx(seconds)
+    assert numbers["figures"]["headline"] in page.text
+    last = iterations[-1].workers
+    for name, part in last.items():
+        cells = page.row(name)
+        assert cells[2:4] == [str(part.batch_size), str(EVEN)]
+        times = [
+            record.workers[name].batch_processing_time for record in iterations if name in record.workers
+        ]
+        assert float(cells[4]) == pytest.approx(np.median(times), abs=0.002)
+    came = next(row for row in page.rows if row[:2] == ["worker-3", "20"])
+    assert came[3:6] == ["79", "the last", "60"]
+    assert int(came[6].replace(",", "")) == sum(r.workers["worker-3"].batch_size for r in iterations[20:])
+    assert said[0] in page.text
+    for part in ("proportional", "all workers left", "240 samples over all workers", "seed 3"):
+        assert part in page.text
+    assert numbers["facts"]["run"].startswith("f00dcafe")
+    labels = [label for label in page.values("aria-label") if label and "against the iteration" in label]
+    assert any(f"worker-3 {last['worker-3'].batch_size}" in label for label in labels)
+
+
+def test_a_timeline_has_the_records_values(tmp_path):
+    """Each point of each worker is what was recorded, and a worker that is not there has none."""
+    iterations = records(3, 70, late=30)
+    _, numbers = page_of(write_run(tmp_path, iterations))
+    timeline = numbers["timeline"]
+    assert timeline["iterations"] == list(range(70))
+    assert timeline["durations"] == pytest.approx([record.duration for record in iterations])
+    sizes = timeline["workers"]["worker-2"]["batch_sizes"]
+    assert sizes == [None] * 30 + [record.workers["worker-2"].batch_size for record in iterations[30:]]
+    predicted = timeline["workers"]["worker-0"]["predicted_speeds"]
+    assert predicted[0] is None
+    assert predicted[1:] == [record.workers["worker-0"].predicted_speed for record in iterations[1:]]
+
+
+@pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
+def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
+    """One worker, one iteration, or more workers than can be drawn: the page is whole, and no large file."""
+    page, numbers = page_of(write_run(tmp_path, records(workers, iterations)))
+    assert len(numbers["figures"]["workers"]) == workers
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+    rows = [row for row in page.rows if row[0].startswith("worker-")]
+    assert len(rows) == min(workers, 200)
+
+
+def test_long_runs_are_thinned(tmp_path):
+    """A page of thousands of iterations is no larger than one of hundreds, and its lines have no gaps."""
+    _, numbers = page_of(write_run(tmp_path, records(2, 4000)))
+    assert (tmp_path / "page.html").stat().st_size < 1_000_000
+    line = numbers["timeline"]["workers"]["worker-0"]["batch_sizes"]
+    assert 200 < len(line) <= 500
+    assert None not in line
+    assert numbers["figures"]["iterations"] == 4000
+
+
+def test_a_run_without_an_iteration_says_so(tmp_path):
+    """There is nothing to draw, but what was run and what happened."""
+    page, numbers = page_of(write_run(tmp_path, [], said=("worker-0 joined, for iteration 0 on",)))
+    assert "no complete iteration" in page.text
+    assert "worker-0 joined" in page.text
+    assert page.tags.count("figure") == 0
+    assert numbers["timeline"]["iterations"] == []
+
+
+def test_names_are_escaped(tmp_path):
+    """A job's name with HTML's special characters appears as it is, and the default file's name is plain."""
+    job = 'a<b>&"/../x'
+    write_run(tmp_path, records(2, 5), job=job, said=("<i>joined</i>",))
+    page, _ = page_of(tmp_path, job)
+    assert "<i>joined</i>" in page.text
+    assert job in page.text
+
+
+def test_a_run_is_named_by_its_job_or_by_its_id(tmp_path, monkeypatch):
+    """A job's name means its last run, and the first characters of an id are enough if one run has them."""
+    monkeypatch.chdir(tmp_path)
+    for run, job, count in (("aa11", "first", 3), ("aa22", "first", 4), ("ab33", "other", 5)):
+        write_run(tmp_path, records(2, count), run=run + 28 * "0", job=job)
+    for wanted, count in (("first", 4), ("aa11", 3), ("ab", 5)):
+        assert page_of(tmp_path, wanted)[1]["figures"]["iterations"] == count
+    ambiguous = report("aa", "--state", tmp_path)
+    assert ambiguous.exit_code == 1
+    assert "run 'aa' is ambiguous" in ambiguous.output
+    assert "aa11" in ambiguous.output
+    assert "aa22" in ambiguous.output
+    assert "ab33" not in ambiguous.output
+    unknown = report("none", "--state", tmp_path)
+    assert unknown.exit_code == 1
+    assert "no run or job 'none'; there are ab33" in unknown.output
+    result = report("other", "--state", tmp_path)
+    assert result.exit_code == 0
+    assert (tmp_path / "runs" / "reports" / "other-ab330000.html").exists()
+
+
+def test_the_runs_are_listed(tmp_path):
+    """Each with its job, its iterations, and why it ended, the last one first."""
+    write_run(tmp_path, records(2, 3), run="aa11" + 28 * "0", job="first")
+    write_run(tmp_path, records(2, 4), run="bb22" + 28 * "0", job="other", ending=None)
+    result = report("--list", "--state", tmp_path)
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
+    assert "not ended" in lines["bb220000"]
+    assert "first" in lines["aa110000"]
+    assert result.output.index("bb220000") < result.output.index("aa110000")
+
+
+def test_a_state_that_cannot_be_read_is_told(tmp_path):
+    """Missing, foreign and damaged files give one line, status 1, and no page."""
+    out = tmp_path / "page.html"
+    missing = report("digits", "--state", tmp_path / "nowhere", "--out", out)
+    assert missing.exit_code == 1
+    assert "there is no such file" in missing.output
+    state = write_run(tmp_path / "state", records(3, 400))
+    content = (state / STATE_FILE).read_bytes()
+    (state / STATE_FILE).write_bytes(content[:8192] + b"\xaa" * (len(content) - 8192))
+    damaged = report("digits", "--state", state, "--out", out)
+    assert damaged.exit_code == 1
+    assert "damaged" in damaged.output
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / STATE_FILE).write_text("no database at all, but a text of some length " * 100)
+    assert report("digits", "--state", foreign, "--out", out).exit_code == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digits",), "give --state or --manager, one of them"),
+        (("digits", "--state", "a", "--manager", "b:1"), "give --state or --manager, one of them"),
+        (("--state", "a"), "name a run, or give --list"),
+        (("digits", "--list", "--state", "a"), "name a run, or give --list"),
+    ],
+)
+def test_wrong_usage_is_told(arguments, message):
+    """The error says what to give."""
+    result = report(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_manager_that_runs_is_asked(tmp_path):
+    """A live manager and its state give the same numbers, while the job runs and after its end."""
+    state, out = tmp_path / "state", tmp_path / "page.html"
+    with serving(ManagerService(ManagerConfig(state=state))) as address:
+        worker = MemberWorker(address, "live")
+        for _ in range(30):
+            worker.iterate()
+        told = tmp_path / "live.json"
+        result = report("live", "--manager", address, "--out", out, "--json", told)
+        assert result.exit_code == 0, result.output
+        live = json.loads(told.read_text())
+        assert (live["facts"]["state"], live["facts"]["predictor"]) == ("running", "ema")
+        assert live["figures"]["iterations"] == 30
+        assert "good joined, for iteration 0 on" in read_page(out).text
+        listed = report("--list", "--manager", address)
+        assert "live" in listed.output
+        assert live["facts"]["run"][:8] in listed.output
+        worker.close()
+        assert report(live["facts"]["run"][:6], "--manager", address, "--out", out).exit_code == 0
+        assert "ended" in read_page(out).text
+        unknown = report("none", "--manager", address, "--out", out)
+        assert unknown.exit_code == 1
+        assert "no run or job 'none'; there are" in unknown.output
+    _, stored = page_of(state, "live")
+    assert stored["facts"]["run"] == live["facts"]["run"]
+    assert stored["facts"]["ended"] is not None
+    assert stored["timeline"] | {"durations": 0} == live["timeline"] | {"durations": 0}
+    assert stored["timeline"]["durations"] == pytest.approx(live["timeline"]["durations"])
+
+
+@pytest.mark.slow
+def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
+    """From the state of a manager that runs, of real workers: first a part, in the end the whole."""
+    state = tmp_path / "state"
+    with LocalCluster(tmp_path / "logs", workers=2, manager_options=("--state", str(state))) as cluster:
+        for name in ("one", "two"):
+            cluster.start_worker(
+                name, LEAST_SQUARES, ("--out", str(tmp_path / f"{name}.npy"), "--iterations", str(TRAINED))
+            )
+
+        def job():
+            with open_state(state) as reader:
+                runs = reader.runs()
+                return runs[0] if runs and reader.last_records(runs[0].run, 1) else None
+
+        name = wait_until(lambda: (state / STATE_FILE).exists() and job(), "a record in the state").job
+        page, numbers = page_of(state, name)
+        assert 1 <= numbers["figures"]["iterations"] <= TRAINED
+        assert "one joined" in page.text
+        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        wait_until(lambda: job().ended is not None, "the end of the run in the state")
+        page, numbers = page_of(state, name)
+    assert numbers["figures"]["iterations"] == TRAINED
+    assert {worker["worker"] for worker in numbers["figures"]["workers"]} == {"one", "two"}
+    assert numbers["facts"]["state"] == "ended"
+    with open_state(state) as reader:
+        kept = reader.records(numbers["facts"]["run"], 0, TRAINED)
+    assert numbers["timeline"]["durations"] == pytest.approx([record.duration for record in kept])
+    for worker in ("one", "two"):
+        assert page.row(worker)[2] == str(kept[-1].workers[worker].batch_size)
+    shutil.rmtree(state)
+
+
+def iteration_of(number, sizes):
+    """An iteration of some workers by their batch sizes."""
+    count = len(sizes)
+    return Iteration(
+        number,
+        0,
+        sum(sizes.values()),
+        0,
+        0.5,
+        tuple(sizes),
+        np.array(list(sizes.values()), dtype=np.int64),
+        *(np.full(count, 0.25) for _ in range(5)),
+    )
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcd"), st.integers(0, 50), min_size=1, max_size=4), max_size=40
+    )
+)
+def test_every_sample_and_every_iteration_is_somebodys(batches):
+    """Whoever comes and goes: samples add up to the batches, iterations are those a worker was in."""
+    tally = Tally()
+    for number, sizes in enumerate(batches):
+        tally.add(iteration_of(number, sizes))
+    presences = {presence.worker: presence for presence in tally.presences}
+    assert sum(p.samples for p in presences.values()) == sum(sum(sizes.values()) for sizes in batches)
+    assert set(presences) == {worker for sizes in batches for worker in sizes}
+    for worker, presence in presences.items():
+        there = [number for number, sizes in enumerate(batches) if worker in sizes]
+        assert (presence.first, presence.last) == (there[0], there[-1])
+        assert presence.iterations == len(there)
+        assert (presence.came, presence.went) == (0.5 * there[0], 0.5 * (there[-1] + 1))
+    assert [change.iteration for change in tally.changes] == sorted(c.iteration for c in tally.changes)
+    assert len(tally.changes) <= tally.splits <= max(0, len(batches) - 1)
+
+
+def test_changes_of_sizes_are_told_and_an_epochs_last_batch_is_none():
+    """A size counts from its first batch on, once a second batch has it."""
+    tally = Tally()
+    for number, size in enumerate([8, 8, 3, 8, 8, 12, 12, 5, 12]):
+        tally.add(iteration_of(number, {"a": size - 1, "b": 1}))
+    assert [(size.iteration, size.samples) for size in tally.sizes] == [(0, 8), (5, 12)]
+
+
+@pytest.mark.parametrize("iterations", [1, 499, 500, 501, 3000])
+def test_every_point_of_a_timeline_is_kept(iterations):
+    """Where a job's timeline has a point, the workers' lines have one."""
+    kept, view = Kept(), JobView()
+    everything = [from_packed(pack(record, None)) for record in records(2, iterations)]
+    view.add(everything)
+    for iteration in everything:
+        kept.add(iteration)
+    points = view.timeline(500).iterations
+    line = kept.timelines(points, ["worker-1", "nobody"])
+    assert None not in line["worker-1"].batch_sizes
+    assert line["nobody"].batch_sizes == [None] * len(points)
