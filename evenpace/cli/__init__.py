@@ -14,6 +14,7 @@ from evenpace.cli.bench_load import bench_load
 from evenpace.cli.chaos import chaos
 from evenpace.cli.dashboard import dashboard
 from evenpace.cli.demo import demo
+from evenpace.cli.doctor import doctor
 from evenpace.cli.experiment import experiment
 from evenpace.cli.figures import fig6, fig7, fig8
 from evenpace.cli.health import health
@@ -64,7 +65,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
-    *(job, status, top, dashboard, report, health, metrics),
+    *(job, status, top, dashboard, report, doctor, health, metrics),
     *(certs, token),
     *(bench, trace, experiment, chaos),
 )

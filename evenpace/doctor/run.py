@@ -1,0 +1,117 @@
+"""Runs all checks at once, and gives each so much time and no more."""
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from evenpace.doctor import (
+    clock,
+    containers,
+    gpu,
+    limits,
+    machine,
+    network,
+    secrets,
+    services,
+    state,
+    versions,
+)
+from evenpace.doctor.findings import Check, Finding, Subject, problem
+
+_SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time of its own
+_STEPS = 6  # of a call that may each take the subject's timeout: name, addresses, TLS, calls
+
+CHECKS: Mapping[str, Check] = {
+    "packages": versions.packages_hidden,
+    "versions": versions.versions,
+    "torch": versions.torch_build,
+    "certificates": secrets.certificates,
+    "token": secrets.token,
+    "clock": clock.synchronised,
+    "time": clock.steady,
+    "open files": limits.open_files,
+    "processes": limits.processes,
+    "CPU": limits.cpu,
+    "threads": limits.threads,
+    "memory": limits.memory,
+    "shared memory": limits.shared_memory,
+    "swap": machine.swap,
+    "load": machine.load,
+    "frequency": machine.governor,
+    "state": state.state,
+    "GPU": gpu.gpu,
+    "loopback": network.loopback,
+    "own name": network.own_name,
+    "interfaces": network.interfaces,
+    "ports": network.ports,
+    "containers": containers.engine,
+}
+
+
+def run(subject: Subject, checks: Mapping[str, Check] | None = None) -> list[Finding]:
+    """What all checks find, in their order.
+
+    Args:
+        subject: What is looked at.
+        checks: By name; left out: `CHECKS`, and one for each service.
+    """
+    seconds = dict.fromkeys(CHECKS if checks is None else checks, _SECONDS)
+    every = dict(CHECKS if checks is None else checks)
+    if checks is None:
+        for name, check in _of_services(subject).items():
+            every[name], seconds[name] = check, _STEPS * subject.timeout
+    running = {name: _Running(name, check, subject) for name, check in every.items()}
+    begun = time.monotonic()
+    found = []
+    for name, one in running.items():
+        found += one.findings(begun + seconds[name], seconds[name])
+    return found
+
+
+def _of_services(subject: Subject) -> dict[str, Check]:
+    called: dict[str, Check] = {}
+    if subject.manager is not None:
+        called[f"manager {subject.manager}"] = partial(services.manager, address=subject.manager)
+    for shard in subject.shards:
+        called[f"shard {shard}"] = partial(services.shard, address=shard)
+    if subject.partitions is not None:
+        called[f"partitions {subject.partitions}"] = partial(services.partitions, address=subject.partitions)
+    return called
+
+
+class _Running:
+    """A check in a thread of its own, which is left alone if it hangs: a dead disk lets nobody go."""
+
+    def __init__(self, name: str, check: Check, subject: Subject) -> None:
+        self._name = name
+        self._found: list[Finding] = []
+        self._thread = threading.Thread(target=self._run, args=(check, subject), daemon=True)
+        self._thread.start()
+
+    def findings(self, deadline: float, seconds: float) -> list[Finding]:
+        """What it has found by then, in seconds of the monotonic clock."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        found = list(self._found)
+        if self._thread.is_alive():
+            found.append(
+                problem(
+                    self._name,
+                    f"the check did not end within {seconds:g} s",
+                    "see what hangs there: a disk, a name server, or a machine that is overloaded",
+                )
+            )
+        return found
+
+    def _run(self, check: Check, subject: Subject) -> None:
+        try:
+            for finding in check(subject):
+                self._found.append(finding)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other checks go on, and its reader hears of it
+            self._found.append(
+                problem(
+                    self._name,
+                    f"the check failed: {type(error).__name__}: {error}",
+                    "tell evenpace's developers; what this check looks at is not known",
+                )
+            )

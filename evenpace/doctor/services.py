@@ -1,0 +1,275 @@
+"""Whether a service can be reached, is what it should be, and lets this side in."""
+
+import contextlib
+import datetime
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import evenpace
+import idl
+from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
+from evenpace.doctor.reach import reach, shake_hands
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    EvenpaceError,
+    InvalidRequestError,
+    NotMemberError,
+    ProtocolError,
+    UnauthorisedError,
+    UnavailableError,
+)
+from rpc.tokens import ALL_JOBS, Token
+
+_NOBODY = "evenpace-doctor"  # neither a job nor a worker has this name
+_CALLS = 5  # whose times are taken
+_SLOW = 0.02  # seconds for a call and its answer: much, beside iterations of tenths of a second
+_CLOCKS_APART = 1.0  # seconds
+
+
+def manager(subject: Subject, address: Address) -> Iterator[Finding]:
+    """A manager."""
+    wire = idl.batchsize_manager
+
+    def ask(client: Client, job: str) -> None:
+        client.call("history", wire.HistoryRequest(job=job, first_iteration=0, limit=1))
+
+    yield from _service(subject, address, _Kind("manager", wire.BatchSizeManager, ask, _told_by_manager))
+
+
+def shard(subject: Subject, address: Address) -> Iterator[Finding]:
+    """A shard of the parameter server."""
+    wire = idl.parameter_server
+
+    def ask(client: Client, job: str) -> None:
+        identity = idl.common.Identity(f"{job}/{_NOBODY}", _NOBODY, _NOBODY)
+        client.call("pull", wire.PullRequest(identity=identity, version=-1))
+
+    yield from _service(
+        subject, address, _Kind("parameter server", wire.ParameterServer, ask, lambda *_: iter(()))
+    )
+
+
+def partitions(subject: Subject, address: Address) -> Iterator[Finding]:
+    """A DataPartitionManager."""
+    wire = idl.data_partition
+
+    def ask(client: Client, job: str) -> None:
+        identity = idl.common.Identity(job, _NOBODY, _NOBODY)
+        try:
+            # Nobody joins without samples. A manager has methods of the same names, but in this one it misses
+            # something else.
+            client.call("join", wire.JoinRequest(identity=identity, address="127.0.0.1:1", samples=0))
+        except InvalidRequestError as error:
+            if not str(error).startswith("samples"):
+                raise ProtocolError("no method 'join' of samples; BatchSizeManager has another") from error
+
+    yield from _service(
+        subject,
+        address,
+        _Kind("DataPartitionManager", wire.DataPartitionManager, ask, lambda *_: iter(())),
+    )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of service.
+
+    Attributes:
+        name: In words.
+        definition: Its Thrift service.
+        ask: Makes a call about a job, which costs the service nothing.
+        more: What else can be found out by calls.
+    """
+
+    name: str
+    definition: type
+    ask: Callable[[Client, str], None]
+    more: Callable[[Client, str, str], Iterator[Finding]]
+
+
+def _service(subject: Subject, address: Address, kind: _Kind) -> Iterator[Finding]:
+    about = f"{kind.name} {address}"
+    reached = yield from reach(subject, address, about)
+    if not reached:
+        return
+    if subject.credentials.tls and not (yield from shake_hands(subject, address, about)):
+        return
+    yield from _call(subject, address, about, kind)
+
+
+# -- calls
+
+
+def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterator[Finding]:
+    """Whether the service answers as one of its kind, and lets this side in."""
+    job = _job(subject.credentials)
+    try:
+        client = Client(
+            kind.definition,
+            address,
+            kind.name,
+            connect_timeout=subject.timeout,
+            call_timeout=subject.timeout,
+            credentials=subject.credentials,
+        )
+    except EvenpaceError as error:
+        yield problem(about, str(error), "give credentials that can be used")
+        return
+    try:
+        times = []
+        for _ in range(_CALLS):
+            begun = time.perf_counter()
+            with contextlib.suppress(InvalidRequestError, NotMemberError):  # no such job: a sign of life
+                kind.ask(client, job)
+            times.append(time.perf_counter() - begun)
+        typical = statistics.median(times)
+        if typical > _SLOW:
+            yield warning(
+                about,
+                f"a call takes {milliseconds(typical)}",
+                "see the network and the service's load: each iteration needs several calls in turn",
+            )
+        else:
+            yield ok(about, f"a call takes {milliseconds(typical)}")
+        yield from kind.more(client, job, about)
+    except UnauthorisedError as error:
+        yield _unauthorised(subject, about, error)
+    except ProtocolError as error:
+        yield _of_another_kind(subject, address, about, error)
+    except (ConnectionLostError, DeadlineExceededError, UnavailableError) as error:
+        who = _web_server(subject, address)
+        if who:
+            yield _web(about, who)
+        else:
+            yield problem(about, str(error), "see its log; restart it, if it is frozen")
+    finally:
+        client.close()
+
+
+def _job(credentials: Credentials) -> str:
+    """A job that this side may ask for."""
+    try:
+        job = Token.parse(credentials.read_token()).job
+    except EvenpaceError:
+        return _NOBODY
+    return _NOBODY if job == ALL_JOBS else job
+
+
+def _unauthorised(subject: Subject, about: str, error: UnauthorisedError) -> Finding:
+    said = str(error)
+    if "asks for a job's token" in said:
+        return problem(about, "asks for a job's token, and none was given", "give one with --token-file")
+    if "does not take this side's certificate" in said:
+        return problem(about, said, "use a certificate of the authority that the service trusts")
+    return problem(
+        about, f"does not let this side in: {said}", "issue a token with the service's own key file"
+    )
+
+
+def _of_another_kind(subject: Subject, address: Address, about: str, error: ProtocolError) -> Finding:
+    said = str(error)
+    if "speaks TLS" in said:
+        return problem(about, "speaks TLS", "give --tls, with a folder from `evenpace certs issue`")
+    if "no method" in said:
+        other = said.rpartition("; ")[2].partition(" has ")[0]
+        return problem(
+            about,
+            f"is another service, {other}",
+            "see which address is whose: --manager, --ps, --partitions",
+        )
+    who = _web_server(subject, address)
+    if who:
+        return _web(about, who)
+    return problem(
+        about, f"is no service of evenpace's: {said}", "see what listens on that port, and who calls it so"
+    )
+
+
+def _web(about: str, who: str) -> Finding:
+    return problem(about, f"is a web server{who}, no service of evenpace's", "see which port the service has")
+
+
+def _web_server(subject: Subject, address: Address) -> str:
+    """How a web server presents itself; empty if there is none."""
+    try:
+        with socket.create_connection(address, timeout=subject.timeout) as connection:
+            connection.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+            said = connection.recv(4096)
+    except OSError:
+        return ""
+    if not said.startswith(b"HTTP/"):
+        return ""
+    for line in said.split(b"\r\n"):
+        if line.lower().startswith(b"server:"):
+            return f" ({line.partition(b':')[2].strip().decode('ascii', 'replace')})"
+    return " "
+
+
+# -- what only a manager says
+
+
+def _told_by_manager(client: Client, job: str, about: str) -> Iterator[Finding]:
+    """Its version, and whether its clock is ours."""
+    wire = idl.batchsize_manager
+    mine = None if job == _NOBODY else job
+    try:
+        asked = time.time()
+        told = client.call("jobs", wire.JobsRequest(job=mine))
+        answered = time.time()
+    except InvalidRequestError:
+        yield note(about, f"no job {job!r} is known there, so its version cannot be asked for")
+        return
+    except ProtocolError as error:
+        if "no method" not in str(error):
+            raise
+        yield warning(
+            about, f"is older than this version, {evenpace.__version__}", "run the same version everywhere"
+        )
+        return
+    if told.version == evenpace.__version__:
+        yield ok(about, f"runs version {told.version}, since {_ago(told.uptime)}; jobs: {len(told.jobs)}")
+    else:
+        yield warning(
+            about,
+            f"runs version {told.version}, but this is {evenpace.__version__}",
+            "run the same version everywhere",
+        )
+    for one in told.jobs:
+        apart = _apart(client, one, told.uptime, (asked, answered))
+        if apart is not None and abs(apart) > _CLOCKS_APART:
+            yield warning(
+                about,
+                f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this machine's",
+                "run an NTP service on both machines",
+            )
+            return
+        if apart is not None:
+            yield ok(about, "its clock and this machine's agree")
+            return
+
+
+def _apart(client: Client, job: Any, uptime: float, between: tuple[float, float]) -> float | None:
+    """How far the manager's clock is ahead of ours, in seconds, by a job's first event; None without that.
+
+    The event's time is by the manager's clock; the job's age says how long ago that was. A job that another
+    manager began is as old as this manager, and has older events.
+    """
+    if job.age > uptime - 1.0:
+        return None
+    events = client.call("status", idl.batchsize_manager.StatusRequest(job=job.job, events_after=-1)).events
+    if not events or events[0].number != 0:
+        return None
+    now_there = float(events[0].at + job.age)
+    return now_there - sum(between) / 2
+
+
+def _ago(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
