@@ -22,6 +22,7 @@ from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
 from evenpace.cli.observing import metrics
 from evenpace.cli.overview import status, top
+from evenpace.cli.paper_figures import paper_figures
 from evenpace.cli.partitions import partitions
 from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
@@ -73,7 +74,7 @@ for _command in _COMMANDS:
     cli.add_command(_command)
 for _command in (bench_load, bench_hostile):
     bench.add_command(_command)
-for _command in (fig6, fig7, fig8):
+for _command in (fig6, fig7, fig8, paper_figures):
     experiment.add_command(_command)
 
 
