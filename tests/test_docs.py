@@ -2,8 +2,7 @@
 
 import re
 import shlex
-import textwrap
-from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -11,19 +10,12 @@ import pytest
 from batchsize_manager.policies import Member, Observation
 from batchsize_manager.rounding import Bounds
 from evenpace.cli import cli
-
-ROOT = Path(__file__).parent.parent
-DOCUMENTS = [
-    path
-    for path in sorted(ROOT.rglob("*.md"))
-    if not any(part.startswith(".") or part in {"runs", "build"} for part in path.relative_to(ROOT).parts)
-]
+from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks
 
 
 def fenced(path, language):
-    """The fenced blocks of a document that are marked with a language, without their indentation."""
-    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```", path.read_text(), re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(block) for block in blocks]
+    """The blocks of a document that are marked with a language and that readers see."""
+    return [block.text for block in blocks(path) if block.language == language and not block.hidden]
 
 
 def commands():
@@ -57,13 +49,31 @@ def test_links_lead_somewhere(path):
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands_parse(words):
     """Every command line that the documents show names a command and options that there are."""
-    command, arguments = cli, list(words)
+    command, name, arguments = cli, "evenpace", list(words)
     while isinstance(command, click.Group):
+        if arguments == ["--help"]:
+            return
+        group = click.Context(command, info_name=name)
+        arguments = command.make_parser(group).parse_args(arguments)[
+            1
+        ]  # what follows the group's own options
         name = arguments.pop(0)
         command = command.commands[name]
     context = command.make_context(name, arguments)
     if name == "worker":  # an option that it did not know would be taken for the script
         assert context.params["script"].suffix == ".py"
+
+
+def test_options_in_the_text_exist():
+    """Whatever the documents call `--an-option` is one of some command of evenpace."""
+    commands, ours = [cli], {"--help"}
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        ours |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        quoted = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text()))
+        assert quoted <= ours, path.name
 
 
 def test_the_documents_show_commands():
@@ -99,3 +109,44 @@ def test_the_example_of_a_policy_splits_exactly():
     policy.set_members([Member("b", Bounds()), Member("d", Bounds())])
     for total in range(1, 200):
         assert sum(policy.split(total).counts) == total
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_block_says_what_it_is(path):
+    """Every block of a document is in a language that tests run, or one that is shown only."""
+    for block in blocks(path):
+        assert block.language in (*RUN, *SHOWN), block.place
+
+
+def test_a_block_is_skipped_for_a_good_reason_only(capsys):
+    """What tests do not run says why, for a reason from a short list, and which test runs the like of it."""
+    found = [block for path in DOCUMENTS for block in blocks(path) if block.language in RUN]
+    skipped = [block for block in found if "skip" in block.directives]
+    for block in skipped:
+        reason = block.directives["skip"]
+        matches = [match for pattern in REASONS if (match := re.fullmatch(pattern, reason))]
+        assert matches, f"{block.place}: {reason}"
+        for names in matches[0].groupdict().values():
+            for name in names.split(" and "):
+                path, _, function = name.partition("::")
+                assert not function or f"def {function}(" in (ROOT / path).read_text(), (
+                    f"{block.place}: {name}"
+                )
+                assert (ROOT / path).is_file(), f"{block.place}: {name}"
+    with capsys.disabled():
+        click.echo(
+            f"\n{len(found)} blocks of commands and Python in the documents; {len(skipped)} are not run:"
+        )
+        for block in skipped:
+            click.echo(f"  {block.place}: {block.directives['skip']}")
+    assert len(skipped) < len(found) / 2
+
+
+def test_links_to_others_are_well_formed():
+    """Every link that leads out of the repository is an https address; whether it answers is not asked."""
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\((\w+:[^)]*)\)", path.read_text()):
+            address = urlsplit(target)
+            assert address.scheme == "https", target
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", address.netloc), target
+            assert not re.search(r"\s", target), target

@@ -1,0 +1,216 @@
+"""Runs the blocks of a document in order: commands in terminals, Python as programs, in a folder made for it.
+
+The machines that a document speaks of are addresses of the loopback device here.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.documents import ROOT, Block
+from tests.terminal import Terminal, without_styles
+
+MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
+EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
+LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
+SECONDS = 300.0  # for any one block
+PORTS = re.compile(r"\b(4[345]\d\d|80\d\d|90\d\d)\b")
+
+_SERVICE = re.compile(r"^ *evenpace (?:manager|ps|partitions)\b", re.MULTILINE)
+
+
+class Page:
+    """One document that is gone through.
+
+    Args:
+        blocks: Of the document, in order.
+        folder: An empty one, where it is gone through.
+    """
+
+    def __init__(self, blocks: Sequence[Block], folder: Path) -> None:
+        self._blocks = blocks
+        self._folder = folder
+        self._terminals: list[Terminal] = []
+        self._program: list[Block] = []
+        _furnish(folder)
+        self._environment = _environment(folder)
+        self._main = self._terminal()
+
+    def run(self) -> None:
+        """Run everything.
+
+        Raises:
+            AssertionError: A block did not do what it should.
+        """
+        _check_ports(self._blocks)
+        try:
+            for block in self._blocks:
+                self._take(block)
+            self._run_program()
+        except BaseException:
+            for terminal in reversed(self._terminals):
+                terminal.close()
+            raise
+        self._stop()
+        self._main.close()
+
+    def _take(self, block: Block) -> None:
+        if block.language == "python" and block.runs:
+            if "new" in block.directives:
+                self._run_program()
+            self._program.append(block)
+            return
+        if block.language == "bash" or "prints" in block.directives:
+            self._run_program()
+        if "file" in block.directives:
+            path = self._folder / block.directives["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif "prints" in block.directives:
+            self._wait_for_lines(block)
+        elif block.language == "bash" and block.runs:
+            self._run_commands(block)
+
+    def _run_commands(self, block: Block) -> None:
+        script = self._substituted(block)
+        if "stop" in block.directives:
+            self._stop()
+        if "background" in block.directives:
+            self._run_in_background(script, block.directives.get("until"))
+        elif "terminals" in block.directives:
+            self._run_side_by_side(script.replace("\\\n", " ").splitlines())
+        elif "expect" in block.directives:
+            status = block.directives["expect"]
+            script = f"actual=0\n(\n{script}\n) || actual=$?\necho status $actual\n[ $actual = {status} ]"
+            self._main.run(script, SECONDS)
+        else:
+            self._main.run(script, SECONDS)
+
+    def _run_in_background(self, script: str, until: str | None = None) -> None:
+        terminal = self._terminal()
+        terminal.start(script)
+        listening = {"listening on": len(_SERVICE.findall(script))}
+        terminal.wait_for(listening | ({until: 1} if until else {}), SECONDS)
+
+    def _run_side_by_side(self, lines: Sequence[str]) -> None:
+        ends = []
+        for line in lines:
+            if _SERVICE.search(line):
+                self._run_in_background(line)
+            else:
+                terminal = self._terminal()
+                ends.append((terminal, terminal.start(line)))
+        for terminal, status in ends:
+            terminal.wait_for_end(status, SECONDS)
+
+    def _stop(self) -> None:
+        """Stop everything, as by Ctrl-C in each terminal: the last that was started first."""
+        killed = [name for terminal in reversed(self._terminals) for name in terminal.close()]
+        assert not killed, f"did not stop by Ctrl-C: {killed}"
+        self._main = self._terminal()
+
+    def _run_program(self) -> None:
+        """Run the Python blocks so far as one program, whose line numbers are the document's."""
+        if not self._program:
+            return
+        lines: list[str] = []
+        for block in self._program:
+            text = self._substituted(block).splitlines()
+            lines += [""] * (block.line - 1 - len(lines))
+            lines += text
+        first = self._program[0]
+        path = self._folder / f"{first.path.stem}_{first.line}.py"
+        path.write_text("\n".join(lines) + "\n")
+        self._program = []
+        self._main.run(f"python {path.name}", SECONDS)
+
+    def _wait_for_lines(self, block: Block) -> None:
+        wanted = {line: _loosely(line.strip()) for line in block.text.splitlines() if line.strip()}
+        deadline = time.monotonic() + SECONDS
+        while missing := [
+            line for line, pattern in wanted.items() if not re.search(pattern, self._printed())
+        ]:
+            said = f"{block.place}: {missing} not printed, but:\n{self._printed()}"
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+
+    def _printed(self) -> str:
+        return "\n".join(without_styles(terminal.printed()) for terminal in self._terminals)
+
+    def _substituted(self, block: Block) -> str:
+        here = MACHINES[block.directives.get("on", "10.0.0.1")]
+        text = block.text.replace(EVERYWHERE, here)
+        for machine, address in MACHINES.items():
+            text = text.replace(machine, address)
+        text = re.sub(r"\bHOST\b", MACHINES["10.0.0.1"], text)
+        return text.replace("/var/lib/", f"{self._folder}/var/")
+
+    def _terminal(self) -> Terminal:
+        terminal = Terminal(self._folder, f"terminal-{len(self._terminals)}", self._environment)
+        self._terminals.append(terminal)
+        return terminal
+
+
+def _loosely(line: str) -> str:
+    """A pattern of a line, for which any number stands for any other, and `...` for anything."""
+    pieces = re.split(r"(\d+(?:\.\d+)?|\.\.\.|\s+)", line)
+    return "".join(map(_loosely_piece, pieces))
+
+
+def _loosely_piece(piece: str) -> str:
+    if piece == "...":
+        return ".*?"
+    if piece[:1].isdigit():
+        return r"[\d.]+"
+    return r"\s+" if piece.isspace() else re.escape(piece)
+
+
+def _furnish(folder: Path) -> None:
+    """What a document expects to find: the repository's files, a script of the user's, and the command."""
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "examples" / "train_digits_evenpace.py", folder / "train.py")
+    binaries = folder / ".bin"
+    binaries.mkdir()
+    command = binaries / "evenpace"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evenpace "$@"\n')
+    command.chmod(0o755)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    path = [str(folder / ".bin"), str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    return environment | {
+        "PATH": ":".join(path),
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "100",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _check_ports(blocks: Sequence[Block]) -> None:
+    """See that what the document's services listen on is free.
+
+    Raises:
+        AssertionError: Something of somebody else listens there.
+    """
+    ports = {int(port) for block in blocks if block.runs for port in PORTS.findall(block.text)}
+    ports |= (
+        {4300, 4400, 4500} if any(_SERVICE.search(block.text) for block in blocks if block.runs) else set()
+    )
+    for address in MACHINES.values():
+        for port in sorted(ports):
+            with contextlib.closing(socket.socket()) as attempt:
+                attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    attempt.bind((address, port))
+                except OSError as error:
+                    raise AssertionError(
+                        f"{address}:{port} is in use, but the document needs it: stop what listens there"
+                    ) from error
