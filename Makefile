@@ -9,13 +9,15 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-.PHONY: help demo test test-containers check bench images image-contention base-image clean
+.PHONY: help demo test test-containers check bench figures docs images image-contention base-image clean
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
 	@echo "make test   run all tests but those with containers"
 	@echo "make check  run the linters, the format check and the type check"
 	@echo "make bench  measure the manager's rounds and the parameter server's transfers"
+	@echo "make figures  run the paper's table and figures in small, and draw them in one page"
+	@echo "make docs   build the documentation site, runs/site/index.html"
 	@echo "make clean  remove the environment and what runs have left"
 	@echo "With a container engine:"
 	@echo "make images            build the images for docker-compose up"
@@ -42,6 +44,13 @@ bench: $(VENV)/ready
 	@mkdir -p runs
 	$(BIN)/evenpace bench rpc --json runs/bench-rpc.json
 	$(BIN)/evenpace bench ps --json runs/bench-ps.json
+
+figures: $(VENV)/ready
+	$(BIN)/evenpace experiment paper
+
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The site is in runs/site; open runs/site/index.html."
 
 images: $(VENV)/ready
 	docker/fetch-wheels $(BIN)/pip

@@ -35,13 +35,19 @@ print(digest.hexdigest())
 """
 
 
-def docker(*arguments: str, timeout: float = 60.0) -> str:
+def docker(*arguments: str, timeout: float = 240.0) -> str:
     """What a command of Docker's prints; its errors are ours."""
     done = subprocess.run(
         ["docker", *arguments], capture_output=True, text=True, check=False, timeout=timeout
     )
     assert not done.returncode, f"docker {' '.join(arguments)}: {done.stderr.strip()}"
     return done.stdout.strip()
+
+
+def frozen(container: str) -> bool:
+    """Try to freeze a container; whether it stands still. On a busy machine the engine gives up at times."""
+    subprocess.run(["docker", "pause", container], capture_output=True, check=False, timeout=240)
+    return docker("inspect", "--format", "{{.State.Paused}}", container) == "true"
 
 
 def why_not() -> str | None:
@@ -153,8 +159,9 @@ class Cluster:
         self._folder.chmod(0o777)  # the images' user is not ours
         try:
             docker("network", "create", "--internal", "--label", self._label, self._name)
-            self.manager = self._start("manager", "manager", [], ["--workers", str(self._workers)])
-            self.ps = self._start("ps", "ps", [], [])
+            service = ["--insecure", "--state", "/var/lib/evenpace"]
+            self.manager = self._start("manager", "manager", [], [*service, "--workers", str(self._workers)])
+            self.ps = self._start("ps", "ps", [], service)
         except BaseException:
             remove(self._label)
             raise

@@ -1,4 +1,4 @@
-"""What happens to a job when a container goes: a worker's, the manager's."""
+"""What happens to a job when a container goes: a worker's, the manager's, a shard's."""
 
 import numpy as np
 import pytest
@@ -32,37 +32,29 @@ def test_a_killed_worker_is_replaced(tmp_path, wait_until):
     assert len(teams) == epochs * 8
     assert teams[0] == {"w0", "w1", "w2"}
     assert {"w0", "w2", "w3"} in teams
-    # All but the one iteration in which the worker was killed are whole.
-    sums = [sum(part.batch_size for part in r.workers) == r.total for r in observer.iterations]
-    assert sums.count(False) <= 1
+    for record in observer.iterations:  # what the killed one left undone was redone
+        assert sum(part.batch_size for part in record.workers) == record.total
     results = [np.load(tmp_path / "out" / f"{name}.npy") for name in workers]
     assert np.isfinite(results[0]).all()
     assert all(np.array_equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("how", ["asked to stop", "killed"])
-def test_the_managers_container_is_restarted(tmp_path, wait_until, how):
-    """The running job ends with an error that says why, and the next job trains as ever.
-
-    The manager keeps its jobs in memory, so a new one knows nothing of them.
-    """
+@pytest.mark.parametrize("service", ["manager", "ps"])
+def test_a_services_container_is_restarted(tmp_path, wait_until, service, how):
+    """The job goes on where it was, and ends with the parameters of one process."""
     with Cluster(tmp_path / "out", workers=2) as cluster:
-        workers = [cluster.start_worker(name, "--epochs", "100000") for name in ("w0", "w1")]
+        workers = {name: cluster.start_worker(name, "--epochs", "60") for name in ("w0", "w1")}
         observer = cluster.observer()
         wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations", 120)
-        started = cluster.manager.inspect("State.StartedAt")
+        container = getattr(cluster, service)
+        started = container.inspect("State.StartedAt")
         if how == "killed":
-            docker("kill", cluster.manager.id)
-            assert cluster.manager.wait() == KILLED
-            docker("start", cluster.manager.id)
+            docker("kill", container.id)
+            assert container.wait() == KILLED
+            docker("start", container.id)
         else:
-            docker("restart", "--time", "30", cluster.manager.id)
-        assert cluster.manager.inspect("State.StartedAt") != started
-        assert [worker.wait(60) for worker in workers] == [1, 1]
-        for worker in workers:
-            assert "there is no job 'default'; join first" in worker.logs()
-        assert not list((tmp_path / "out").iterdir())
-
-        workers = {name: cluster.start_worker(name) for name in ("w2", "w3")}
-        assert [worker.wait() for worker in workers.values()] == [0, 0]
-    assert_as_alone(tmp_path / "out", workers)
+            docker("restart", "--time", "30", container.id)
+        assert container.inspect("State.StartedAt") != started
+        assert [worker.wait(240) for worker in workers.values()] == [0, 0]
+    assert_as_alone(tmp_path / "out", workers, epochs=60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.containers.engine import IMAGES, Cluster, docker
+from tests.containers.engine import IMAGES, Cluster, docker, frozen
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
@@ -34,8 +34,7 @@ def test_a_worker_without_its_parameter_server_is_not_healthy(tmp_path, wait_unt
     with Cluster(tmp_path / "out", workers=2, options=OFTEN) as cluster:
         worker = cluster.start_worker("w0")
         wait_until(lambda: health(worker) == "healthy", "the worker's health")
-        docker("pause", cluster.ps.id)
-        assert cluster.ps.inspect("State.Status") == "paused"
+        wait_until(lambda: frozen(cluster.ps.id), "the engine to freeze it")
         wait_until(lambda: health(worker) == "unhealthy", "the worker's unhealthiness")
         docker("unpause", cluster.ps.id)
         wait_until(lambda: health(worker) == "healthy", "the worker's health again")

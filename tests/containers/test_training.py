@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from tests.containers.engine import Cluster
-from tests.test_training import train_alone
+from tests.test_training import EPOCHS, train_alone
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
 BITS_PER_SECOND = 256_000
 
 
-def assert_as_alone(folder, names):
+def assert_as_alone(folder, names, epochs=EPOCHS):
     """All workers' final parameters are those of one process on the whole batches, to rounding."""
-    alone = train_alone("sgd")
+    alone = train_alone("sgd", epochs=epochs)
     for name in names:
         assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-9
 
