@@ -68,47 +68,52 @@ def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]"
         popen.stdout.close()
 
 
-class RestartableManager:
-    """A real `evenpace manager` that a test kills and starts again: on one port, with one state.
+class RestartableService:
+    """A real service that a test kills and starts again, on one port; it ends with the test.
 
     Args:
-        folder: Its `--state`.
-        options: More of its options.
+        arguments: Of `evenpace`, but for `--listen`.
 
     Attributes:
-        address: Where it listens; nobody else gets it while no manager has it.
+        address: Where it listens; nobody else gets it while the service is away.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.address = address_of_our_own()
-        self._arguments = ("--listen", str(self.address), "--state", str(folder), *options)
+        self._command = [sys.executable, "-m", "evenpace", *arguments, "--listen", str(self.address)]
         self._popen: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "RestartableManager":
+    def __enter__(self) -> "RestartableService":
         self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.end(signal.SIGTERM)
+        if self._popen is not None:
+            end_process(self._popen)
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "evenpace", "manager", *self._arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self._popen.stdout is not None
         assert self._popen.stdout.readline() == f"{LISTENING}{self.address}\n"
-
-    def end(self, number: signal.Signals) -> int:
-        """Send it a signal, and wait for its end; its exit status."""
-        assert self._popen is not None
-        assert self._popen.stdout is not None
-        status = ends_with(self._popen, number)
         self._popen.stdout.close()
-        return status
+
+    def stop(self) -> int:
+        """Ask it to end, and wait until it has; its exit status."""
+        assert self._popen is not None
+        return ends_with(self._popen, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Let it have no time to do anything."""
+        assert self._popen is not None
+        assert ends_with(self._popen, signal.SIGKILL) == -signal.SIGKILL
+
+
+def restartable_manager(folder: Path, *options: str) -> RestartableService:
+    """A real `evenpace manager` that keeps its state in a folder."""
+    return RestartableService("manager", "--state", str(folder), *options)
 
 
 def address_of_our_own() -> Address:

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -25,9 +24,9 @@ from tests.least_squares import SPEC, Worker, services
 from tests.scripts.train_least_squares import FEATURES, RATE, mean_gradient
 from tests.services import (
     MemberWorker,
-    RestartableManager,
     join_request,
     manager_service,
+    restartable_manager,
     serving,
     shard_service,
     with_token,
@@ -225,13 +224,13 @@ def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
 def test_changes_outlive_the_manager(tmp_path, wait_until):
     """Killed and started again, it knows them all: the job goes on with them, and is still paused."""
     with (
-        RestartableManager(tmp_path / "state", "--workers", "2", "--policy", "even") as manager,
+        restartable_manager(tmp_path / "state", "--workers", "2", "--policy", "even") as manager,
         serving(shard_service()) as shard,
     ):
         client = Operator(manager.address)
 
         def again():
-            manager.end(signal.SIGKILL)
+            manager.kill()
             manager.start()
 
         def change():
@@ -270,8 +269,14 @@ def test_changes_outlive_the_manager(tmp_path, wait_until):
 def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager(tmp_path):
     """Killed before the change takes place: it still does, and no sample is left out or used twice."""
     with (
-        RestartableManager(
-            tmp_path / "state", "--workers", "2", "--policy", "even", "--lookahead", "3"
+        restartable_manager(
+            tmp_path / "state",
+            "--workers",
+            "2",
+            "--policy",
+            "even",
+            "--lookahead",
+            "3",
         ) as manager,
         serving(shard_service()) as shard,
     ):
@@ -282,7 +287,7 @@ def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager
             said.append(client.set_total_batch_size(JOB, 24))
             reached = workers[0].session.assignment.iteration
             assert int(re.search(r"from iteration (\d+) on", said[0])[1]) > reached + 1
-            manager.end(signal.SIGKILL)
+            manager.kill()
             manager.start()
 
         gate = threading.Barrier(2)

@@ -21,7 +21,7 @@ from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from rpc.address import Address
 from tests.live_pages import Page, Uneven, managed_page, page_of
-from tests.services import MemberWorker, RestartableManager, has_ended, manager_service, serving
+from tests.services import MemberWorker, has_ended, manager_service, restartable_manager, serving
 
 STATIC = Path(__file__).parent.parent / "evenpace" / "dashboard" / "static"
 
@@ -183,13 +183,16 @@ def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
 
 def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until):
     """While the manager is away the page shows what it knew and says so; then it goes on by itself."""
-    with RestartableManager(tmp_path / "state") as manager, page_of(tmp_path, manager.address) as page:
+    with (
+        restartable_manager(tmp_path / "state") as manager,
+        page_of(tmp_path, manager.address) as page,
+    ):
         worker = MemberWorker(manager.address, "kept")
         for _ in range(3):
             worker.iterate()
         wait_until(lambda: page.shows("kept", iterations=3), "its iterations")
         with page.events("kept") as events:
-            manager.end(signal.SIGKILL)
+            manager.kill()
             error = next(value["error"] for name, value in events if name == "page" and value["error"])
             assert str(manager.address) in error
             assert page.get("/healthz")["manager"] == "unreachable"

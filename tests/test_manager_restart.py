@@ -3,7 +3,6 @@
 import contextlib
 import math
 import random
-import signal
 import sqlite3
 import threading
 import uuid
@@ -21,10 +20,10 @@ from batchsize_manager.synchronisation import Synchronisation
 from rpc.client import Client
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from tests.services import (
-    RestartableManager,
     in_threads,
     join_request,
     manager_process,
+    restartable_manager,
     serving,
     signalled_process,
 )
@@ -209,7 +208,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
     kills = [at + random.randrange(50) for at in (40, 110, 180)]
     bounds = [version + random.randrange(1, 4) for version in kills]  # lest they are past it by then
     tape.hold(bounds[0])
-    with RestartableManager(tmp_path, "--workers", "2") as manager:
+    with restartable_manager(tmp_path, "--workers", "2") as manager:
         fast, slow = (
             Worker(manager.address, "fast", tape, 300.0),
             Worker(manager.address, "slow", tape, 100.0),
@@ -218,7 +217,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
         def kill():
             for version, following in zip(kills, [*bounds[1:], math.inf], strict=True):
                 tape.wait_for(version)
-                assert manager.end(signal.SIGKILL) == -signal.SIGKILL
+                manager.kill()
                 tape.hold(following)
                 manager.start()
 
@@ -244,13 +243,13 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
 def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
     """After SIGTERM each iteration is in the history, and the job goes on with the next."""
     tape = Tape()
-    with RestartableManager(tmp_path) as manager:
+    with restartable_manager(tmp_path) as manager:
         worker = Worker(manager.address, "w", tape)
         reply = worker.join()
         for _ in range(50):
             tape.push(reply.assignment)
             reply = worker.report(reply.assignment)
-        assert manager.end(signal.SIGTERM) == 0
+        assert manager.stop() == 0
         manager.start()
         asking = client(manager.address)
         assert iterations(asking) == list(range(50))

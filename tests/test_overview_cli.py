@@ -20,7 +20,7 @@ from evenpace.cli import cli
 from rpc import tokens
 from rpc.credentials import Credentials
 from rpc.server import Security
-from tests.services import MemberWorker, RestartableManager, address_of_our_own, manager_service, serving
+from tests.services import MemberWorker, address_of_our_own, manager_service, restartable_manager, serving
 
 
 def run(*arguments):
@@ -257,9 +257,12 @@ def test_top_fits_the_terminal_whatever_its_size(wait_until):
 @pytest.mark.slow
 def test_top_outlives_its_manager(tmp_path, wait_until):
     """While the manager is away it says since when; then it goes on."""
-    with RestartableManager(tmp_path) as manager, terminal("--manager", manager.address) as screen:
+    with (
+        restartable_manager(tmp_path) as manager,
+        terminal("--manager", manager.address) as screen,
+    ):
         wait_until(lambda: screen.shows("no jobs"), "the list")
-        manager.end(signal.SIGKILL)
+        manager.kill()
         wait_until(lambda: screen.shows(r"cannot be reached since \d"), "the notice")
         manager.start()
         wait_until(lambda: not screen.shows("cannot be reached"), "the end of the notice")

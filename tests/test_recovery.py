@@ -13,59 +13,26 @@ import pytest
 
 from batchsize_manager.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.cluster import LISTENING, end_process
+from evenpace.cluster import end_process
 from evenpace.observer import Observer
 from rpc.errors import DeadlineExceededError
 from tests.least_squares import Worker, trained_alone
 from tests.scripts import freeze_and_run, train_float64, train_least_squares
-from tests.services import address_of_our_own, is_frozen, serving, shard_service
+from tests.services import (
+    RestartableService,
+    address_of_our_own,
+    is_frozen,
+    restartable_manager,
+    serving,
+    shard_service,
+)
 from tests.test_training import train_alone
 from worker.shards import Shards
 
 FREEZE_AND_RUN = Path(freeze_and_run.__file__)
 FLOAT64, LEAST_SQUARES = Path(train_float64.__file__), Path(train_least_squares.__file__)
 ITERATIONS = 60
-
-
-class Service:
-    """A real service that may be killed, and started again where it was.
-
-    Args:
-        arguments: Of `evenpace`.
-    """
-
-    def __init__(self, *arguments):
-        self._arguments = arguments
-        self.address = address_of_our_own()
-        self.start()
-
-    def start(self):
-        """Start it, and wait until it listens."""
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "evenpace", *self._arguments, "--listen", str(self.address)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._popen.stdout.readline() == f"{LISTENING}{self.address}\n"
-
-    def kill(self):
-        """Let it have no time to do anything."""
-        self._popen.kill()
-        self._popen.wait()
-        self._popen.stdout.close()
-
-    def close(self):
-        """End it."""
-        end_process(self._popen)
-        self._popen.stdout.close()
-
-
-@contextlib.contextmanager
-def service(*arguments):
-    """A service that ends with the test."""
-    with contextlib.closing(Service(*arguments)) as running:
-        yield running
+TWO_EVENLY = ("--workers", "2", "--policy", "even")
 
 
 def once(iteration, action):
@@ -241,7 +208,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lo
     with (
         in_process_manager(3, lookahead=lookahead) as manager,
         shards_here(tmp_path, count=1, every=5) as shards,
-        service("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
+        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
     ):
 
         def again():
@@ -262,9 +229,9 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
     """Killed after all have agreed on a version that it has not kept: they agree on an earlier one."""
     agreed = []
     with (
-        service(*manager_options(tmp_path / "state", 2)) as manager,
+        restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
         shards_here(tmp_path, count=1, every=5) as shards,
-        service("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
+        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
     ):
         rewind = Shards.rewind
 
@@ -295,7 +262,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
 
 def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
     """Without --state nothing can be gone back to, and the error says so."""
-    with in_process_manager(2) as manager, service("ps") as shard:
+    with in_process_manager(2) as manager, RestartableService("ps") as shard:
 
         def again():
             shard.kill()
@@ -314,19 +281,17 @@ def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
 # -- the manager
 
 
-def manager_options(folder, workers, policy="even"):
-    """Of a manager that remembers."""
-    return ["manager", "--state", str(folder), "--workers", str(workers), "--policy", policy]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_without_the_manager_workers_carry_on_to_the_last_bit(tmp_path, lookahead):
     """Killed in one iteration and started again 20 later, it leaves no trace in the parameters."""
 
     def train(folder, kill, start):
-        options = [*manager_options(folder, 2), "--lookahead", str(lookahead)]
-        with service(*options) as manager, serving(shard_service(deterministic=True)) as shard:
+        options = [*TWO_EVENLY, "--lookahead", str(lookahead)]
+        with (
+            restartable_manager(folder, *options) as manager,
+            serving(shard_service(deterministic=True)) as shard,
+        ):
             at = [once(20, manager.kill), once(40, manager.start)] if kill else []
             workers = [
                 Worker(
@@ -350,7 +315,7 @@ def test_without_the_manager_workers_carry_on_to_the_last_bit(tmp_path, lookahea
 def test_uneven_shares_are_carried_on_with(tmp_path):
     """With a balanced split, too, what workers do by themselves makes whole batches."""
     with (
-        service(*manager_options(tmp_path / "state", 3, "proportional")) as manager,
+        restartable_manager(tmp_path / "state", "--workers", "3", "--policy", "proportional") as manager,
         shards_here(tmp_path, every=5) as shards,
     ):
         at = once(15, manager.kill)
