@@ -33,6 +33,9 @@ _LEVEL_STYLES = {
 }
 _DIM, _BRIGHT, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
+# Libraries whose remarks at "info" are about themselves.
+_TALKATIVE = ("matplotlib",)
+
 # What ends a line somewhere, moves a cursor, turns the direction of text, or is no character at all.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -64,6 +67,8 @@ class LogSetup:
         formatter.form = form
         handler.setFormatter(formatter)
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING if level == "info" else logging.NOTSET)
 
     def say_always(self, fields: Callable[[], Mapping[str, object]]) -> None:
         """Have every line say these fields, too, where it does not say them itself; from any thread."""

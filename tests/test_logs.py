@@ -150,6 +150,17 @@ def test_levels_and_order(lines):
     )
 
 
+@pytest.mark.parametrize(("level", "written"), [("info", 1), ("debug", 2), ("error", 0)])
+def test_libraries_do_not_talk_about_themselves(lines, level, written):
+    """What matplotlib tells of its fonts is for whoever looks for faults; its warnings are for all."""
+
+    def act(setup):
+        logging.getLogger("matplotlib.font_manager").info("generated")
+        logging.getLogger("matplotlib.font_manager").warning("missing")
+
+    assert len(lines("console", act, level=level).splitlines()) == written
+
+
 def test_a_file_that_is_moved_away_is_begun_anew(lines, tmp_path):
     """Rotation is the system's business: after a rename lines go to a new file of the old name."""
     file = tmp_path / "own.log"

@@ -252,6 +252,8 @@ class _Run:
                 if kept + self._iterations / _SNAPSHOTS <= done < self._iterations:
                     kept = observer.pull(self._parameters)
                     self._keep(now - began, kept)
+        if not self._console.is_terminal:
+            self._console.line()  # there, rich leaves the last one open
         return began or time.monotonic()
 
     def _table(self, observer: Observer) -> Table:
