@@ -72,6 +72,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	@echo "Setting up $(VENV) (once; PyTorch is large, this takes a minute or more) ..."
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "Python's venv is missing; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@# The lock has all there is to install.
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
