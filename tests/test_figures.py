@@ -75,7 +75,7 @@ def test_figure_8_cuts_one_workers_bandwidth(tmp_path, needs_network):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
     result = experiment(
         *("fig8", "--workload", "digits", "--policy", "proportional", "--shares", "0.4,0.3,0.2"),
-        *("--iterations", 50, "--batch-size", 200, "--cut-worker", 1, "--cut-to", 60),
+        *("--iterations", 50, "--batch-size", 200, "--cut-worker", 1, "--cut-to", 20),
         *("--out", tmp_path, "--", "--samples", "1400"),
     )
     assert result.exit_code == 0, result.output

@@ -81,7 +81,7 @@ def project(tmp_path):
 def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
     """Five workers under three limits train together; after down there is no trace of them."""
     project(
-        *("up", "--detach", "--no-build", "--scale", "worker=3"), WORKERS="5", TRAIN="train.py --epochs 6"
+        *("up", "--detach", "--no-build", "--scale", "worker=3"), WORKERS="5", TRAIN="train.py --epochs 4"
     )
     assert len(project.workers()) == 5
     # The limits themselves: how far they slow workers down depends on what else the machine does.
@@ -93,7 +93,7 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
     # The page is there for this machine, and for reading, since it cannot tell who asks from outside.
     with urllib.request.urlopen("http://127.0.0.1:4380/api/page", timeout=30) as answer:
         assert json.load(answer)["change"] == "none"
-    lines = [re.findall(r"epoch \d+ of 6: .*batches \[(.*)\]", worker.logs()) for worker in project.workers()]
+    lines = [re.findall(r"epoch \d+ of 4: .*batches \[(.*)\]", worker.logs()) for worker in project.workers()]
     for parts in zip(*lines, strict=True):  # of one epoch: 1,437 samples in batches of 480, 480 and 477
         sizes = [[int(part) for part in line.split(",")] for line in parts]
         assert [sum(sizes_of_batch) for sizes_of_batch in zip(*sizes, strict=True)] == [480, 480, 477]
@@ -105,12 +105,12 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
 
 def test_a_restarted_manager_goes_on_with_the_job(project, wait_until):
     """The workers train on, and nobody begins anew."""
-    project("up", "--detach", "--no-build", TRAIN="train.py --epochs 15")
+    project("up", "--detach", "--no-build", TRAIN="train.py --epochs 10")
     wait_until(lambda: "epoch 2 " in project.containers("worker")[0].logs(), "the second epoch", 120)
     project("restart", "manager")
     wait_until(project.end_well, "the end of training", 240)
     assert [worker.inspect("RestartCount") for worker in project.workers()] == [0, 0, 0]
-    assert all("epoch 15 of 15" in worker.logs() for worker in project.workers())
+    assert all("epoch 10 of 10" in worker.logs() for worker in project.workers())
 
 
 def test_data_are_mounted_read_only(project, tmp_path, wait_until):
