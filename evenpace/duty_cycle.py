@@ -21,7 +21,7 @@ PERIOD = 0.02
 # Looking more often than this costs more than it gains in smoothness.
 _SHORTEST_WAIT = 0.002
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass
@@ -119,7 +119,8 @@ def hold(pid: int, share: float, period: float = PERIOD) -> None:
     """
     parent = os.getppid()
     started = require_own(pid)
-    # Blocked and waited for, an ending signal cannot come between stopping and continuing.
+    # Blocked and looked for, an ending signal cannot come between stopping and continuing. sigtimedwait would
+    # not do: who is stopped in it for longer than it waits is told of a signal that never came.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     budget = Budget(share, period)
     stopped, wait, pace = False, _SHORTEST_WAIT, 1.0
@@ -127,7 +128,8 @@ def hold(pid: int, share: float, period: float = PERIOD) -> None:
         then, used_then = time.monotonic(), _cpu_seconds(pid)
         # The parent is asked for rather than told of (PR_SET_PDEATHSIG): the kernel's message comes
         # already when the parent's *thread* ends that started us.
-        while signal.sigtimedwait(_ENDING, wait) is None and os.getppid() == parent:
+        while not signal.sigpending() & _ENDING and os.getppid() == parent:
+            time.sleep(wait)
             if start_time(pid) != started:
                 return
             now, used = time.monotonic(), _cpu_seconds(pid)

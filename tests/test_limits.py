@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evenpace.duty_cycle import Budget
+from evenpace.duty_cycle import PERIOD, Budget
 from evenpace.limits import limit_cpu
 from tests.services import has_ended
 from worker import cgroups
@@ -269,6 +269,20 @@ def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
     assert is_stopped(child.pid)
     limit.close()
     assert runs_on(child.pid)
+
+
+def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
+    """However often it is stopped and continued, as with a whole machine, the limit stays in force."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.05)
+    for _ in range(20):
+        wait_until(lambda: is_stopped(child.pid))
+        cycler.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(cycler.pid))
+        time.sleep(2 * PERIOD)  # longer than it ever waits
+        cycler.send_signal(signal.SIGCONT)
+        wait_until(lambda: not is_stopped(child.pid))
+    assert cycler.poll() is None
 
 
 def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle):
