@@ -25,7 +25,7 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path):
     """Stock DDP, all-reduce and parameter server end with the same parameters; evenpace splits unevenly."""
     path = tmp_path / "train.json"
     command = [sys.executable, "-m", "evenpace", "bench", "train", "--against", "ddp", "--json", str(path)]
-    command += ["--shares", "0.5,0.1", "--epochs", "2", "--repeats", "1", "--batch-size", "120"]
+    command += ["--shares", "0.8,0.2", "--epochs", "2", "--repeats", "1", "--batch-size", "120"]
     command += ["--target-accuracy", "0.2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=560)
     assert done.returncode == 0, done.stderr
