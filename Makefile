@@ -9,7 +9,9 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-.PHONY: help demo test test-containers check bench figures docs images image-contention base-image clean
+.PHONY: help demo test test-side-by-side test-alone test-containers check bench figures docs images image-contention \
+	base-image clean
+.NOTPARALLEL:
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
@@ -28,8 +30,13 @@ help:
 demo: $(VENV)/ready
 	$(BIN)/evenpace demo --json runs/demo/summary.json
 
-test: $(VENV)/ready
+# Those that measure times come by themselves.
+test: test-side-by-side test-alone
+
+test-side-by-side: $(VENV)/ready
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone and not containers'
+
+test-alone: $(VENV)/ready
 	$(BIN)/pytest -m 'alone and not containers'
 
 test-containers: $(VENV)/ready
