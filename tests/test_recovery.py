@@ -183,19 +183,30 @@ def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
 
 @pytest.mark.slow
 def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
-    """Others of the same names go on from where the shards are."""
+    """Others of the same names go on from where the shards are.
+
+    The first of them goes on at once, and freezes itself, lest it comes to the end before the other is there.
+    """
     names = ["w0", "w1"]
-    with in_process_manager(2) as manager, shards_here(tmp_path) as shards:
+    with in_process_manager(2, silence=600.0) as manager, shards_here(tmp_path) as shards:
         observer = Observer(manager, tuple(shards))
-        freeze = dict.fromkeys(names, "20:push:0")
-        with processes(tmp_path, manager, shards, names, freeze) as workers:
+        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "20:push:0")) as workers:
             wait_until(lambda: all(map(is_frozen, workers.values())), "both to be at their points", 120)
             for worker in workers.values():
                 os.kill(worker.pid, signal.SIGKILL)
-        with processes(tmp_path, manager, shards, names) as workers:
+        wait_until(lambda: observer.poll() and not observer.members, "both to be missed")
+        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "30:push:0")) as workers:
+            wait_until(lambda: observer.poll() and sorted(observer.members) == names, "both to be there")
+            frozen = set(names)
+            while frozen:
+                name = wait_until(
+                    lambda: next((n for n in frozen if is_frozen(workers[n])), None), "one at its point", 120
+                )
+                frozen.remove(name)
+                workers[name].send_signal(signal.SIGCONT)
             end_well(tmp_path, workers, wait_until, names, trained_alone(60))
         observer.poll()
-    assert [record.iteration for record in observer.iterations] == list(range(len(observer.iterations)))
+    assert [record.iteration for record in observer.iterations] == list(range(60))
 
 
 # -- shards
