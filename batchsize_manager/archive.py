@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from batchsize_manager import messages, overview
 from batchsize_manager.changes import Begun, Completed, Controlled, Ended, Learnt, Members, Rewound, Said
@@ -20,6 +20,8 @@ from batchsize_manager.records import SavedMember
 from batchsize_manager.state_reader import SavedRun, StateReader, open_state
 from batchsize_manager.store import Retention, Store
 from rpc.limited_log import LimitedLog
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -225,9 +227,8 @@ class Archive:
             return past
         recent = hosted.history(first, limit)
         if past is not None:
-            begins = recent.iterations[0].iteration if recent.iterations else math.inf
-            earlier = [record for record in past.iterations if record.iteration < begins]
-            recent.iterations = [*earlier, *recent.iterations][:limit]
+            both = _joined(past.iterations, recent.iterations, lambda record: record.iteration)
+            recent.iterations = both[:limit]
         return recent
 
     async def packed(self, name: str, hosted: Hosted | None, first: int, limit: int) -> Any:
@@ -237,11 +238,17 @@ class Archive:
         if hosted is None:
             return overview.records(*past) if past is not None else None
         recent = hosted.job.packed_history(first, limit)
-        begins = recent[0].record.iteration if recent else math.inf
-        earlier = [one for one in past[1] if one.record.iteration < begins] if past is not None else []
-        if earlier and earlier[-1].record.iteration + 1 < begins:
-            recent = []  # there may be more between
-        return overview.records(hosted.run, [*earlier, *recent][:limit])
+        both = _joined(past[1] if past is not None else [], recent, lambda one: one.record.iteration)
+        return overview.records(hosted.run, both[:limit])
+
+
+def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T], int]) -> list[T]:
+    """What is remembered, and what is in memory: if the writer has none yet to put between."""
+    begins = iteration(recent[0]) if recent else math.inf
+    earlier = [one for one in remembered if iteration(one) < begins]
+    if earlier and iteration(earlier[-1]) + 1 < begins:
+        return earlier  # the rest is for the next call
+    return [*earlier, *recent]
 
 
 def _controlled(hosted: Hosted) -> Controlled:

@@ -208,6 +208,14 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
     kills = [at + random.randrange(50) for at in (40, 110, 180)]
     bounds = [version + random.randrange(1, 4) for version in kills]  # lest they are past it by then
     tape.hold(bounds[0])
+
+    def kept():
+        """The last iteration that is in the state; what there was no time to write is lost with a kill."""
+        with open_state(tmp_path) as reader:
+            return max(
+                (r.iteration for run in reader.runs() for r in reader.last_records(run.run, 1)), default=-1
+            )
+
     with restartable_manager(tmp_path, "--workers", "2") as manager:
         fast, slow = (
             Worker(manager.address, "fast", tape, 300.0),
@@ -216,6 +224,8 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
 
         def kill():
             for version, following in zip(kills, [*bounds[1:], math.inf], strict=True):
+                tape.wait_for(version - 12)
+                wait_until(lambda least=version - 30: kept() >= least, "what had been learnt")
                 tape.wait_for(version)
                 manager.kill()
                 tape.hold(following)
@@ -486,7 +496,7 @@ def _members(client):
         return history(client).members
 
 
-def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch):
+def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch, wait_until):
     """What a long job has forgotten is read from its state, before and after a new start."""
     monkeypatch.setattr("batchsize_manager.history._RECORDS", 10)
     tape = Tape()
@@ -499,12 +509,38 @@ def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypa
         asking = client(address)
         assert iterations(asking, first=35) == list(range(35, 40))
         wanted = list(range(40))
-        assert iterations(asking) == wanted
+        wait_until(lambda: iterations(asking) == wanted, "what is written by another thread")
         assert iterations(asking, first=7, limit=20) == wanted[7:27]
         assert iterations(asking, first=40) == []
         worker.client.close()
     with serving(service(tmp_path)) as address:
         assert iterations(client(address)) == wanted
+
+
+def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monkeypatch, wait_until):
+    """What is forgotten and not yet written is not passed over: it is told of by and by."""
+    monkeypatch.setattr("batchsize_manager.history._RECORDS", 10)
+    tape = Tape()
+    with serving(service(tmp_path)) as address:
+        worker, asking = Worker(address, "w", tape), client(address)
+        part = worker.join().assignment
+
+        def go_on(until):
+            nonlocal part
+            while part.iteration < until:
+                tape.push(part)
+                part = worker.report(part).assignment
+
+        go_on(20)
+        wait_until(lambda: iterations(asking) == list(range(20)), "what is written by another thread")
+        with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, timeout=120)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            go_on(60)
+            known = iterations(asking)
+            assert known == list(range(len(known))), "a gap"
+            other.rollback()
+        wait_until(lambda: iterations(asking) == list(range(60)), "the rest")
+        worker.client.close()
 
 
 @pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
@@ -551,7 +587,9 @@ def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until
     with serving(service(tmp_path)) as address:
         worker, asking = Worker(address, "w", tape), client(address)
         reply = worker.join()
-        with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None)) as other:
+        with contextlib.closing(
+            sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
+        ) as other:
             other.execute("BEGIN IMMEDIATE")
             for _ in range(20):
                 tape.push(reply.assignment)

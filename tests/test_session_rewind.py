@@ -11,10 +11,19 @@ from batchsize_manager.job import JobConfig
 from batchsize_manager.plan import permutation
 from batchsize_manager.service import ManagerConfig, ManagerService
 from rpc.client import Client
-from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS, trained_alone
+from tests.scripts.train_least_squares import (
+    FEATURES,
+    INPUTS,
+    RATE,
+    SPEC,
+    TARGETS,
+    go_through,
+    trained_alone,
+)
 from tests.services import serving, shard_service
 from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
+from worker.shards import Shards
 from worker.torch_data import DataLoader
 
 ITERATIONS = 3 * SPEC.iterations_per_epoch
@@ -66,6 +75,27 @@ def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
         again = [(1, iteration) for iteration in range(back, ITERATIONS)]
         assert seen == [(0, iteration) for iteration in range(at + 1)] + again
         assert np.abs(session.parameters - trained_alone(ITERATIONS)).max() < 1e-12
+
+
+def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_time(tmp_path, monkeypatch):
+    """Nothing would be left of that, which the manager refuses."""
+    waits, pull = [], Shards.pull
+    monkeypatch.setattr(Shards, "pull", lambda *of, **how: pull(*of, **how) + sum(waits))
+    shard = shard_service(state=tmp_path, checkpoint_every=10)
+    with (
+        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
+        serving(shard) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        parts = go_through(session, 20)
+        for _ in range(15):
+            next(parts)
+        send_back(session, manager, 10)
+        monkeypatch.setattr(session, "on_parameters", waits.clear)
+        waits.append(3600.0)
+        assert [part.assignment.iteration for part in parts] == [15, *range(10, 20)]
+        assert not waits
+        assert np.abs(session.parameters - trained_alone(20)).max() < 1e-12
 
 
 def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path):

@@ -433,7 +433,6 @@ class Session:
                 f"the manager has lost this job's last iterations ({error}), and its workers keep the "
                 f"parameters themselves: restart the job from its checkpoint"
             ) from error
-        self.stopwatch.take()
         self.tally.rewinds += 1
         self.assignment = recover(
             self._membership,
@@ -444,6 +443,7 @@ class Session:
             self.config.barrier_timeout,
             self.log_fields,
         )
+        self.stopwatch.take()  # anew from 0: what the recovery waited for is not to be taken off either
         self._note_release()
 
     def _go_on(self, assignment: Assignment) -> None:
