@@ -6,12 +6,15 @@ bandwidth both ways. It needs root and iproute2. This module must not know what 
 touches no device, namespace or route that it has not made.
 """
 
+import contextlib
+import fcntl
 import ipaddress
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -60,12 +63,13 @@ class Network:
             NetworkError: It cannot be made here.
         """
         require_tools()
-        remove_leftovers()
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
+        with _one_at_a_time():
+            _remove_orphans()
+            try:
+                self._make()
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def __exit__(
@@ -152,6 +156,22 @@ def remove_leftovers() -> None:
     Raises:
         NetworkError: The kernel refuses.
     """
+    with _one_at_a_time():
+        _remove_orphans()
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep other processes from taking the subnet that was found free, or removing what is being removed."""
+    folder = os.open("/var/run", os.O_RDONLY)  # locked as it is: nothing is left behind
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _remove_orphans() -> None:
     _remove({tag for tag in _existing() if _is_orphan(tag)})
 
 

@@ -19,7 +19,7 @@ TRANSFER = 500_000  # bytes
 SEND = f"""
 import socket, sys, time
 began = time.monotonic()
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) as peer:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 120) as peer:
     peer.sendall(bytes({TRANSFER}))
     peer.shutdown(socket.SHUT_WR)
     assert peer.recv(1) == b""  # the other side has all of it
@@ -55,17 +55,17 @@ def send_seconds(net, place):
     def receive(server):
         peer, _ = server.accept()
         with peer:
-            peer.settimeout(20)
+            peer.settimeout(120)
             while piece := peer.recv(65_536):
                 received.append(len(piece))
 
     with socket.create_server((net.host, 0)) as server:
-        server.settimeout(20)
+        server.settimeout(120)
         thread = threading.Thread(target=receive, args=(server,))
         thread.start()
         line = [*net.prefix(place), sys.executable, "-c", SEND, net.host, str(server.getsockname()[1])]
-        sent = subprocess.run(line, check=True, timeout=60, capture_output=True, text=True)
-        thread.join(20)
+        sent = subprocess.run(line, check=True, timeout=240, capture_output=True, text=True)
+        thread.join(240)
     assert sum(received) == TRANSFER
     return float(sent.stdout)
 
@@ -88,9 +88,11 @@ def test_what_runs_in_a_place_sees_the_same_control_groups(needs_network):
     """A worker must find its own control group there, to be limited."""
     with Network(1) as net:
         line = [*net.prefix(0), "ls", "/sys/fs/cgroup"]
-        inside = subprocess.run(line, check=True, capture_output=True, text=True).stdout.split()
+        before = set(os.listdir("/sys/fs/cgroup"))
+        inside = set(subprocess.run(line, check=True, capture_output=True, text=True).stdout.split())
+        after = set(os.listdir("/sys/fs/cgroup"))  # other tests' groups come and go
 
-    assert inside == sorted(os.listdir("/sys/fs/cgroup"))
+    assert before & after <= inside <= before | after
 
 
 def test_a_killed_process_leaves_nothing_for_long(needs_network):
@@ -105,9 +107,10 @@ def test_a_killed_process_leaves_nothing_for_long(needs_network):
         with Network(1) as beside:  # two at a time do not meet
             assert beside.host
             assert len(ours(holder.pid)) == 5
-        holder.send_signal(signal.SIGKILL)
-        holder.wait(20)
-        assert len(ours(holder.pid)) == 5
+        with network._one_at_a_time():  # another process of tests would remove it, too
+            holder.send_signal(signal.SIGKILL)
+            holder.wait(120)
+            assert len(ours(holder.pid)) == 5
         with Network(1):
             assert ours(holder.pid) == []
     finally:
