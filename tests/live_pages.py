@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,11 +79,15 @@ class Page:
         return value if status == 200 and value["figures"]["iterations"] >= iterations else None
 
     def change(self, job: str, change: Any, token: str | None = None, **headers: str) -> tuple[int, Any]:
-        """Ask for a change as the page's own script does; status and value."""
+        """Ask for a change as the page's script does, until the manager has answered; status and value."""
         own = {"Content-Type": "application/json", "X-Evenpace": "1"} | headers
         if token is not None:
             own["Authorization"] = f"Bearer {token}"
-        return self.ask(f"/api/jobs/{job}/control", "POST", json.dumps(change), own)[:2]
+        deadline = time.monotonic() + 240
+        while True:
+            status, value, _ = self.ask(f"/api/jobs/{job}/control", "POST", json.dumps(change), own)
+            if status not in (502, 503) or time.monotonic() > deadline:
+                return status, value
 
     @contextlib.contextmanager
     def events(self, job: str | None = None) -> Iterator[Iterator[tuple[str, Any]]]:
@@ -212,7 +217,7 @@ class Uneven:
     def _work(self, number: int) -> None:
         identity = idl.common.Identity(self.job, f"worker-{number}", uuid.uuid4().hex)
         client = Client(
-            _wire.BatchSizeManager, self._manager, "manager", call_timeout=60, credentials=self._credentials
+            _wire.BatchSizeManager, self._manager, "manager", call_timeout=240, credentials=self._credentials
         )
         spec = _wire.JobSpec(10**6, self.BATCH * len(self._speeds), 1, False, True)
         noise = random.Random(number)

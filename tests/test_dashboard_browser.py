@@ -14,6 +14,7 @@ from evenpace.overview.client import ManagerClient
 from rpc import tokens
 from rpc.credentials import Credentials
 from tests.live_pages import Uneven, managed_page, page_of
+from tests.services import address_of_our_own
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
@@ -36,7 +37,7 @@ def chromium():
     expect.set_options(timeout=_PATIENCE)
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=options)
+        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=options, timeout=_PATIENCE)
         yield browser
         browser.close()
 
@@ -115,7 +116,8 @@ def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
     wait_until(lambda: _iteration(tab) > first + 20, "twenty more iterations")
     wait_until(lambda: chart.get_attribute("aria-label") != drawn, "the chart's next points")
     assert tab.evaluate("window.mark") == 1
-    assert page.get("/api/jobs/digits")["figures"]["iteration"] >= _iteration(tab)
+    shown = _iteration(tab)
+    assert page.get("/api/jobs/digits")["figures"]["iteration"] >= shown
     _shot(tab, "job-light")
 
 
@@ -214,9 +216,9 @@ def test_all_by_keyboard(opened, wait_until):
 
 def test_the_page_reconnects_by_itself(opened, page, tmp_path, wait_until):
     """While its server is away a tab says so and keeps what it has; it goes on when it can."""
-    with page_of(tmp_path, page.manager) as first:
+    address = str(address_of_our_own())  # the tab's attempts must not be given it while nobody is there
+    with page_of(tmp_path, page.manager, "--http", address) as first:
         tab = opened(first.url)
-        address = first.host
     expect(tab.locator(".notice")).to_contain_text("server cannot be reached")
     expect(tab.locator(".link")).to_contain_text("not live")
     expect(tab.locator(".workers tbody tr")).to_have_count(4)
@@ -292,10 +294,11 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
     form.get_by_role("button").click()
     dialog.get_by_role("button", name="Change policy").click()
     expect(dialog).to_contain_text("Done")
-    assert run.done == list(range(len(run.done)))
+    done = list(run.done)  # the job goes on all the while
+    assert done == list(range(len(done)))
     iterations, following = [], 0
     with ManagerClient(page.manager) as manager:
-        while following < len(run.done) - 10:  # the job goes on all the while
+        while following < len(run.done) - 10:
             iterations += manager.records("digits", following)[1]
             following = iterations[-1].iteration + 1
     first = iterations[0].iteration  # those before are forgotten, however long the browser took

@@ -181,12 +181,12 @@ class Terminal:
         """Its exit status, once it has ended and all is read."""
         while self.read():
             pass
-        return self._popen.wait(timeout=30)
+        return self._popen.wait(timeout=120)
 
     def close(self):
         """End it, whatever it does."""
         self._popen.kill()
-        self._popen.wait(timeout=30)
+        self._popen.wait(timeout=120)
         os.close(self._end)
 
 

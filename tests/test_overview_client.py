@@ -61,7 +61,7 @@ def test_who_waits_for_others_is_seen(wait_until):
     """A member whose report is not answered yet is waiting, the other one works."""
     with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
         identities = [idl.common.Identity("pair", name, uuid.uuid4().hex) for name in ("early", "late")]
-        clients = [Client(_wire.BatchSizeManager, address, "manager", call_timeout=30) for _ in identities]
+        clients = [Client(_wire.BatchSizeManager, address, "manager", call_timeout=240) for _ in identities]
         in_threads(
             *(
                 lambda c=c, i=i: c.call("join", join_request(i))

@@ -226,7 +226,9 @@ def test_a_manager_that_runs_is_asked(tmp_path):
 def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
     """From the state of a manager that runs, of real workers: first a part, in the end the whole."""
     state = tmp_path / "state"
-    with LocalCluster(tmp_path / "logs", workers=2, manager_options=("--state", str(state))) as cluster:
+    # Who is held up is not to be taken for silent: both are to be in the last record.
+    options = ("--state", str(state), "--silence", "240")
+    with LocalCluster(tmp_path / "logs", workers=2, manager_options=options) as cluster:
         for name in ("one", "two"):
             cluster.start_worker(
                 name, LEAST_SQUARES, ("--out", str(tmp_path / f"{name}.npy"), "--iterations", str(TRAINED))
@@ -241,7 +243,7 @@ def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
         page, numbers = page_of(state, name)
         assert 1 <= numbers["figures"]["iterations"] <= TRAINED
         assert "one joined" in page.text
-        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        wait_until(lambda: not cluster.check(), "the end of training")
         wait_until(lambda: job().ended is not None, "the end of the run in the state")
         page, numbers = page_of(state, name)
     assert numbers["figures"]["iterations"] == TRAINED

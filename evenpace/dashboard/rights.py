@@ -15,7 +15,9 @@ from rpc.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 
 _wire = idl.batchsize_manager
 _NOBODY = "evenpace-page"  # no job that anybody would have: what is asked is whether one may ask
-_SECONDS = 3.0  # for the manager to answer
+_CONNECT_SECONDS = 3.0
+# For the manager to answer: longer than until viewers are told that it does not, who ask again once it does.
+_ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ def asks_for_tokens(config: PageConfig) -> bool:
         _wire.BatchSizeManager,
         config.manager,
         "BatchSizeManager",
-        connect_timeout=_SECONDS,
-        call_timeout=_SECONDS,
+        connect_timeout=_CONNECT_SECONDS,
+        call_timeout=_ANSWER_SECONDS,
         credentials=Credentials(own.ca, own.certificate, own.key),
     )
     try:

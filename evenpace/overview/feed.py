@@ -76,6 +76,7 @@ class Feed:
                 if job is None or job.summary.run != summary.run:
                     job = FollowedJob(summary)
                 job.summary = summary
+                job.behind = max(0, summary.iteration - job.view.last - 1)
                 self.jobs[summary.job] = job
         except BaseException:
             self.jobs = known
