@@ -283,12 +283,12 @@ def pick_cpus(shares: Sequence[float]) -> list[int]:
     return placed
 
 
-def end_process(popen: "subprocess.Popen[bytes]") -> None:
-    """End a process, politely first."""
+def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS) -> None:
+    """End a process, politely first: it has so many seconds to end by itself."""
     with contextlib.suppress(ProcessLookupError):
         popen.send_signal(signal.SIGTERM)
         popen.send_signal(signal.SIGCONT)  # one that is stopped would not take notice
-    deadline = time.monotonic() + _STOP_SECONDS
+    deadline = time.monotonic() + seconds
     try:
         popen.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

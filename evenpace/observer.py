@@ -62,13 +62,20 @@ class Observer:
         self.members: list[str] = []
         self.events: list[str] = []
 
-    def poll(self) -> bool:
-        """Fetch what is new; False while, or once, there is no such job."""
+    def poll(self, timeout: float = 60.0) -> bool:
+        """Fetch what is new; False while, or once, there is no such job.
+
+        Args:
+            timeout: Seconds within which the manager has to answer.
+
+        Raises:
+            EvenpaceError: It did not.
+        """
         while True:
             first = self.iterations[-1].iteration + 1 if self.iterations else 0
             request = idl.batchsize_manager.HistoryRequest(job=self._job, first_iteration=first, limit=_BATCH)
             try:
-                history = self._manager.call("history", request, timeout=10.0)
+                history = self._manager.call("history", request, timeout=timeout)
             except InvalidRequestError:
                 return False
             self._run, self.members, self.events = history.run, history.members, history.events

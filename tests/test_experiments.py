@@ -3,16 +3,22 @@
 import csv
 import json
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
+from evenpace.experiments import overhead
+from evenpace.experiments import run as experiment_run
 from evenpace.experiments.overhead import run as measure_overhead
 from evenpace.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.experiments.workloads import WORKLOADS, Training
+from evenpace.observer import Observer
 from evenpace.traces import read_trace
 from predictors import PREDICTORS
+from tests.scripts import keep_pace
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
 
@@ -55,10 +61,27 @@ def test_every_workload_can_be_made(name):
     assert sum(parameter.numel() for parameter in workload.model.parameters()) > 0
 
 
+@pytest.fixture
+def wait_for_the_observer(tmp_path, monkeypatch):
+    """Let no run get far ahead of whoever follows it, and starts and ends the competitors."""
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN_FILE", str(seen))
+    monkeypatch.setenv("HELD_SCRIPT", str(experiment_run._SCRIPT))
+    monkeypatch.setattr(experiment_run, "_SCRIPT", Path(keep_pace.__file__))
+
+    class Seeing(Observer):
+        def poll(self):
+            known = super().poll()
+            keep_pace.tell(seen, len(self.iterations))
+            return known
+
+    monkeypatch.setattr(experiment_run, "Observer", Seeing)
+
+
 @needs_stress_ng
 @pytest.mark.slow
 @pytest.mark.alone
-def test_contention_compares_schemes_on_one_schedule(tmp_path):
+def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_observer):
     """Every kind of scheme trains to its end under the same contention, and the files say how."""
     schedule = tmp_path / "schedule.csv"
     schedule.write_text("worker,start,end,cpu,memory\n0,3,10,1,0\n1,8,16,0.5,0.2\n0,14,20,1,0\n")
@@ -124,8 +147,24 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_managers_part_is_measured_beside_fits(tmp_path):
+def test_the_managers_part_is_measured_beside_fits(tmp_path, monkeypatch):
     """Rounds go on while a fit runs, and the share is that of the mean round."""
+    busy = []
+
+    class Trainer(overhead._Trainer):
+        def is_busy(self):
+            busy.append(super().is_busy())
+            return busy[-1]
+
+    def rounds(numbers, description):
+        """Go on until there was a fit: the process that makes them takes its time to start."""
+        yield from numbers
+        until = time.monotonic() + 240
+        while not any(busy[overhead._WARM_UP :]) and time.monotonic() < until:
+            yield len(busy)
+
+    monkeypatch.setattr(overhead, "_Trainer", Trainer)
+    monkeypatch.setattr(overhead, "track", rounds)
     figures = measure_overhead([6], 120, "narx", 30, 30, tmp_path / "overhead.json")
     (size,) = figures["sizes"]
 

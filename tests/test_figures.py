@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +10,9 @@ from click.testing import CliRunner
 from evenpace import network
 from evenpace.cli import cli
 from evenpace.cli.values import by_workload
+from evenpace.experiments import unequal
+from evenpace.observer import Observer
+from tests.scripts import keep_pace
 
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
@@ -18,8 +22,50 @@ def experiment(*arguments):
     return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
 
 
+@pytest.fixture
+def seen(tmp_path, monkeypatch):
+    """The file that holds workers back; see `keep_pace`."""
+    file = tmp_path / "seen"
+    monkeypatch.setenv("SEEN_FILE", str(file))
+    monkeypatch.setenv("HELD_SCRIPT", str(unequal._SCRIPT))
+    monkeypatch.setattr(unequal, "_SCRIPT", Path(keep_pace.__file__))
+    return file
+
+
+@pytest.fixture
+def wait_for_the_first_snapshot(seen, monkeypatch):
+    """Let no run begin before its first snapshot has been taken, however late whoever takes it is."""
+    take, start_workers = unequal._Follower._take, unequal._start_workers
+
+    def start(*arguments):
+        seen.unlink(missing_ok=True)
+        start_workers(*arguments)
+
+    def taken(follower, *arguments):
+        take(follower, *arguments)
+        keep_pace.tell(seen, 10**9)
+
+    monkeypatch.setattr(unequal, "_start_workers", start)
+    monkeypatch.setattr(unequal._Follower, "_take", taken)
+
+
+@pytest.fixture
+def wait_for_the_observer(seen, monkeypatch):
+    """Let no run get far ahead of whoever follows it, and cuts the bandwidth in its middle."""
+
+    class Seeing(Observer):
+        def poll(self):
+            known = super().poll()
+            keep_pace.tell(seen, len(self.iterations))
+            return known
+
+    monkeypatch.setattr(unequal, "Observer", Seeing)
+
+
 @pytest.mark.slow
-def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(tmp_path):
+def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
+    tmp_path, wait_for_the_first_snapshot
+):
     """Every scheme makes its updates and is evaluated from start to end; shares are those of BSP."""
     iterations = 20
     result = experiment(
@@ -71,7 +117,7 @@ def needs_network():
 
 
 @pytest.mark.slow
-def test_figure_8_cuts_one_workers_bandwidth(tmp_path, needs_network):
+def test_figure_8_cuts_one_workers_bandwidth(tmp_path, needs_network, wait_for_the_observer):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
     result = experiment(
         *("fig8", "--workload", "digits", "--policy", "proportional", "--shares", "0.4,0.3,0.2"),

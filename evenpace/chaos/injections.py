@@ -15,7 +15,7 @@ from evenpace.chaos.proxy import Link, Proxy
 from evenpace.chaos.schedule import Fault
 
 _CLOCK_TOLERANCE = 5.0  # seconds
-_STOPPING_SECONDS = 10.0  # for a process to be seen stopped
+_STOPPING_SECONDS = 60.0  # for a process to be seen stopped
 _SLOW = (2_000.0, 100_000.0)  # bytes per second
 
 

@@ -19,6 +19,7 @@ import psutil
 from evenpace.cluster import end_process
 
 _RESTART_SECONDS = (0.2, 2.0)  # after which a process is started again, unless a fault says otherwise
+_STOP_SECONDS = 60.0  # for a process to end by itself, before it is killed, which counts as a violation
 _LAST_LINES = 15  # of a log, in messages
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -139,7 +140,7 @@ class Supervisor:
             if process.role == role:
                 process.wanted = False
                 if process.popen is not None:
-                    end_process(process.popen)
+                    end_process(process.popen, _STOP_SECONDS)
 
 
 def state(pid: int) -> str:

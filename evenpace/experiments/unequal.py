@@ -23,6 +23,7 @@ from rpc.errors import NotMemberError
 
 _POLL_SECONDS = 0.05
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
+_BEYOND = 10  # times a run's updates, for which a worker without barriers would go on
 _LOOPBACK = "127.0.0.1"
 _SCRIPT = Path(__file__).with_name("train.py")
 
@@ -143,8 +144,9 @@ def run_unequal(
 
 
 def _start_workers(cluster: LocalCluster, scheme: Scheme, config: UnequalConfig, names: list[str]) -> None:
-    # Without barriers a fast worker makes more than its part of the updates; who has enough stops the run.
-    iterations = config.iterations if scheme.synchronous else config.updates
+    # Without barriers a fast worker makes more than its part of the updates; who has enough stops the run,
+    # and if that comes late, all are to be there still.
+    iterations = config.iterations if scheme.synchronous else _BEYOND * config.updates
     length = ["--batch-size", str(config.total_batch_size), "--iterations", str(iterations)]
     for name, share, cpu in zip(names, config.shares, pick_cpus(config.shares), strict=True):
         cluster.start_worker(

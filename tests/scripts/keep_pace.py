@@ -1,0 +1,49 @@
+"""A worker's script: runs another one, which gets no further than a file says that the test has seen.
+
+The file has a number of iterations; while there is none, no gradient is sent.
+"""
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+from rpc.client import Client
+
+AHEAD = 3  # iterations that a worker may be ahead of what has been seen
+
+
+def tell(file, iterations):
+    """Let workers go on: so many iterations have been seen."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(str(iterations))
+    new.replace(file)
+
+
+def told(file):
+    """The iterations that have been seen; fewer than none before anybody has looked."""
+    return int(file.read_text()) if file.exists() else -1
+
+
+def hold_back(file):
+    """Wait with the first gradient, and with reports of iterations too far ahead of those that were seen.
+
+    Waiting before a report is no part of the time that it tells of.
+    """
+    send = Client.send
+
+    def held(client, called, request, **options):
+        while (called == "push" and told(file) < 0) or (
+            called == "report" and request.iteration > told(file) + AHEAD
+        ):
+            time.sleep(0.01)
+        send(client, called, request, **options)
+
+    Client.send = held
+
+
+if __name__ == "__main__":
+    hold_back(Path(os.environ["SEEN_FILE"]))
+    sys.argv = [os.environ["HELD_SCRIPT"], *sys.argv[1:]]
+    runpy.run_path(sys.argv[0], run_name="__main__")
