@@ -35,7 +35,7 @@ class Worker(threading.Thread):
         at=lambda session: None,
         *,
         connect_timeout=1.0,
-        barrier_timeout=60.0,
+        barrier_timeout=240.0,
     ):
         super().__init__(daemon=True)
         config = SessionConfig(
@@ -63,7 +63,7 @@ class Worker(threading.Thread):
 
     def end(self):
         """Wait for the end; the assignments that were done, by iteration."""
-        self.join(240)
+        self.join(480)
         assert not self.is_alive()
         if self.error is not None:
             raise self.error

@@ -54,7 +54,7 @@ class Observed:
     def finish(self):
         """Let the workers come to their end; their exit statuses."""
         (self.folder / "until").touch()
-        return [popen.wait(60) for name, popen in self.popens.items() if name.startswith("worker")]
+        return [popen.wait(240) for name, popen in self.popens.items() if name.startswith("worker")]
 
 
 def samples(text):
@@ -86,7 +86,10 @@ def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
             cluster.popens[name] = running.popen
             return running.address
 
-        manager = start("manager", "manager", "--workers", "2", "--state", str(folder / "manager"))
+        # Who is held up is not to be taken for silent.
+        manager = start(
+            *("manager", "manager", "--workers", "2", "--silence", "240", "--state", str(folder / "manager"))
+        )
         every = ("--checkpoint-every", "5")
         shard = start("ps", "ps", "--state", str(folder / "ps"), *every)
         services = ("--manager", str(manager), "--ps", str(shard), "--job", JOB)
@@ -105,7 +108,8 @@ def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
             cluster.popens[f"worker {number}"] = popen
             stack.callback(end_process, popen)
         cluster.partitions = start(
-            "partitions", "partitions", "--workers", "1", options=("--metrics", "127.0.0.1:0")
+            *("partitions", "partitions", "--workers", "1", "--silence", "600"),
+            options=("--metrics", "127.0.0.1:0"),
         )
         yield cluster
 

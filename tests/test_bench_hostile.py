@@ -94,7 +94,7 @@ def test_service_that_does_not_answer_is_harm(monkeypatch):
 def test_lurkers_come_and_are_sent_away():
     """Silent, slow and broken-off peers are cut off at the deadlines, and an honest worker goes on."""
     limits = ServerLimits(handshake_timeout=0.3, request_timeout=0.3)
-    with serving(manager_service(), limits) as address:
+    with serving(manager_service(reconnect_grace=30.0), limits) as address:
         worker = MemberWorker(address)
         lurkers = Lurkers([target(address)], tally := Tally(), seed=1)
         ended = {"silent", "slow writer", "half a message", "deaf"}

@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
+from evenpace.bench import load_run
 from evenpace.bench.load_processes import LoadConfig
 from evenpace.bench.load_rounds import Rounds, measured
 from evenpace.bench.load_run import run
@@ -16,10 +18,23 @@ from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("compute", [0.0, 0.02])
-def test_load_on_a_real_manager(tmp_path, compute):
+def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
     """Jobs spread over two generators run their rounds without an error; what is too much is refused."""
     path, plot = tmp_path / "load.json", tmp_path / "load.png"
-    run(LoadConfig(jobs=3, workers=5, seconds=3, compute=compute, generators=2), path, plot)
+    in_time = load_run._progress
+
+    def progress(console, seconds, generators, watch):
+        """Go on after the time, where somebody was held up, until each job has some rounds."""
+        yield from in_time(console, seconds, generators, watch)
+        until = time.monotonic() + 240
+        rounds = generators.rounds
+        while (len(rounds.finished) < 3 or rounds.slowest() < 20) and time.monotonic() < until:
+            yield 1.0
+
+    monkeypatch.setattr(load_run, "_progress", progress)
+    patient = ("--silence", "240")
+    config = LoadConfig(3, 5, seconds=3, compute=compute, generators=2, manager_options=patient)
+    run(config, path, plot)
     figures = json.loads(path.read_text())
 
     assert figures["errors"] == {}

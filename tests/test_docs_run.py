@@ -9,7 +9,7 @@ RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""

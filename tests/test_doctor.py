@@ -38,6 +38,7 @@ from rpc.credentials import Credentials
 from rpc.server import Security
 from tests.services import (
     MemberWorker,
+    address_of_our_own,
     manager_process,
     manager_service,
     serving,
@@ -48,6 +49,9 @@ from tests.test_monitors import Machine
 from tests.test_store import fill, small_disk  # noqa: F401 - a fixture
 
 QUICK = 0.5  # seconds
+
+# `evenpace`, but that checks may take long: this machine may be held up, which a doctor would tell.
+PATIENT = "from evenpace.doctor import run; run._SECONDS = 120.0; from evenpace.cli import main; main()"
 
 
 def found(check, **subject):
@@ -75,7 +79,7 @@ def told(findings):
 def evenpace_doctor(*options, prefix=(), **run_options):
     """The command's status, and its findings from JSON."""
     done = subprocess.run(
-        [*prefix, sys.executable, "-m", "evenpace", "doctor", "--json", *options],
+        [*prefix, sys.executable, "-c", PATIENT, "doctor", "--json", "--timeout", "60", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -114,8 +118,9 @@ def test_sizes_in_words(count):
     assert float(number) * factor == pytest.approx(count, rel=0.006)
 
 
-def test_a_check_that_fails_is_a_finding():
+def test_a_check_that_fails_is_a_finding(monkeypatch):
     """What raises an error is told as a problem, after what it had found; the others are not disturbed."""
+    monkeypatch.setattr(running, "_SECONDS", 120.0)
 
     def broken(subject):
         yield ok("broken", "so far")
@@ -230,8 +235,9 @@ def test_a_black_hole():
     assert "firewall" in text
 
 
-def test_a_service_that_is_frozen():
+def test_a_service_that_is_frozen(monkeypatch):
     """Who takes connections and says nothing is told of, within the time that a check has."""
+    monkeypatch.setattr(running, "_SECONDS", 30.0)  # less than calls have unless they are told
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -453,7 +459,7 @@ def test_a_manager_whose_clock_is_ahead(wait_until):
     ) as popen:
         try:
             address = Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
-            with ManagerClient(address) as client:
+            with ManagerClient(address, timeout=120.0) as client:
                 wait_until(lambda: client.jobs().uptime > 1.2, "a manager that is older than its job")
             worker = MemberWorker(address)
             worker.iterate()
@@ -477,9 +483,7 @@ def test_a_port_that_is_taken(web_server):
     (level, text) = worst(network.ports, ports=(web_server.port,))
     assert level == "warning"
     assert f"{web_server.port} is taken by process {os.getpid()}" in text
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    port = address_of_our_own().port
     assert worst(network.ports, ports=(port,)) == ("ok", f"{port} is free ")
 
 
@@ -756,6 +760,7 @@ def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
     program = tmp_path / "nvidia-smi"
     program.write_text(NVIDIA_SMI.format(cuda=can, status=status))
     program.chmod(0o755)
+    monkeypatch.setattr(gpu, "_SECONDS", 120.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(gpu, "torch_version", lambda: ("2.13.0", built))
     texts = found(gpu.gpu)
@@ -789,7 +794,7 @@ def test_a_cluster_that_is_well(tmp_path):
         options = ("--manager", str(manager), "--ps", str(shard), *mine)
         code, findings = evenpace_doctor(*options)
         lines = subprocess.run(
-            [sys.executable, "-m", "evenpace", "doctor", *options],
+            [sys.executable, "-c", PATIENT, "doctor", "--timeout", "60", *options],
             capture_output=True,
             text=True,
             check=False,

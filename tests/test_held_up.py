@@ -82,6 +82,7 @@ def test_a_call_that_came_too_late_is_made_again(wait_until):
     with serving(ManagerService(ManagerConfig()), ServerLimits(handshake_timeout=0.3)) as address:
         client, question = ask(address, call_timeout=30)
         first = client.connect()
+        first.settimeout(120)
         wait_until(lambda: first.recv(1, 2), "the refusal")  # MSG_PEEK
         client._close_if_spoken = lambda: None  # as if it came after the call had been sent
         with pytest.raises(InvalidRequestError, match="nothing"):

@@ -36,12 +36,12 @@ def job():
     with contextlib.ExitStack() as stack:
 
         def start(workers, shards=1):
-            manager = stack.enter_context(serving(manager_service(workers)))
+            manager = stack.enter_context(serving(manager_service(workers, silence=120.0)))
             addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
 
             def session(name, bounds=None):
                 config = SessionConfig(
-                    manager, addresses, worker=name, bounds=bounds or Bounds(), barrier_timeout=60
+                    manager, addresses, worker=name, bounds=bounds or Bounds(), barrier_timeout=240
                 )
                 return stack.enter_context(contextlib.closing(Session(config)))
 
@@ -216,7 +216,7 @@ def test_statistics_become_the_mean_over_all_samples(job):
             order = permutation(spec, epoch)
             for iteration, batch in enumerate(loader):
                 optimizer.step({"w": jnp.zeros(2)}, {"mean": batch.mean(axis=0)})
-                if iteration < 3:  # of the last, smaller batch this worker may have no part
+                if loader.session.assignment.count:  # else the other may have made the next step already
                     whole = data[order[10 * iteration : 10 * (iteration + 1)]]
                     np.testing.assert_allclose(optimizer.statistics["mean"], whole.mean(axis=0), rtol=1e-5)
         assert np.array_equal(optimizer.params["w"], np.zeros(2))
@@ -301,7 +301,7 @@ def test_jax_and_pytorch_train_one_job(job):
         with jax.enable_x64(True):
             loader = DataLoader((inputs, targets), 16, session=session("jax", Bounds(maximum=13)), **plan)
             loader.session.join()
-            assert torch_has_opened.wait(60)  # so the job starts from its parameters
+            assert torch_has_opened.wait(240)  # so the job starts from its parameters
             step = value_and_grad(losses, micro_batch_size=4)
             params = [np.zeros((4, 3)), np.zeros(4), np.zeros((2, 4)), np.zeros(2)]
             optimizer = distribute(sgd(0.1, momentum=0.9), params, loader)

@@ -18,6 +18,7 @@ from tests.scripts import train_jax as script
 SCRIPT = Path(script.__file__)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EPOCHS = 5  # of 8 iterations each, the last of them on a smaller batch
+PATIENT = ("--silence", "120")  # of a manager: who is only slow, or held up, keeps its part
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,8 @@ def train_alone(optimizer_name):
 @pytest.mark.slow
 def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until):
     """Uneven, changing batches over three workers give the parameters of one process with optax."""
-    with LocalCluster(tmp_path, workers=3, shards=2, tolerance=0.0) as cluster:
+    services = LocalCluster(tmp_path, workers=3, shards=2, tolerance=0.0, manager_options=PATIENT)
+    with services as cluster:
         for i, limit in enumerate(("64", "20", "7")):
             arguments = ["--optimizer", "sgd", "--out", str(tmp_path / f"{i}.npy")]
             cluster.start_worker(f"w{i}", SCRIPT, arguments, options={"--max-batch-size": limit})
@@ -67,7 +69,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
     """Saved by plain NumPy in the middle of an epoch, and taken up by fewer workers on more shards."""
     arguments = ["--optimizer", "adamw", "--out"]
-    with LocalCluster(tmp_path / "first", workers=2) as cluster:
+    with LocalCluster(tmp_path / "first", workers=2, manager_options=PATIENT) as cluster:
         for i in range(2):
             cluster.start_worker(f"w{i}", SCRIPT, [*arguments, str(tmp_path / f"{i}.npy"), "--stop-at", "19"])
         wait_until(lambda: not cluster.check(), "the checkpoint")

@@ -20,7 +20,11 @@ STEPS, LAST, BATCH, EPOCHS = 6, 2, 120, 6  # of an epoch, the last on a smaller 
 def trained(tmp_path_factory, wait_until):
     """What three uneven workers wrote of each job, in one cluster, since importing TensorFlow takes long."""
     folder = tmp_path_factory.mktemp("keras")
-    with LocalCluster(folder, workers=3, shards=2, tolerance=0.0, predictor="memoryless") as cluster:
+    patient = ("--silence", "120")  # who is only held up keeps its part
+    services = LocalCluster(
+        folder, workers=3, shards=2, tolerance=0.0, predictor="memoryless", manager_options=patient
+    )
+    with services as cluster:
         for i, limit in enumerate(LIMITS):
             arguments = ["--out", str(folder / str(i)), *(["--alone"] if i == 0 else [])]
             options = {"--max-batch-size": str(limit)}

@@ -211,6 +211,7 @@ def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
     monkeypatch.setattr(membership_module, "_SILENT_SECONDS", 0.1)
     caplog.set_level(logging.INFO, "worker.membership")
     with serving(manager_service(workers=2)) as address, member(address, "a") as a, member(address, "b") as b:
+        a._client.connect()  # it says so only once it is connected
         together(
             lambda: a.join(SPEC, Bounds(), None),
             lambda: (

@@ -27,7 +27,7 @@ WEIGHT, BIAS = ("fc.weight", [2, 3], "float32"), ("fc.bias", [4], "float32")
 def opened(shard):
     """Gives a function that opens one job of ten elements as a worker, with these tensors."""
     name = f"job-{uuid.uuid4().hex}/run"
-    client = Client(_ps.ParameterServer, shard, "shard", call_timeout=30)
+    client = Client(_ps.ParameterServer, shard, "shard", call_timeout=120)
 
     def opened(worker, tensors):
         identity = idl.common.Identity(name, worker, uuid.uuid4().hex)
@@ -109,16 +109,16 @@ def distribute_both(shard, *networks):
         loader = DataLoader(Squares(10), 4, session=sessions[number])
         sessions[number].join()
         if number:
-            assert opened.wait(60)
+            assert opened.wait(120)
             distribute(torch.optim.SGD(network.parameters(), lr=0.1), loader, network)
         else:
             distribute(torch.optim.SGD(network.named_parameters(), lr=0.1), loader)
             opened.set()
 
     opened = threading.Event()
-    with serving(manager_service(workers=2)) as manager, contextlib.ExitStack() as stack:
+    with serving(manager_service(workers=2, silence=120.0)) as manager, contextlib.ExitStack() as stack:
         sessions = [
-            Session(SessionConfig(manager, (shard,), worker=f"w{number}", barrier_timeout=60))
+            Session(SessionConfig(manager, (shard,), worker=f"w{number}", barrier_timeout=120))
             for number in range(2)
         ]
         for session in sessions:

@@ -95,10 +95,11 @@ def services(workers, **changes):
         yield manager, shard, partitions
 
 
-def train(digits, make_loader, max_gap, arrive=lambda number, loader: None):
+def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader: None):
     """Five workers with fixed batch sizes train a linear model.
 
     Args:
+        wait_until: The fixture.
         digits: What on.
         make_loader: Makes that of a worker, by its number.
         max_gap: The DataPartitionManager's.
@@ -106,17 +107,17 @@ def train(digits, make_loader, max_gap, arrive=lambda number, loader: None):
 
     Returns:
         Accuracy on all test images, and on those of the slowest worker's classes; how many samples each
-        worker has in the end.
+        worker has in the end, once none is on its way, where each has a part.
     """
-    _, _, images, labels = digits
-    sizes, models = [0] * 5, [None] * 5
+    _, trained, images, labels = digits
+    loaders, models = [None] * 5, [None] * 5
     with services(5, max_gap=max_gap) as (manager, shard, partitions):
 
         def work(number):
             size = BATCH_SIZES[number]
             config = SessionConfig(manager, (shard,), worker=f"w{number}", bounds=Bounds(size, size))
             session = Session(config)
-            loader = make_loader(number, session, str(partitions))
+            loader = loaders[number] = make_loader(number, session, str(partitions))
             torch.manual_seed(0)
             model = models[number] = nn.Linear(64, 10)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=0.2)
@@ -129,16 +130,18 @@ def train(digits, make_loader, max_gap, arrive=lambda number, loader: None):
                     optimizer.step()
                     if session.assignment.iteration == MOVED:
                         arrive(number, loader)
-            if isinstance(loader, PartitionedLoader):
-                sizes[number] = len(loader.partition)
             session.close()
-            return loader
 
-        loaders = []
-        in_threads(*(lambda i=i: loaders.append(work(i)) for i in range(5)))
-        for loader in loaders:
-            if isinstance(loader, PartitionedLoader):
-                loader.close()
+        def arrived():
+            """How many samples each has, if that is all."""
+            sizes = [len(loader.partition) for loader in parts]
+            return sizes if sum(sizes) == len(trained) else None
+
+        in_threads(*(lambda i=i: work(i) for i in range(5)))
+        parts = [loader for loader in loaders if isinstance(loader, PartitionedLoader)]
+        sizes = wait_until(arrived, "the last samples") if parts else []
+        for loader in parts:
+            loader.close()
     right = models[0](images).argmax(1) == labels
     slow = torch.isin(labels, torch.tensor(CLASSES[:2]))
     return right.float().mean().item(), right[slow].float().mean().item(), sizes
@@ -170,9 +173,9 @@ def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
         )
 
     results = {
-        "shuffled": train(digits, shuffled, 2.0),
-        "partitions, gap of 2 at most": train(digits, partitioned, 2.0, wait_for_samples),
-        "partitions, nothing moved": train(digits, partitioned, float("inf")),
+        "shuffled": train(wait_until, digits, shuffled, 2.0),
+        "partitions, gap of 2 at most": train(wait_until, digits, partitioned, 2.0, wait_for_samples),
+        "partitions, nothing moved": train(wait_until, digits, partitioned, float("inf")),
     }
     for name, (accuracy, slow, sizes) in results.items():
         click.echo(f"{name}: accuracy {accuracy:.1%}, of the slowest's classes {slow:.1%}; samples {sizes}")
@@ -273,7 +276,7 @@ def is_used_once(workers, origins, iteration):
 @pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
 def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
     """Before or after it has taken samples, with no answer to their sender: none is lost or used by two."""
-    with partitions_process("--workers", "3", "--silence", "5") as manager, contextlib.ExitStack() as stack:
+    with partitions_process("--workers", "3", "--silence", "20") as manager, contextlib.ExitStack() as stack:
         third = Holder(manager, 2, "--freeze", moment)
         stack.callback(third.kill)
         first, second = linked(stack, manager, (0, 1))

@@ -83,7 +83,7 @@ def test_the_gap_is_bounded(workers, max_gap):
             drawn[name] += batch
         now = {name: Part(sizes[name], drawn[name], iterations) for name in names}
         step = max(batch / sizes[name] for name, (_, batch) in zip(names, workers, strict=True))
-        assert gap(now) <= max_gap + step
+        assert gap(now) <= max_gap + step + 1e-9  # rounding; it may be just that
         for name in names:
             partitions.report(name, name, Progress(generation, sizes[name], drawn[name], iterations), 0.0)
         for name in names:

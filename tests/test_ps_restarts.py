@@ -179,7 +179,7 @@ def test_one_folder_is_for_one_shard(tmp_path):
     """A second process on a folder ends with the reason, and the first goes on."""
     with here(tmp_path) as address:
         line = [sys.executable, "-m", "evenpace", "ps", "--listen", "127.0.0.1:0", "--state", str(tmp_path)]
-        ended = subprocess.run(line, check=False, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(line, check=False, capture_output=True, text=True, timeout=240)
         assert ended.returncode != 0
         assert "is in use by another shard" in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -209,17 +209,24 @@ def test_other_modes_have_no_checkpoints(tmp_path, caplog):
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_job_that_had_to_make_room_comes_back(tmp_path):
+def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
     """A job that was dropped from memory is as it was when somebody asks for it."""
-    with serving(shard_service(state=tmp_path, memory_bytes=4000)) as address:
+    service = shard_service(state=tmp_path, memory_bytes=4000)
+
+    def all_have_left():
+        return all(job.left_at is not None for job in service.jobs)
+
+    with serving(service) as address:
         worker = AttemptWorker(address, 1000)
         iterate(worker, 3)
         worker.close()
+        wait_until(all_have_left, "its leaving")
         other = AttemptWorker(address, 900)
         other.iterate()
         with pytest.raises(EvenpaceError, match="may hold 4000"):
             Resumed(address, worker)
         other.close()
+        wait_until(all_have_left, "its leaving")
         again = Resumed(address, worker)
         assert again.version == 3
         iterate(again, 2)

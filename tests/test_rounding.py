@@ -5,7 +5,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.rounding import Bounds, InfeasibleError, split
@@ -23,12 +23,17 @@ def bounds(draw, largest_granularity):
 
 
 @st.composite
-def problems(draw, largest_granularity=8):
-    """Draw speeds, bounds, and a total that fits into the maxima."""
+def problems(draw, largest_granularity=8, least=lambda limits: 1):
+    """Draw speeds, bounds, and a total from `least` of these on that fits into the maxima."""
     limits = draw(st.lists(bounds(largest_granularity), min_size=1, max_size=8))
     speeds = draw(st.lists(SPEEDS, min_size=len(limits), max_size=len(limits)))
-    total = draw(st.integers(1, sum(bound.maximum for bound in limits)))
+    total = draw(st.integers(least(limits), sum(bound.maximum for bound in limits)))
     return speeds, total, limits
+
+
+def sum_of_minima(limits):
+    """Return the total from which on everybody gets its minimum."""
+    return sum(bound.minimum for bound in limits)
 
 
 def slowest(counts, speeds):
@@ -66,11 +71,10 @@ def test_sum_and_bounds_hold(problem):
 
 
 @settings(deadline=None)
-@given(problems(1))
+@given(problems(1, sum_of_minima))
 def test_no_worker_could_hand_a_sample_on(problem):
     """With a granularity of 1, moving one sample off the slowest worker never helps, at any speeds."""
     speeds, total, limits = problem
-    assume(total >= sum(bound.minimum for bound in limits))
     counts = split(speeds, total, limits)
 
     # A split is optimal exactly if nobody, with one sample more, would still beat the slowest who can give.
@@ -85,13 +89,14 @@ def test_no_worker_could_hand_a_sample_on(problem):
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 3), st.integers(3, 8)), min_size=1, max_size=3),
-    st.integers(1, 24),
+    st.integers(0, 21),
 )
-def test_optimal_against_brute_force(workers, total):
+def test_optimal_against_brute_force(workers, more):
     """No other split within the bounds has a shorter longest time."""
     speeds = [speed for speed, _, _ in workers]
     limits = [Bounds(low, high) for _, low, high in workers]
-    assume(sum(bound.minimum for bound in limits) <= total <= sum(bound.maximum for bound in limits))
+    least, most = sum_of_minima(limits), sum(bound.maximum for bound in limits)
+    total = least + more % (most - least + 1)
 
     best = brute_force(speeds, total, [range(b.minimum, b.maximum + 1) for b in limits])
     assert slowest(split(speeds, total, limits), speeds) <= best * (1 + Fraction(1, 10**8))

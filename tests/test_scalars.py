@@ -318,7 +318,7 @@ def history(cluster, job="default"):
 
 def fetched(url):
     """What a server answers, read as JSON."""
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         return json.load(answer)
 
 
@@ -328,10 +328,10 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
     runs = tmp_path / "runs"
     line = f"evenpace.scalars.write(evenpace.scalars.TensorBoard({str(runs)!r}))"
     script = with_scalars("train_digits_evenpace.py", line, 3, tmp_path)
-    with LocalCluster(tmp_path, workers=2) as cluster:
+    with LocalCluster(tmp_path, workers=2, manager_options=("--silence", "120")) as cluster:
         for name, limit in (("w0", "128"), ("w1", "32")):
             cluster.start_worker(name, script, options={"--max-batch-size": limit})
-        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        wait_until(lambda: not cluster.check(), "the end of training", 400)
         iterations = history(cluster)
     assert len(iterations) == 3 * 12
     for name in ("w0", "w1"):
@@ -359,26 +359,28 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
         late = first + others[-1]
         assert sum(others) == pytest.approx(sum(i.duration for i in iterations[1:]), rel=0.5, abs=late)
 
+    sizes = {i.iteration: w.batch_size for i in iterations for w in i.workers if w.worker == "w1"}
     port = address_of_our_own().port
     command = [sys.executable, "-c", SERVER, "--logdir", str(runs), "--port", str(port)]
     with (tmp_path / "tensorboard.log").open("w") as stream:
         server = subprocess.Popen([*command, "--load_fast=false"], stdout=stream, stderr=stream)
     try:
         base = f"http://127.0.0.1:{port}/data/plugin/scalars"
-
-        def tags():
-            with contextlib.suppress(OSError):
-                found = fetched(f"{base}/tags")
-                return found if set(found) == {"w0", "w1"} else None
-
-        found = wait_until(tags, "TensorBoard's list of both workers", 120)
-        assert all(set(found[name]) == NAMES for name in ("w0", "w1"))
         query = urllib.parse.urlencode({"run": "w1", "tag": "evenpace/batch_size"})
-        served = fetched(f"{base}/scalars?{query}")
+
+        def served():
+            """The batch sizes; None while TensorBoard, which answers meanwhile, has not read all there is."""
+            with contextlib.suppress(OSError):
+                tags = {name: set(found) for name, found in fetched(f"{base}/tags").items()}
+                if tags == {"w0": NAMES, "w1": NAMES}:
+                    found = fetched(f"{base}/scalars?{query}")
+                    return found if len(found) >= len(sizes) else None
+            return None
+
+        shown = wait_until(served, "TensorBoard's charts of both workers")
     finally:
         end_process(server)
-    sizes = {i.iteration: w.batch_size for i in iterations for w in i.workers if w.worker == "w1"}
-    assert {step: value for _, step, value in served} == sizes
+    assert {step: value for _, step, value in shown} == sizes
     assert len(set(sizes.values())) > 1
 
 
@@ -393,7 +395,7 @@ def test_the_line_is_the_same_for_every_framework(tmp_path, wait_until, monkeypa
             script = with_scalars(f"train_{name}_evenpace.py", line, 2, tmp_path)
             options = {"--job": name, "--granularity": "8" if name == "digits_jax" else "1"}
             cluster.start_worker(name, script, options=options)
-        wait_until(lambda: not cluster.check(), "the end of training", 240)
+        wait_until(lambda: not cluster.check(), "the end of training", 500)
         recorded = {name: history(cluster, name) for name in ("digits", "digits_keras", "digits_jax")}
     for name, iterations in recorded.items():
         told = read_events(tmp_path / "runs" / name)

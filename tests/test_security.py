@@ -13,6 +13,7 @@ import pytest
 
 import idl
 from evenpace import certificates
+from rpc import client as client_module
 from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
@@ -106,7 +107,7 @@ def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSL
     context = credentials.contexts(server=False).current()
     for name, value in changes.items():
         setattr(context, name, value)
-    return context.wrap_socket(socket.create_connection(address, timeout=20), server_hostname=address.host)
+    return context.wrap_socket(socket.create_connection(address, timeout=120), server_hostname=address.host)
 
 
 def raw_tls(address: Address, credentials: Credentials, receive_buffer: int | None = None) -> Raw:
@@ -147,7 +148,7 @@ def test_older_tls_is_refused(secure_manager, worker):
 def test_client_without_a_certificate(secure_manager, secrets, caplog, wait_until):
     """A client that trusts the service but shows no certificate is refused, and the service says so."""
     context = ssl.create_default_context(cafile=secrets / "ca.pem")
-    connection = socket.create_connection(secure_manager, timeout=20)
+    connection = socket.create_connection(secure_manager, timeout=120)
     with context.wrap_socket(connection, server_hostname="127.0.0.1") as bare:
         bare.sendall(framed("history", HISTORY))
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
@@ -310,8 +311,9 @@ def test_bytes_flipped_on_the_way_change_nothing(secure_shard, worker, caplog, w
 # -- the client
 
 
-def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker):
+def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker, monkeypatch):
     """Tickets that another's TLS sends are not taken for an answer; what is one, ends the connection."""
+    monkeypatch.setattr(client_module, "_ATTEMPT_SECONDS", 120.0)  # one attempt for each that is accepted
     history(secure_manager, worker).close()
     context = service.contexts(server=True).current()
     context.num_tickets = 2
@@ -323,7 +325,7 @@ def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker)
             accepted, _ = listener.accept()
             raw = Raw.__new__(Raw)
             raw.socket = context.wrap_socket(accepted, server_side=True)
-            raw.socket.settimeout(20)
+            raw.socket.settimeout(120)
             served.append(raw)
             for _ in range(2 if len(served) == 1 else 1):
                 answering(["right"])(raw)
@@ -335,19 +337,21 @@ def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker)
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         address = Address(*listener.getsockname()[:2])
-        client = Client(_manager.BatchSizeManager, address, "manager", credentials=worker)
+        client = Client(
+            _manager.BatchSizeManager, address, "manager", connect_timeout=120.0, credentials=worker
+        )
         client.connect()
         connection = client._socket
-        assert select.select([connection], [], [], 20)[0]  # the tickets
+        assert select.select([connection], [], [], 120)[0]  # the tickets
         assert client.call("history", HISTORY).members == ["right"]
         assert client.call("history", HISTORY).members == ["right"]
         assert client._socket is connection
-        assert say.wait(20)
-        assert select.select([connection], [], [], 20)[0]
+        assert say.wait(120)
+        assert select.select([connection], [], [], 120)[0]
         assert client.call("history", HISTORY).members == ["right"]
         assert client._socket is not connection
         client.close()
-        thread.join(20)
+        thread.join(120)
     for raw in served:
         raw.socket.close()
 
@@ -369,7 +373,7 @@ def test_abandoned_over_tls(service, worker, wait_until):
         wait_until(lambda: getattr(member, "client", None) and member.client.connected, "the connection")
         gone = NotMemberError("taken out")
         member.client.abandon(gone)
-        thread.join(20)
+        thread.join(120)
         assert errors == [gone]
 
 

@@ -1,6 +1,8 @@
 """Tokens: what a connection may do without one, with one, and with another job's. Where services listen."""
 
+import contextlib
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -26,10 +28,12 @@ from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc.limits import ServerLimits
 from rpc.server import Security
 from tests import apache_client
+from tests.scripts import freeze_and_run
 from tests.services import (
     MemberWorker,
     Raw,
     ShardWorker,
+    is_frozen,
     join_request,
     manager_service,
     open_request,
@@ -309,7 +313,7 @@ def test_a_token_never_goes_over_the_network_in_the_clear(key, tmp_path):
 def test_health_needs_no_token(guarded_manager, guarded_shard, service):
     """A service that asks for tokens is alive for `evenpace health` without one."""
     address = str(guarded_manager if service == "manager" else guarded_shard)
-    result = CliRunner().invoke(cli, ["health", f"--{service}", address, "--timeout", "20"])
+    result = CliRunner().invoke(cli, ["health", f"--{service}", address, "--timeout", "120"])
     assert result.exit_code == 0, result.output
 
 
@@ -360,15 +364,28 @@ def test_strangers_call_seldom(guarded_manager, key):
         assert raw.is_closed()
 
 
-def test_strangers_do_not_stay(key, tmp_path):
+def test_strangers_do_not_stay(key, tmp_path, wait_until):
     """Calls without a token do not put off the end of a connection."""
     limits = ServerLimits(handshake_timeout=3.0)
     with serving(manager_service(), limits, security=Security(token_keys=key)) as address:
         member = MemberWorker(address, "digits", of_job(key, "digits", tmp_path))
-        with Raw(address) as raw:
-            raw.send(framed("history", _manager.HistoryRequest("j", 0, 1)))
-            with pytest.raises(UnauthorisedError):
-                answer(raw)
+        call = framed("history", _manager.HistoryRequest("j", 0, 1))
+        with contextlib.ExitStack() as stack:
+
+            def called() -> Raw | None:
+                """None where this thread was held up before it called."""
+                raw = stack.enter_context(Raw(address))
+                raw.send(call)
+                try:
+                    answer(raw)
+                except UnauthorisedError:
+                    return raw
+                except ProtocolError as error:
+                    if "within 3 s of connecting" not in str(error):
+                        raise
+                return None
+
+            raw = wait_until(called, "a refusal of the call")
             with pytest.raises(ProtocolError, match="within 3 s of connecting"):
                 answer(raw)
             assert raw.is_closed()
@@ -392,7 +409,7 @@ def test_nothing_listens_beyond_loopback_unprotected(key, tmp_path, service, opt
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1
     assert f"others could reach 0.0.0.0:0 without {missing}: give --tls and --token-key" in done.stderr
@@ -432,17 +449,29 @@ def test_a_job_with_tls_and_tokens(tmp_path, wait_until):
         key.read_text().strip(),
         credentials.read_token(),
     ]
-    with LocalCluster(tmp_path / "logs", workers=2, credentials=credentials, token_key=key) as cluster:
-        for i in range(2):
-            cluster.start_worker(f"w{i}", EXAMPLES / "train_digits_evenpace.py")
+    script = EXAMPLES / "train_digits_evenpace.py"
+    with LocalCluster(
+        tmp_path / "logs",
+        workers=2,
+        report_timeout=600.0,
+        manager_options=("--silence", "600"),
+        credentials=credentials,
+        token_key=key,
+    ) as cluster:
+        cluster.start_worker("w0", script)
+        # One stops for a while, so that the job is still there when it is looked at.
+        frozen = cluster.start_worker("w1", Path(freeze_and_run.__file__), ["10:report:0", str(script)]).popen
+        wait_until(lambda: is_frozen(frozen), "the freeze")
         observer = Observer(cluster.manager, cluster.shard_addresses, credentials=credentials)
-        wait_until(lambda: observer.poll() and observer.iterations, "iterations", 120)
+        wait_until(lambda: observer.poll() and observer.iterations, "iterations")
         with pytest.raises(ProtocolError, match="give your side certificates"):
             Observer(cluster.manager, ()).poll()
         processes = [p.popen.pid for p in cluster.processes]
         lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in processes]
         lines += [Path(f"/proc/{pid}/environ").read_text() for pid in processes]
-        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        assert all(lines)
+        frozen.send_signal(signal.SIGCONT)
+        wait_until(lambda: not cluster.check(), "the end of training")
         observer.close()
     logs = [file.read_text() for file in (tmp_path / "logs").iterdir()]
     assert len(logs) == 4

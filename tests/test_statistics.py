@@ -185,11 +185,11 @@ def test_batch_normalisation_is_averaged_by_weight(shards):
         assert model[1].num_batches_tracked == 3
 
     with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(manager_service(workers=2)))
+        manager = stack.enter_context(serving(manager_service(workers=2, silence=120.0)))
         addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
         sessions = [
             Session(
-                SessionConfig(manager, addresses, worker=name, bounds=Bounds(2, most), barrier_timeout=60)
+                SessionConfig(manager, addresses, worker=name, bounds=Bounds(2, most), barrier_timeout=120)
             )
             for name, most in (("a", 8), ("b", 4))
         ]

@@ -1,5 +1,6 @@
 """Stock Thrift clients, Apache's and thriftpy2's, take part in training with nothing of ours beside them."""
 
+import functools
 import shutil
 import subprocess
 import uuid
@@ -38,20 +39,21 @@ def cluster() -> Iterator[tuple[Address, Address]]:
 
 
 def apache(manager: Address, shard: Address) -> tuple[Any, Any, Any, Any]:
-    """The structs and the clients of Apache Thrift."""
-    clients = apache_client.ApacheClient(*manager), apache_client.ApacheClient(*shard)
+    """The structs of Apache Thrift, and what connects clients."""
+    clients = [functools.partial(apache_client.ApacheClient, *address) for address in (manager, shard)]
     return apache_client, apache_client, *clients
 
 
 def thriftpy2_framed(manager: Address, shard: Address) -> tuple[Any, Any, Any, Any]:
-    """The structs and the clients of thriftpy2, in the pure Python implementation of the protocol."""
+    """The structs of thriftpy2, and what connects clients, in the pure Python implementation."""
     clients = [
-        make_client(
+        functools.partial(
+            make_client,
             service,
             *address,
             proto_factory=TBinaryProtocolFactory(),
             trans_factory=TFramedTransportFactory(),
-            timeout=30_000,
+            timeout=120_000,
         )
         for service, address in (
             (thriftpy2_manager.BatchSizeManager, manager),
@@ -79,7 +81,8 @@ def gradient_of(worker: str, iteration: int, elements: int) -> np.ndarray:
 
 def train(kind: str, cluster: tuple[Address, Address], job: str, worker: str, elements: int) -> dict:
     """Take part in a job from join to leave; returns the assignments and the parameters after each step."""
-    mt, pt, manager, shard = KINDS[kind](*cluster)
+    mt, pt, connect, connect_to_shard = KINDS[kind](*cluster)
+    manager = connect()
     identity_type = getattr(mt, "Identity", None) or mt.common.Identity
     assignment_type = getattr(pt, "Assignment", None) or pt.common.Assignment
     identity = identity_type(job=job, worker=worker, incarnation=uuid.uuid4().hex)
@@ -88,6 +91,7 @@ def train(kind: str, cluster: tuple[Address, Address], job: str, worker: str, el
     reply = manager.join(mt.JoinRequest(identity=identity, job=spec, bounds=bounds))
     assert reply.reported_iteration == -1
 
+    shard = connect_to_shard()  # not before it is called: a connection that says nothing is cut off
     ps_identity = identity_type(job=f"{job}/{reply.run}", worker=worker, incarnation=identity.incarnation)
     split = elements // 3
     groups = [pt.ParameterGroup(elements=n, options={"lr": LEARNING_RATE}) for n in (split, elements - split)]
@@ -140,7 +144,7 @@ def test_stock_clients_train_together(cluster, kinds, elements):
             pool.submit(train, kind, cluster, job, worker, elements)
             for kind, worker in zip(kinds, "ab", strict=True)
         ]
-        a, b = (future.result(timeout=60) for future in futures)
+        a, b = (future.result(timeout=240) for future in futures)
 
     expected = initial_parameters(elements)
     counts = []
@@ -167,13 +171,15 @@ def test_stock_clients_train_together(cluster, kinds, elements):
 @pytest.mark.parametrize("kind", KINDS)
 def test_refusal_reaches_stock_clients(cluster, kind):
     """A stock client gets a refusal as the exception that the IDL declares, and can go on."""
-    mt, pt, manager, shard = KINDS[kind](*cluster)
+    mt, pt, connect, connect_to_shard = KINDS[kind](*cluster)
+    manager = connect()
     common = mt if kind == "apache" else mt.common
     nobody = common.Identity(job="none", worker="w", incarnation="i")
     for _ in range(2):
         with pytest.raises(common.NotMember) as refusal:
             manager.leave(mt.LeaveRequest(identity=nobody))
         assert "'none'" in refusal.value.message
+    shard = connect_to_shard()
     common = pt if kind == "apache" else pt.common
     for size in (8, 2**19):
         with pytest.raises(common.NotMember) as refusal:

@@ -72,6 +72,14 @@ def opened(folder, retention=None):
         kept.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def time_to_close():
+    """However long this machine is held up, a store that is closed has written what was put."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_CLOSE_SECONDS", 240.0)
+        yield
+
+
 @pytest.fixture
 def locked_file(tmp_path, monkeypatch):
     """A store, and a connection with which a test keeps it from writing."""
@@ -80,7 +88,7 @@ def locked_file(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
     with opened(tmp_path) as kept:
         kept.put(begun())
-        other = sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=10)
+        other = sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
         yield kept, other
         other.close()
 
@@ -382,8 +390,9 @@ def test_reading_where_there_is_no_state_is_refused(tmp_path):
         pass
 
 
-def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path):
+def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path, monkeypatch):
     """`after_commit` calls when all that was put before is there."""
+    monkeypatch.setattr(store, "_LONGEST_WAIT", 240.0)
 
     async def check(kept):
         for i in range(200):
@@ -396,7 +405,7 @@ def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path):
             committed.set()
 
         kept.after_commit(look)
-        await asyncio.wait_for(committed.wait(), 30)
+        await asyncio.wait_for(committed.wait(), 120)
         return seen
 
     with opened(tmp_path) as kept:
@@ -417,7 +426,7 @@ def test_where_nothing_can_be_written_training_goes_on(locked_file, tmp_path, wa
     async def answer():
         answered = asyncio.Event()
         kept.after_commit(answered.set)
-        await asyncio.wait_for(answered.wait(), 30)
+        await asyncio.wait_for(answered.wait(), 120)
 
     asyncio.run(answer())
     time.sleep(0.2)  # several attempts

@@ -98,7 +98,7 @@ def services():
     """Gives a function that starts a manager for so many workers, and a shard, and stops the last ones."""
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(serving(shard_service()))
-        yield lambda workers: (stack.enter_context(serving(manager_service(workers))), shard)
+        yield lambda workers: (stack.enter_context(serving(manager_service(workers, silence=240.0))), shard)
 
 
 def expected(shuffle_buffer, seed=4):

@@ -56,7 +56,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit(unit, here):
     """Not a section, a setting or a value that systemd does not know."""
     path = here(unit)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False, timeout=240
     )
     about = [line for line in (done.stdout + done.stderr).splitlines() if unit.name in line]
     assert (done.returncode, about) == (0, [])
@@ -71,7 +71,7 @@ def test_a_unit_has_few_rights(unit, here):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -122,7 +122,7 @@ def test_a_units_command_starts_and_stops(unit, tmp_path):
             said = process.stdout.readline()
             assert said.startswith(LISTENING), process.stderr.read()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(240) == 0
         finally:
             end_process(process)
     assert any((tmp_path / "state").rglob("*")), "nothing was kept"

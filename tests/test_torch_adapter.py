@@ -38,7 +38,10 @@ def job(tmp_path):
     clusters, sessions = [], []
 
     def start(workers, **options):
-        cluster = LocalCluster(tmp_path, workers=workers, policy="even", **options).__enter__()
+        patient = ("--silence", "120")  # who is only held up keeps its part
+        cluster = LocalCluster(
+            tmp_path, workers=workers, policy="even", manager_options=patient, **options
+        ).__enter__()
         clusters.append(cluster)
 
         def session(name, bounds=None):

@@ -292,12 +292,13 @@ def test_the_devices_figures_are_told_apart(monkeypatch, name):
 @pytest.mark.slow
 def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
     """Its samples are done in pieces, its limit is lowered, and the parameters are one process's."""
-    with LocalCluster(tmp_path, workers=2, policy="even") as cluster:
+    patient = ("--silence", "240")  # nobody does the part of one that is held up
+    with LocalCluster(tmp_path, workers=2, policy="even", manager_options=patient) as cluster:
         for i, memory in enumerate((None, 22)):
             limited = ["--memory-mib", str(memory)] if memory else []
             cluster.start_worker(f"w{i}", SCRIPT, [*limited, "--out", str(tmp_path / f"{i}.npy")])
         observer = Observer(cluster.manager, cluster.shard_addresses)
-        wait_until(lambda: not cluster.check(), "the end of training", 120)
+        wait_until(lambda: not cluster.check(), "the end of training")
         observer.poll()
     results = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
     sizes = [result["sizes"] for result in results]

@@ -367,7 +367,7 @@ class Worker:
     def __init__(self, address, name, job="job"):
         self.identity = idl.common.Identity(job, name, f"{name:0>32}".replace("w", "0"))
         self.name = name
-        self.client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
+        self.client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=240)
         self.counts = []
 
     def run(self, iterations):
@@ -407,7 +407,7 @@ def run_all(workers, iterations):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
         assert not thread.is_alive()
 
 
@@ -434,7 +434,7 @@ def test_a_running_job_is_recorded_until_it_ends(tmp_path, wait_until):
         run_all(workers, 30)
         for worker in workers:
             worker.leave()
-        output, _ = recording.communicate(timeout=60)
+        output, _ = recording.communicate(timeout=240)
     assert recording.returncode == 0, output
     assert "The job has ended: 118 new rows in" in output
     trace = read_trace(out)

@@ -16,6 +16,7 @@ from evenpace.observing import Observing
 from evenpace.tracing.ids import ROUND, TraceKey, span_id, trace_id, worker_path
 from rpc.errors import InvalidRequestError
 from tests.observed import JOB, WORKERS, observed_cluster
+from tests.services import address_of_our_own
 
 proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 EVERY = 10
@@ -167,12 +168,12 @@ def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):
     with contextlib.ExitStack() as stack:
         server, url = stack.enter_context(collector())
         if behaviour == "away":
-            stack.close()
+            url = f"http://{address_of_our_own()}"
         else:
             server.RequestHandlerClass = stack.enter_context(silent())
         options = ("--traces", url, "--trace-every", "1", "--metrics", "127.0.0.1:0")
         with observed_cluster(tmp_path, options) as cluster:
-            wait_until(lambda: cluster.metrics("worker 0"), "the endpoint", 120)
+            wait_until(lambda: cluster.metrics("worker 0"), "the endpoint")
 
             def iterations():
                 found = (
@@ -180,7 +181,11 @@ def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):
                 )
                 return next(found, 0)
 
-            wait_until(lambda: iterations() > 200, "200 iterations", 240)
+            wait_until(lambda: iterations() > 200, "200 iterations", 400)
+            if behaviour == "away":
+                wait_until(
+                    lambda: "onnection refused" in cluster.log("worker 0"), "a line about the collector"
+                )
             assert cluster.finish() == [0, 0], cluster.log("worker 0")
             log = cluster.log("worker 0")
         if behaviour == "away":

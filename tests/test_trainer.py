@@ -21,7 +21,7 @@ def run_fits(*fits):
         for fit, answer in zip(fits, answers, strict=True):
             trainer.submit(fit, answer.set_result)
         try:
-            return await asyncio.wait_for(asyncio.gather(*answers), 60)
+            return await asyncio.wait_for(asyncio.gather(*answers), 240)
         finally:
             trainer.close()
 
@@ -85,7 +85,7 @@ def test_the_process_yields_to_others():
         answer = asyncio.get_running_loop().create_future()
         trainer.submit(Double(1), answer.set_result)
         try:
-            process = int((await asyncio.wait_for(answer, 60))["process"][0])
+            process = int((await asyncio.wait_for(answer, 240))["process"][0])
             return psutil.Process(process).nice()
         finally:
             trainer.close()
@@ -98,11 +98,11 @@ def test_nothing_is_started_before_it_is_needed():
     """A trainer that never gets a fit starts no process."""
 
     async def run():
-        before = len(psutil.Process().children())
+        before = set(psutil.Process().children())  # some of which may end meanwhile
         trainer = Trainer()
         try:
-            return len(psutil.Process().children()) - before
+            return set(psutil.Process().children()) - before
         finally:
             trainer.close()
 
-    assert asyncio.run(run()) == 0
+    assert not asyncio.run(run())

@@ -23,7 +23,8 @@ NAMES = ["svm", "logistic_regression", "cifarnet", "resnet32", "transformer"]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A manager and a shard for jobs of two workers."""
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
+    patient = ("--silence", "240")  # nobody does the part of one that is held up
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), workers=2, manager_options=patient) as cluster:
         yield cluster
 
 
@@ -48,7 +49,7 @@ class Job:
             cluster.start_worker(
                 f"{folder.name}-{i}", script(name), [*arguments, *files, *test], options=options
             )
-        wait_until(lambda: not cluster.check(), "the end of training", 240)
+        wait_until(lambda: not cluster.check(), "the end of training", 480)
         assert not (folder / "1.jsonl").exists()
         self.metrics = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
         self.states = [torch.load(folder / f"{i}.pt") for i in range(2)]

@@ -19,7 +19,7 @@ from tests.terminal import Terminal, without_styles
 MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
 LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
-SECONDS = 300.0  # for any one block
+SECONDS = 600.0  # for any one block
 PORTS = re.compile(r"\b(4[345]\d\d|80\d\d|90\d\d)\b")
 
 _SERVICE = re.compile(r"^ *evenpace (?:manager|ps|partitions)\b", re.MULTILINE)

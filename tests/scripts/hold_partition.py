@@ -19,7 +19,7 @@ from worker.samples import SampleForm
 
 def link(manager, worker, samples, size=1, **options):
     """A worker's partition, which waits until all workers are there; `worker` is a number."""
-    config = PartitionConfig(manager, "job", f"w{worker}", start_timeout=60.0, **options)
+    config = PartitionConfig(manager, "job", f"w{worker}", start_timeout=240.0, **options)
 
     def read(index):
         return worker, index, np.full(size, 1000 * worker + index, dtype=np.int64)

@@ -35,7 +35,8 @@ NOWHERE = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Services whose jobs have one worker."""
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), workers=1) as running:
+    patient = ("--silence", "120")  # who is only held up keeps its part
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), manager_options=patient) as running:
         yield running
 
 
@@ -44,7 +45,7 @@ def session(cluster, request):
     """This process as the only worker of a job of its own."""
     name = request.node.name.partition("[")[0]
     with_services = Session(
-        SessionConfig(cluster.manager, cluster.shard_addresses, job=name, barrier_timeout=60)
+        SessionConfig(cluster.manager, cluster.shard_addresses, job=name, barrier_timeout=240)
     )
     yield with_services
     with_services.close()
@@ -370,7 +371,7 @@ def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, si
 
         def on_train_batch_begin(self, batch, logs=None):
             if session.assignment.iteration == 0:
-                with ManagerClient(cluster.manager) as client:
+                with ManagerClient(cluster.manager, timeout=60.0) as client:
                     client.set_total_batch_size(session.config.job, size)
 
         def on_epoch_begin(self, epoch, logs=None):
@@ -426,7 +427,7 @@ def test_fit_joins_a_running_job(cluster, session):
     assert int(model.optimizer.iterations) == late.assignment.iteration
     late.close()
     done.set()
-    first.join(60)
+    first.join(240)
     assert not first.is_alive()
 
 

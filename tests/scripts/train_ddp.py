@@ -318,7 +318,7 @@ def slow_rank(scenario):
     for inputs, labels in scenario.batches():
         if scenario.rank == 2:
             busy = torch.randn(400, 400)
-            for _ in range(20):
+            for _ in range(40):
                 busy = busy @ busy / 20
         optimizer.zero_grad()
         loss_of(model, inputs, labels).backward()
@@ -423,7 +423,7 @@ BY_THEMSELVES = {function.__name__: function for function in (endless, steered)}
 
 OPTIONS = {
     "endless": {"epochs": 10**9},
-    "steered": {"epochs": 10, "barrier_timeout": 8.0},
+    "steered": {"epochs": 10, "barrier_timeout": 20.0},
     "slow_rank": {"measured": True},
     "compiled": {"epochs": 32},
     "prefetch": {"num_workers": 2},

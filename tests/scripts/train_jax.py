@@ -49,6 +49,13 @@ def make_optimizer(name, library):
     return library.adamw(schedule, weight_decay=0.01)
 
 
+def made_up_time(session):
+    """For a worker whose speed jumps about, so that batch sizes do."""
+    now = session.assignment
+    speed = np.random.default_rng([*session.config.worker.encode(), now.iteration]).lognormal()
+    return lambda: now.count / speed
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
@@ -66,6 +73,7 @@ def main():
         return loss_fn(params, batch)
 
     loader = evenpace.jax.DataLoader(make_data(), batch_size=BATCH, shuffle=True, seed=SEED)
+    loader.session.processing_time = lambda: made_up_time(loader.session)
     value_and_grad = evenpace.jax.value_and_grad(traced_loss, micro_batch_size=4)
     saved = {"params": make_params(), "optimizer": None}
     if options.resume:
