@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -61,7 +62,11 @@ class Page:
     ) -> tuple[int, Any, http.client.HTTPMessage]:
         """Status, value and headers of one answer; text where it is not JSON."""
         with contextlib.closing(self.connect()) as connection:
+            connection.connect()
+            # In one piece: who is refused at its first half must not meet a reset connection with the second.
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             connection.request(method, path, body, headers or {})
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
             answer = connection.getresponse()
             data = answer.read()
             is_json = answer.headers.get_content_type() == "application/json"
