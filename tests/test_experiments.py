@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +14,6 @@ from evenpace.experiments import run as experiment_run
 from evenpace.experiments.overhead import run as measure_overhead
 from evenpace.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.experiments.workloads import WORKLOADS, Training
-from evenpace.observer import Observer
 from evenpace.traces import read_trace
 from predictors import PREDICTORS
 from tests.scripts import keep_pace
@@ -64,18 +62,8 @@ def test_every_workload_can_be_made(name):
 @pytest.fixture
 def wait_for_the_observer(tmp_path, monkeypatch):
     """Let no run get far ahead of whoever follows it, and starts and ends the competitors."""
-    seen = tmp_path / "seen"
-    monkeypatch.setenv("SEEN_FILE", str(seen))
-    monkeypatch.setenv("HELD_SCRIPT", str(experiment_run._SCRIPT))
-    monkeypatch.setattr(experiment_run, "_SCRIPT", Path(keep_pace.__file__))
-
-    class Seeing(Observer):
-        def poll(self):
-            known = super().poll()
-            keep_pace.tell(seen, len(self.iterations))
-            return known
-
-    monkeypatch.setattr(experiment_run, "Observer", Seeing)
+    keep_pace.hold_workers(monkeypatch, experiment_run, tmp_path / "seen")
+    keep_pace.follow_observer(monkeypatch, experiment_run, tmp_path / "seen")
 
 
 @needs_stress_ng

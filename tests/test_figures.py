@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +10,6 @@ from evenpace import network
 from evenpace.cli import cli
 from evenpace.cli.values import by_workload
 from evenpace.experiments import unequal
-from evenpace.observer import Observer
 from tests.scripts import keep_pace
 
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
@@ -26,9 +24,7 @@ def experiment(*arguments):
 def seen(tmp_path, monkeypatch):
     """The file that holds workers back; see `keep_pace`."""
     file = tmp_path / "seen"
-    monkeypatch.setenv("SEEN_FILE", str(file))
-    monkeypatch.setenv("HELD_SCRIPT", str(unequal._SCRIPT))
-    monkeypatch.setattr(unequal, "_SCRIPT", Path(keep_pace.__file__))
+    keep_pace.hold_workers(monkeypatch, unequal, file)
     return file
 
 
@@ -52,14 +48,7 @@ def wait_for_the_first_snapshot(seen, monkeypatch):
 @pytest.fixture
 def wait_for_the_observer(seen, monkeypatch):
     """Let no run get far ahead of whoever follows it, and cuts the bandwidth in its middle."""
-
-    class Seeing(Observer):
-        def poll(self):
-            known = super().poll()
-            keep_pace.tell(seen, len(self.iterations))
-            return known
-
-    monkeypatch.setattr(unequal, "Observer", Seeing)
+    keep_pace.follow_observer(monkeypatch, unequal, seen)
 
 
 @pytest.mark.slow

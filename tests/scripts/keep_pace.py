@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from evenpace.observer import Observer
 from rpc.client import Client
 
 AHEAD = 3  # iterations that a worker may be ahead of what has been seen
@@ -24,6 +25,25 @@ def tell(file, iterations):
 def told(file):
     """The iterations that have been seen; fewer than none before anybody has looked."""
     return int(file.read_text()) if file.exists() else -1
+
+
+def hold_workers(monkeypatch, module, file):
+    """Have the workers that an experiment's module starts held back by a file."""
+    monkeypatch.setenv("SEEN_FILE", str(file))
+    monkeypatch.setenv("HELD_SCRIPT", str(module._SCRIPT))
+    monkeypatch.setattr(module, "_SCRIPT", Path(__file__))
+
+
+def follow_observer(monkeypatch, module, file):
+    """Let the file say what the module's observer has seen."""
+
+    class Seeing(Observer):
+        def poll(self, *arguments):
+            known = super().poll(*arguments)
+            tell(file, len(self.iterations))
+            return known
+
+    monkeypatch.setattr(module, "Observer", Seeing)
 
 
 def hold_back(file):
