@@ -243,7 +243,7 @@ class Archive:
 
 
 def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T], int]) -> list[T]:
-    """What is remembered, and what is in memory: if the writer has none yet to put between."""
+    """What is remembered, then what is in memory, unless the writer has yet to put some between."""
     begins = iteration(recent[0]) if recent else math.inf
     earlier = [one for one in remembered if iteration(one) < begins]
     if earlier and iteration(earlier[-1]) + 1 < begins:

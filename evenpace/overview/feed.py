@@ -74,9 +74,10 @@ class Feed:
                     continue
                 job = known.get(summary.job)
                 if job is None or job.summary.run != summary.run:
-                    job = FollowedJob(summary)
+                    job = FollowedJob(summary, behind=summary.iteration)
+                # Viewers may look before what is new has been read.
+                job.behind += max(0, summary.iteration - job.summary.iteration)
                 job.summary = summary
-                job.behind = max(0, summary.iteration - job.view.last - 1)
                 self.jobs[summary.job] = job
         except BaseException:
             self.jobs = known
