@@ -7,11 +7,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rpc.address import Address
+from tests import zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 
 # How long an example takes to draw and to try is the machine's affair, and no finding.
 settings.register_profile("evenpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evenpace")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts() -> Iterator[None]:
+    with zygote.installed():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,296 @@
+"""Starts real Python processes without their imports: each is forked from a process that has imported everything.
+
+Importing PyTorch and the like takes a process seconds, and the tests start hundreds. While `installed`, a
+`subprocess.Popen` of `python -m evenpace ...` (or another of `MODULES`) is forked by a *zygote*, a process that has
+imported what they need. What is forked is a child of the process that asked for it, with a process id, signals and an
+exit status like any other; it runs the module as `python -m` would, and ends as the interpreter ends.
+
+A test that must see an interpreter start, such as one of what an import brings in, starts it in another way: by
+`python -c`, by a script's path, or with other `SETTINGS` in the environment than the tests have.
+
+This module must not know what is tested.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODULES = ("evenpace", "evenpace.chaos.witness", "tests.scripts")  # and the modules in the last
+# Variables that the interpreter or a library reads when it starts or is imported, by the beginnings of their names.
+# PYTHONPATH is none of them: what is forked goes by its own.
+SETTINGS = ("PYTHON", "KERAS_", "TF_", "JAX_", "XLA_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_")
+IMPORTED = (
+    "batchsize_manager.service",
+    "cryptography.x509",
+    "evenpace.chaos.witness",
+    "evenpace.context",
+    "evenpace.dashboard.server",
+    "evenpace.launch",
+    "evenpace.serve",
+    "evenpace.torch",
+    "evenpace.workloads",
+    "ps.service",
+    "rich.live",
+    "sklearn.datasets",
+    "torch.distributed",
+    "uvicorn",
+)
+
+_STARTERS = {"bench", "chaos", "demo", "experiment"}  # commands that start processes of ours in turn
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST = 2**17  # bytes of a request
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Let `subprocess.Popen` start processes of `MODULES` by forking a zygote, which is started here."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        popen = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.zygote import _main; _main({theirs.fileno()})"],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parent.parent,
+        )
+    try:
+        with _forking(ours):
+            yield
+    finally:
+        popen.wait()
+
+
+@contextlib.contextmanager
+def _forking(requests: socket.socket) -> Iterator[None]:
+    """Likewise, with a zygote that is there; it ends when `requests`, the socket to it, is closed."""
+    _Popen.zygote = _Zygote(requests)
+    ordinary, subprocess.Popen = subprocess.Popen, _Popen  # type: ignore[misc]
+    try:
+        with requests:
+            yield
+    finally:
+        subprocess.Popen = ordinary  # type: ignore[misc]
+
+
+class _Zygote:
+    """The process that forks, for those who ask it to.
+
+    Args:
+        requests: The socket to it.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._lock = threading.Lock()
+
+    def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
+        """Return the process id of a new process.
+
+        Args:
+            request: What it becomes; see `_become`.
+            streams: Its standard input, output and error.
+
+        Raises:
+            ChildProcessError: The zygote has ended.
+        """
+        with self._lock, _adopting():
+            socket.send_fds(self._requests, [json.dumps(request).encode()], list(streams))
+            answer = self._requests.recv(64)
+        if not answer:
+            raise ChildProcessError("the zygote of the tests has ended")
+        return int(answer)
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Let this process become the parent of what its descendants leave behind when they end, as init does else."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class _Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """A process that is forked where that can be, and started as ever where not."""
+
+    zygote: _Zygote
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        given = dict(zip(_PARAMETERS, rest, strict=True))
+        environment = dict(os.environ if given["env"] is None else given["env"])
+        command = _command(args) if _is_plain(given) and _settings(environment) == _settings() else None
+        if command is None:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        request = {
+            "arguments": command,
+            "cwd": os.path.abspath(given["cwd"] or os.curdir),
+            "environment": environment,
+            "session": given["start_new_session"],
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "parent": os.getpid(),
+        }
+        streams = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        inherited = [number if stream == -1 else stream for number, stream in enumerate(streams)]
+        self.pid = self.zygote.fork(request, inherited)
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[pipe] for pipe in pipes))  # type: ignore[attr-defined]
+
+
+# The names of what `Popen._execute_child` takes after `self` and `args`.
+_code = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
+_PARAMETERS = _code.co_varnames[2 : _code.co_argcount]
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether a process is to have nothing that the zygote cannot give it."""
+    unusual = ("executable", "preexec_fn", "shell", "pass_fds")
+    return not any(given[name] for name in unusual) and (given["cwd"] is None or os.path.isdir(given["cwd"]))
+
+
+def _settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of an environment that must be the zygote's."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(SETTINGS) and name not in ("PYTHONPATH", "PYTHONUNBUFFERED")
+    }
+
+
+def _command(args: Any) -> list[str] | None:
+    """The module and its arguments, of a command line that runs one of `MODULES`; None of any other."""
+    words = [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []
+    if words[:2] != [sys.executable, "-m"] or len(words) < 3:
+        return None
+    ours = words[2] in MODULES or words[2].rpartition(".")[0] == MODULES[-1]
+    return words[2:] if ours else None
+
+
+# -- in the zygote
+
+
+def _main(number: int) -> None:
+    """Import everything, and fork until the other end of the socket `number` is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
+    # JAX warns of forks because of its threads, of which it has none before it computes.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    _run(socket.socket(fileno=number))
+
+
+def _run(requests: socket.socket) -> None:
+    """Fork as asked; each new process goes on from here, and this one when nobody can ask any more."""
+    with requests:
+        request = _serve(requests)
+    if request is not None:
+        _become(request)
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Return, in a new process, the request for it; in the zygote itself, None in the end."""
+    while True:
+        text, streams, _, _ = socket.recv_fds(requests, _MOST, 3)
+        if not text:
+            return None
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            # The fork of a fork, since what this one leaves behind becomes a child of the process that asked.
+            if (child := os.fork()) != 0:
+                os.write(writing, b"%d" % child)
+                os._exit(0)
+            os.close(reading)
+            os.close(writing)
+            for target, stream in enumerate(streams):
+                os.dup2(stream, target)
+                os.close(stream)
+            return json.loads(text)  # type: ignore[no-any-return]
+        for stream in (writing, *streams):
+            os.close(stream)
+        os.waitpid(between, 0)
+        requests.send(os.read(reading, 64))
+        os.close(reading)
+
+
+def _become(request: Mapping[str, Any]) -> None:
+    """Turn a new process into `python -m MODULE ARGUMENTS`.
+
+    Args:
+        request: `arguments`, the module first; `cwd`; `environment`; `session`, whether it gets one of its own;
+            `files`, its limits of open files; `cpus` that it may use; `parent`, the id of the process that asked.
+    """
+    while os.getppid() != request["parent"]:  # for a moment it is the child of one that is ending
+        time.sleep(0.0005)
+    module, *arguments = request["arguments"]
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(request["files"]))
+    os.sched_setaffinity(0, request["cpus"])
+    os.chdir(request["cwd"])
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [request["cwd"], *path, *(entry for entry in sys.path[1:] if entry not in own)]
+    sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", *request["arguments"]]
+    np.random.seed()
+    _open_streams()
+    with contextlib.ExitStack() as ending:
+        if arguments and arguments[0] in _STARTERS:
+            ending.enter_context(_forking(_fork_zygote()))
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _fork_zygote() -> socket.socket:
+    """Fork this process, so that what is forked is a zygote for it; the socket to that."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
+        _run(theirs)
+        sys.exit()
+    theirs.close()
+    return ours
+
+
+def _open_streams() -> None:
+    """Open Python's standard streams as the interpreter does when it starts."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(  # noqa: SIM115 - for the process's life
+            number,
+            mode="w" if number else "r",
+            buffering=1 if number == 2 or os.isatty(number) else -1,
+            encoding="utf-8",
+            errors="backslashreplace" if number == 2 else "strict",
+            closefd=False,
+        )
+        if unbuffered and number:
+            stream.reconfigure(write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
