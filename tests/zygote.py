@@ -1,12 +1,13 @@
-"""Starts real Python processes without their imports: each is forked from a process that has imported everything.
+"""Starts real Python processes without their imports: each is forked from one that has imported everything.
 
 Importing PyTorch and the like takes a process seconds, and the tests start hundreds. While `installed`, a
-`subprocess.Popen` of `python -m evenpace ...` (or another of `MODULES`) is forked by a *zygote*, a process that has
-imported what they need. What is forked is a child of the process that asked for it, with a process id, signals and an
-exit status like any other; it runs the module as `python -m` would, and ends as the interpreter ends.
+`subprocess.Popen` of `python -m evenpace ...` (or another of `MODULES`) is forked by a *zygote*, a process
+that has imported what they need. What is forked is a child of the process that asked for it, with a process
+id, signals and an exit status like any other; it runs the module as `python -m` would, and ends as the
+interpreter ends.
 
-A test that must see an interpreter start, such as one of what an import brings in, starts it in another way: by
-`python -c`, by a script's path, or with other `SETTINGS` in the environment than the tests have.
+A test that must see an interpreter start, such as one of what an import brings in, starts it in another way:
+by `python -c`, by a script's path, or with other `SETTINGS` in the environment than the tests have.
 
 This module must not know what is tested.
 """
@@ -32,8 +33,8 @@ from typing import Any
 import numpy as np
 
 MODULES = ("evenpace", "evenpace.chaos.witness", "tests.scripts")  # and the modules in the last
-# Variables that the interpreter or a library reads when it starts or is imported, by the beginnings of their names.
-# PYTHONPATH is none of them: what is forked goes by its own.
+# Variables that the interpreter or a library reads when it starts or is imported, by the beginnings of their
+# names. PYTHONPATH is none of them: what is forked goes by its own.
 SETTINGS = ("PYTHON", "KERAS_", "TF_", "JAX_", "XLA_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_")
 IMPORTED = (
     "batchsize_manager.service",
@@ -118,7 +119,7 @@ class _Zygote:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Let this process become the parent of what its descendants leave behind when they end, as init does else."""
+    """Let this process, in init's place, become the parent of what its descendants leave behind."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -236,8 +237,9 @@ def _become(request: Mapping[str, Any]) -> None:
     """Turn a new process into `python -m MODULE ARGUMENTS`.
 
     Args:
-        request: `arguments`, the module first; `cwd`; `environment`; `session`, whether it gets one of its own;
-            `files`, its limits of open files; `cpus` that it may use; `parent`, the id of the process that asked.
+        request: `arguments`, the module first; `cwd`; `environment`; `session`, whether it gets one of its
+            own; `files`, its limits of open files; `cpus` that it may use; `parent`, the id of the process
+            that asked.
     """
     while os.getppid() != request["parent"]:  # for a moment it is the child of one that is ending
         time.sleep(0.0005)
