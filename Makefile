@@ -9,8 +9,11 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-.PHONY: help demo test test-side-by-side test-alone test-containers check bench figures docs images image-contention \
-	base-image clean
+# As many processes as there are cores share the tests; JOBS names another number.
+JOBS ?= $(shell nproc)
+PYTEST = $(BIN)/pytest -n $(JOBS)
+
+.PHONY: help demo test test-all test-containers check bench figures docs images image-contention base-image clean
 .NOTPARALLEL:
 
 help:
@@ -30,14 +33,15 @@ help:
 demo: $(VENV)/ready
 	$(BIN)/evenpace demo --json runs/demo/summary.json
 
-# Those that measure times come by themselves.
-test: test-side-by-side test-alone
+test: $(VENV)/ready
+	$(PYTEST) $(addprefix tests/,$(ONLY))
 
-test-side-by-side: $(VENV)/ready
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone and not containers'
-
-test-alone: $(VENV)/ready
-	$(BIN)/pytest -m 'alone and not containers'
+# For a release: what takes long, too.
+test-all: $(VENV)/ready
+	$(PYTEST) -m 'not containers'
+	$(BIN)/evenpace chaos --minutes 10 --seed random --json runs/chaos.json
+	$(MAKE) demo bench figures
+	$(MAKE) test-containers
 
 test-containers: $(VENV)/ready
 	$(BIN)/pytest -m containers tests/containers

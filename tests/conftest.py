@@ -1,7 +1,9 @@
 """What several tests need."""
 
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -67,7 +69,57 @@ def pusher(shard) -> Iterator[ShardWorker]:
     worker.close()
 
 
+# Why a test may be skipped where all tools are there: no set-up of CI's could help it.
+BEYOND_SET_UP = (
+    r"needs (the \w+ files in )?\.\./shared/data",  # it lies beside the project, or not
+    r"no control group can be made here|no writable control group|no network namespaces? (can be made )?here",
+)
+
+
+def pytest_addoption(parser):
+    """Options of our own."""
+    parser.addoption(
+        "--all-tools",
+        type=Path,
+        metavar="FILE",
+        help="fail where a test is skipped for want of something that can be installed; add the skips to FILE, "
+        "and tell all that it has",
+    )
+
+
 def pytest_collection_modifyitems(items):
-    """Files with tests that take long come first, lest one process be left alone with them in the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Keep the tests that share a fixture of their file in one process, and begin with those that take long."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if any(f[-1].scope == "module" and f[-1].baseid.endswith(item.path.name) for f in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_sessionfinish(session):
+    """With `--all-tools`, fail for what could have been installed."""
+    if _skips(session.config, wanted=True):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """With `--all-tools`, tell every skip, those of earlier runs too."""
+    file = config.getoption("--all-tools")
+    if file is None:
+        return
+    with file.open("a") as stream:
+        stream.writelines(f"{test}: {reason}\n" for test, reason in _skips(config))
+    terminalreporter.section("all skips")
+    terminalreporter.write(file.read_text() or "none\n")
+    for test, reason in _skips(config, wanted=True):
+        terminalreporter.write_line(f"FAILED: {test} was skipped, though it could be provided for: {reason}")
+
+
+def _skips(config, *, wanted=False):
+    """Tests that were skipped, and why; if `wanted`, those alone that a set-up can provide for."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("--all-tools") is None or reporter is None:
+        return []
+    skips = [(r.nodeid, r.longrepr[2].removeprefix("Skipped: ")) for r in reporter.stats.get("skipped", ())]
+    beyond = re.compile("|".join(BEYOND_SET_UP))
+    return [(test, reason) for test, reason in skips if not (wanted and beyond.search(reason))]
