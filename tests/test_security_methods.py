@@ -1,0 +1,165 @@
+"""Tokens, for every method of every service as the .thrift files have them: a new one is asked for as well.
+
+What tokens are, and how connections show them, is in `test_security_tokens`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from thriftpy2.thrift import TType
+
+import idl
+from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from rpc import codec, tokens
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.errors import DECLARED, InvalidRequestError, UnauthorisedError
+from rpc.guard import AUTHENTICATE
+from rpc.server import Security, Server
+from tests.services import manager_service, serving, shard_service, with_token
+from worker.partition_peer import PeerService
+from worker.samples import SampleForm
+
+# How each service is made here, and what a job with the token of "digits" is called there.
+SERVED = {
+    idl.batchsize_manager.BatchSizeManager: (manager_service, "digits"),
+    idl.parameter_server.ParameterServer: (shard_service, "digits/run"),
+    idl.data_partition.DataPartitionManager: (
+        lambda: DataPartitionService(PartitionServiceConfig()),
+        "digits",
+    ),
+}
+_SHOWS = "it is what shows the token"
+NEEDS_NO_TOKEN = {  # why
+    "BatchSizeManager.authenticate": _SHOWS,
+    "ParameterServer.authenticate": _SHOWS,
+    "DataPartitionManager.authenticate": _SHOWS,
+    "PartitionPeer.take": "workers have no key to check one with; members know the receiver's incarnation",
+}
+
+
+def _definitions(module: ModuleType) -> list[type]:
+    """The services that a .thrift file defines."""
+    return [value for value in vars(module).values() if hasattr(value, "thrift_services")]
+
+
+CONTRACT = {
+    f"{definition.__name__}.{method}": (definition, method)
+    for name in idl.__all__
+    for definition in _definitions(getattr(idl, name))
+    for method in definition.thrift_services
+}
+ASKED_FOR = {name: what for name, what in CONTRACT.items() if name not in NEEDS_NO_TOKEN}
+
+every_method = pytest.mark.parametrize(("definition", "method"), ASKED_FOR.values(), ids=ASKED_FOR)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory) -> Path:
+    """A key file with one key."""
+    file = tmp_path_factory.mktemp("keys") / "tokens.key"
+    tokens.write_new_key(file, add=False)
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(key) -> Iterator[dict[type, Address]]:
+    """All services that can ask for tokens, each asking for them."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            definition: stack.enter_context(serving(make(), security=Security(token_keys=key)))
+            for definition, (make, _) in SERVED.items()
+        }
+
+
+def filled(kind: Any, job: str | None) -> Any:
+    """A Thrift struct with something in every field; None instead of each name of a job if `job` is None."""
+    values = {
+        spec[1]: job if spec[1] == "job" and spec[0] == TType.STRING else _value(spec[0], spec[2], job)
+        for spec in kind.thrift_spec.values()
+    }
+    return kind(**values)
+
+
+def _value(kind: int, of: Any, job: str | None) -> Any:
+    """Something of a Thrift type; `of` is what the specification says beside the type itself."""
+    if kind == TType.STRUCT:
+        return filled(of, job)
+    if kind == TType.LIST:
+        return [_value(*(of if isinstance(of, tuple) else (of, None)), job)]
+    if kind == TType.MAP:
+        return {_value(of[0], None, job): _value(of[1], None, job)}
+    return {
+        TType.BOOL: True,
+        TType.DOUBLE: 0.5,
+        TType.I32: 1,
+        TType.I64: 1,
+        TType.STRING: "1",
+        TType.BINARY: b"1",
+    }[kind]
+
+
+def call(
+    address: Address, definition: type, method: str, job: str | None, credentials: Credentials | None
+) -> None:
+    """Call a method; whatever the service itself has against the call is as good as an answer.
+
+    Raises:
+        UnauthorisedError: The call was refused before the service has seen it.
+    """
+    request = filled(codec.struct_type(definition, f"{method}_args", 1), job)
+    bulk = memoryview(bytes(4)) if 2 in getattr(definition, f"{method}_args").thrift_spec else None
+    client = Client(definition, address, "service", call_timeout=120, credentials=credentials)
+    others = tuple(error for error in DECLARED.values() if error is not UnauthorisedError)
+    with contextlib.closing(client), contextlib.suppress(*others):
+        client.call(method, request, bulk=bulk, unavailable_timeout=0.0)
+
+
+def test_every_method_is_asked_for_or_excused():
+    """What needs no token is named here; all else that there is belongs to a service that is called below."""
+    assert NEEDS_NO_TOKEN.keys() <= CONTRACT.keys()
+    assert {definition for definition, _ in ASKED_FOR.values()} == SERVED.keys()
+
+
+@every_method
+def test_no_method_without_a_token(guarded, definition, method):
+    """Who has shown none is told to."""
+    with pytest.raises(UnauthorisedError, match="asks for a job's token"):
+        call(guarded[definition], definition, method, SERVED[definition][1], None)
+
+
+@every_method
+def test_no_method_with_another_jobs_token(guarded, key, definition, method):
+    """Who has shown one of another job, be its name the beginning of this one's, is told whose it is."""
+    job = SERVED[definition][1]
+    for other in ("other", "digit"):
+        with pytest.raises(UnauthorisedError, match=f"is for job '{other}', not for '{job}'"):
+            call(guarded[definition], definition, method, job, with_token(key, other))
+
+
+@every_method
+def test_no_method_for_a_job_that_is_not_named(guarded, key, definition, method):
+    """Who has shown one of a job cannot leave open which job a call is about; for all jobs, that may be."""
+    with pytest.raises(UnauthorisedError, match="is for job 'digits', not for none"):
+        call(guarded[definition], definition, method, None, with_token(key, "digits"))
+    call(guarded[definition], definition, method, None, with_token(key, tokens.ALL_JOBS))
+
+
+@every_method
+def test_each_method_with_the_jobs_own_token(guarded, key, definition, method):
+    """Who has shown this job's token, or one of all jobs, is listened to by the service itself."""
+    for job in ("digits", tokens.ALL_JOBS):
+        call(guarded[definition], definition, method, SERVED[definition][1], with_token(key, job))
+
+
+def test_a_service_that_cannot_be_shown_a_token_does_not_ask_for_one(key):
+    """Who starts it with token keys is told so, lest he believes that they are of use."""
+    assert AUTHENTICATE not in PeerService.definition.thrift_services
+    service = PeerService("digits", SampleForm(0, lambda example, array: array), lambda *chunk: None)
+    with pytest.raises(InvalidRequestError, match="PartitionPeer cannot be asked for tokens"):
+        Server(service, security=Security(token_keys=key))
