@@ -69,6 +69,14 @@ def pusher(shard) -> Iterator[ShardWorker]:
     worker.close()
 
 
+@pytest.fixture(scope="module")
+def time_to_close() -> Iterator[None]:
+    """However long this machine is held up, a manager's store that is closed has written what was put."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("batchsize_manager.store._CLOSE_SECONDS", 240.0)
+        yield
+
+
 # Why a test may be skipped where all tools are there: no set-up of CI's could help it.
 BEYOND_SET_UP = (
     r"needs (the \w+ files in )?\.\./shared/data",  # it lies beside the project, or not

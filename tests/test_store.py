@@ -29,6 +29,8 @@ from batchsize_manager.state_format import STATE_FILE, StateError, pack_records,
 from batchsize_manager.state_reader import open_state
 from batchsize_manager.store import Retention, Store
 
+pytestmark = pytest.mark.usefixtures("time_to_close")
+
 SPEC = JobSpec(1000, 10, seed=3)
 NAMES = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=8)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -70,14 +72,6 @@ def opened(folder, retention=None):
         yield kept
     finally:
         kept.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def time_to_close():
-    """However long this machine is held up, a store that is closed has written what was put."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_CLOSE_SECONDS", 240.0)
-        yield
 
 
 @pytest.fixture

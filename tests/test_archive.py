@@ -1,0 +1,191 @@
+"""A job that comes back out of the archive: its plans are those of a twin that was never away.
+
+What the file holds is in `test_store`, workers whose manager is started again are in `test_manager_restart`.
+"""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import idl
+from batchsize_manager import control
+from batchsize_manager.archive import Archive
+from batchsize_manager.hosted import Hosted
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.learning import Learning
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import pack_models
+from batchsize_manager.state_format import STATE_FILE
+from batchsize_manager.store import Retention
+from rpc.limited_log import LimitedLog
+
+_wire = idl.batchsize_manager
+
+SPEC = JobSpec(1000, 32)
+WORKERS = "ab"
+
+pytestmark = pytest.mark.usefixtures("time_to_close")
+
+
+class Manager:
+    """What a manager has beside the wire; its jobs start with two workers.
+
+    Args:
+        folder: Its state.
+        policy: How it balances.
+        options: For the policy.
+    """
+
+    def __init__(self, folder: Path, policy: str, options: PolicyOptions) -> None:
+        config = JobConfig(workers=len(WORKERS))
+        self.config = config
+        self.learning = Learning(policy, options, None)
+        self._tell = LimitedLog(logging.getLogger(__name__), 50, "%d more lines")
+        self.archive = Archive(folder, Retention(), self.learning, config, self._tell)
+
+    def begin(
+        self, first: int = 0, position: tuple[int, int] | None = None, learned: bytes = b"", name: str = "job"
+    ) -> Hosted:
+        """A job that its workers have joined."""
+        policy = self.learning.make_policy(learned)
+        job = Job(SPEC, self.config, policy, first, position=position)
+        join(job)
+        balancing, once_kept = self.learning.balancing, self.archive.once_kept
+        return Hosted(name, f"run of {name}", job, self.config, balancing, once_kept, self._tell)
+
+    def change(self, hosted: Hosted, **what: object) -> None:
+        """Do what an operator wants."""
+        control.apply(hosted, _wire.ControlRequest(hosted.name, **what), self.learning, 0.0)
+
+
+@contextlib.contextmanager
+def manager(
+    folder: Path, policy: str = "proportional", options: PolicyOptions | None = None
+) -> Iterator[Manager]:
+    """A manager; in the end all that it was to keep is written."""
+    started = Manager(folder, policy, options or PolicyOptions())
+    try:
+        yield started
+    finally:
+        started.archive.close()
+        started.learning.close()
+
+
+def join(job: Job) -> None:
+    """Have those join that are no members."""
+    for name in WORKERS:
+        if name not in job.members:
+            job.join(name, name, Bounds(), 0.0)
+
+
+def seconds(name: str, iteration: int) -> float:
+    """What a worker takes for a sample: `a` takes three times as long as `b`, and every third time more."""
+    return (0.03 if iteration % 3 else 0.05) if name == "a" else 0.01
+
+
+def train(job: Job, iterations: int) -> list[tuple[int, int, int, list[int]]]:
+    """Go through iterations; epoch, first position, total and counts of each."""
+    plans = []
+    for _ in range(iterations):
+        parts = {name: job.next_assignment(name, name) for name in WORKERS}
+        for name, part in parts.items():
+            took = seconds(name, part.iteration) * part.count
+            report = Report(part.iteration, took, attempt=part.attempt, start=part.start)
+            job.report(name, name, report, 0.0)
+        plans.append((part.epoch, part.batch_start, part.total, [part.count for part in parts.values()]))
+    return plans
+
+
+def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]]:
+    """What is planned in another attempt that begins with an iteration; see `train`."""
+    if job.recovering is None:
+        job.recover("a", "a", job.attempt, 0.0)
+    join(job)
+    for name in WORKERS:
+        job.rewind(name, name, job.attempt, iteration, 0.0)
+    return train(job, 7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "wanted"),
+    [
+        ("even", PolicyOptions(), _wire.Balancing("proportional")),
+        ("proportional", PolicyOptions(), _wire.Balancing("even")),
+        ("proportional", PolicyOptions("ema"), _wire.Balancing("proportional", "memoryless")),
+        ("proportional", PolicyOptions("memoryless", 0.9), _wire.Balancing("proportional", tolerance=0.0)),
+    ],
+    ids=["policy", "no policy", "predictor", "tolerance"],
+)
+def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, wanted):
+    """Not as the manager was told, be it another policy, predictor or tolerance."""
+    with manager(tmp_path, policy, options) as first:
+        unchanged, hosted = first.begin(name="unchanged"), first.begin()
+        for one in (unchanged, hosted):
+            train(one.job, 4)
+        first.change(hosted, balancing=wanted)
+        for one in (unchanged, hosted):
+            train(one.job, 2)
+        first.archive.keep(hosted)
+    with manager(tmp_path, policy, options) as second:
+        ((restored,), _) = second.archive.restore()
+    plans = plans_from(restored.job, 6)
+    assert plans == plans_from(hosted.job, 6)
+    assert plans != plans_from(unchanged.job, 6)
+
+
+def test_batches_are_split_by_what_was_learnt_before_the_job_began(tmp_path):
+    """What a checkpoint had of an earlier run is there although no iteration has shown it again."""
+    models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
+    with manager(tmp_path, "learned") as first:
+        unaware, hosted = first.begin(name="unaware"), first.begin(learned=pack_models(models))
+        first.archive.keep(hosted)
+    with manager(tmp_path, "learned") as second:
+        ((restored,), _) = second.archive.restore()
+    plans = plans_from(restored.job, 0)
+    assert plans == plans_from(hosted.job, 0)
+    assert plans[0] != plans_from(unaware.job, 0)[0]
+
+
+def times_of(name: str) -> dict[str, np.ndarray]:
+    """What the learned policy keeps of a worker that has had batches of some sizes."""
+    sizes = np.array([8.0, 16.0, 24.0])
+    return {"sizes": sizes, "times": sizes * seconds(name, 1)}
+
+
+def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
+    """Workers may have gone on with the new size without a report that would show where they are."""
+    with manager(tmp_path) as first:
+        hosted = first.begin()
+        train(hosted.job, 3)
+        first.change(hosted, total_batch_size=24)
+        for name in WORKERS:
+            hosted.job.rewind(name, name, 1, 3, 0.0)
+        first.archive.keep(hosted)
+    with manager(tmp_path) as second:
+        ((restored,), _) = second.archive.restore()
+    plans = plans_from(restored.job, 5)
+    assert plans[0][:3] == (0, 3 * 32 + 2 * 24, 24)
+    assert plans == plans_from(hosted.job, 5)
+
+
+def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
+    """Also where the manager was killed when it had written that the job began, and nothing more of it."""
+    with manager(tmp_path) as first:
+        hosted = first.begin(7, (3, 55))
+        first.archive.keep(hosted)
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
+        file.execute("DELETE FROM members")
+        file.execute("UPDATE runs SET batch_changes = '[]'")
+    with manager(tmp_path) as second:
+        ((restored,), _) = second.archive.restore()
+    plans = plans_from(restored.job, 7)
+    assert plans[0][:3] == (3, 55, 32)
+    assert plans == plans_from(hosted.job, 7)
