@@ -23,6 +23,7 @@ from batchsize_manager.policies import Policy
 from batchsize_manager.progress import Progress
 from batchsize_manager.records import IterationRecord, Report, SavedMember
 from batchsize_manager.rounding import Bounds
+from predictors import Models
 from rpc.errors import InvalidRequestError
 
 __all__ = ["REPLAYED", "Job", "JobConfig"]
@@ -74,6 +75,7 @@ class Job(JobOperations):
         batch_changes: Sequence[BatchChange] = (),
         total: int | None = None,
         paused: bool = False,
+        learned: Models | None = None,
     ) -> "Job":
         """A job that an earlier manager ran, in a new attempt: it waits for `rewind`.
 
@@ -94,8 +96,10 @@ class Job(JobOperations):
             batch_changes: As `batch_changes` was; left out: as far as the records tell.
             total: Samples of a whole batch, where an operator has changed that.
             paused: Whether it was paused.
+            learned: What had been learnt, also by policies before this one.
         """
         job = cls(spec, config, policy, first_iteration, position=position)
+        job._inherited = learned or {}
         job.events.extend(events)
         job.events_about.extend(None for _ in job.events)
         job.events_said = len(job.events)

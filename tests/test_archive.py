@@ -154,6 +154,20 @@ def test_batches_are_split_by_what_was_learnt_before_the_job_began(tmp_path):
     assert plans[0] != plans_from(unaware.job, 0)[0]
 
 
+def test_what_a_replaced_policy_had_learnt_is_still_there(tmp_path):
+    """A checkpoint has it, as before; so has the policy, should an operator want it back."""
+    with manager(tmp_path, "learned") as first:
+        hosted = first.begin()
+        train(hosted.job, 4)
+        first.change(hosted, balancing=_wire.Balancing("proportional"))
+        first.archive.keep(hosted)
+    for _ in range(2):
+        with manager(tmp_path, "learned") as later:
+            ((restored,), _) = later.archive.restore()
+            later.archive.learnt(restored)
+    np.testing.assert_equal(restored.job.models()["learned"], hosted.job.models()["learned"])
+
+
 def times_of(name: str) -> dict[str, np.ndarray]:
     """What the learned policy keeps of a worker that has had batches of some sizes."""
     sizes = np.array([8.0, 16.0, 24.0])
