@@ -90,13 +90,13 @@ def pytest_addoption(parser):
         "--all-tools",
         type=Path,
         metavar="FILE",
-        help="fail where a test is skipped for want of something that can be installed; add the skips to FILE, "
-        "and tell all that it has",
+        help="fail where a test is skipped for want of something that can be installed; add the skips to "
+        "FILE, and tell all that it has",
     )
 
 
 def pytest_collection_modifyitems(items):
-    """Keep the tests that share a fixture of their file in one process, and begin with those that take long."""
+    """Keep tests that share a fixture of their file in one process, and begin with those that take long."""
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs.values()
         if any(f[-1].scope == "module" and f[-1].baseid.endswith(item.path.name) for f in fixtures):

@@ -28,6 +28,8 @@ from tests.services import (
     signalled_process,
 )
 
+pytestmark = pytest.mark.usefixtures("time_to_close")
+
 _wire = idl.batchsize_manager
 
 
