@@ -1,9 +1,10 @@
-"""Tests of everything; the folders are named for what they test.
+"""Tests of everything.
 
-Tests share the cores with each other. A library that spreads a small sum over all of them has its threads wait for
-one another, and most of all where somebody else needs a core, too: they get one thread, here before they are imported.
+They share the cores with each other. A library that spreads a small sum over all of them has its threads wait
+for one another, and most of all where somebody else needs a core, too: each gets one thread.
 """
 
 import os
 
+# Before any of them is imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
