@@ -23,6 +23,13 @@ def _quick_starts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def fresh_starts() -> Iterator[None]:
+    """Have processes import what they need themselves, and nothing else."""
+    with zygote.set_aside():
+        yield
+
+
 @pytest.fixture(scope="session")
 def wait_until():
     """A function that waits for a condition, and fails if it does not come about."""

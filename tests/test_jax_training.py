@@ -15,6 +15,8 @@ from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from tests.scripts import train_jax as script
 
+pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own
+
 SCRIPT = Path(script.__file__)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EPOCHS = 5  # of 8 iterations each, the last of them on a smaller batch

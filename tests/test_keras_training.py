@@ -10,6 +10,8 @@ import pytest
 
 from evenpace.cluster import LocalCluster
 
+pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own
+
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LIMITS = (120, 90, 40)  # samples that each worker takes at most
@@ -17,7 +19,7 @@ STEPS, LAST, BATCH, EPOCHS = 6, 2, 120, 6  # of an epoch, the last on a smaller 
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, wait_until):
+def trained(tmp_path_factory, fresh_starts, wait_until):
     """What three uneven workers wrote of each job, in one cluster, since importing TensorFlow takes long."""
     folder = tmp_path_factory.mktemp("keras")
     patient = ("--silence", "120")  # who is only held up keeps its part

@@ -6,8 +6,9 @@ that has imported what they need. What is forked is a child of the process that 
 id, signals and an exit status like any other; it runs the module as `python -m` would, and ends as the
 interpreter ends.
 
-A test that must see an interpreter start, such as one of what an import brings in, starts it in another way:
-by `python -c`, by a script's path, or with other `SETTINGS` in the environment than the tests have.
+A test that must see an interpreter start, such as one of what an import brings in, has the zygote
+`set_aside`, or starts a process otherwise: by `python -c`, by a script's path, or with other `SETTINGS` in the
+environment.
 
 This module must not know what is tested.
 """
@@ -53,6 +54,7 @@ IMPORTED = (
     "uvicorn",
 )
 
+_ordinary = subprocess.Popen
 _STARTERS = {"bench", "chaos", "demo", "experiment"}  # commands that start processes of ours in turn
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST = 2**17  # bytes of a request
@@ -80,12 +82,22 @@ def installed() -> Iterator[None]:
 def _forking(requests: socket.socket) -> Iterator[None]:
     """Likewise, with a zygote that is there; it ends when `requests`, the socket to it, is closed."""
     _Popen.zygote = _Zygote(requests)
-    ordinary, subprocess.Popen = subprocess.Popen, _Popen  # type: ignore[misc]
+    subprocess.Popen = _Popen  # type: ignore[misc]
     try:
         with requests:
             yield
     finally:
-        subprocess.Popen = ordinary  # type: ignore[misc]
+        subprocess.Popen = _ordinary  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Have all processes start as ever."""
+    ours, subprocess.Popen = subprocess.Popen, _ordinary  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = ours  # type: ignore[misc]
 
 
 class _Zygote:
@@ -93,11 +105,15 @@ class _Zygote:
 
     Args:
         requests: The socket to it.
+
+    Attributes:
+        settings: The `SETTINGS` that it was started with.
     """
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._lock = threading.Lock()
+        self.settings = _settings(os.environ)
 
     def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
         """Return the process id of a new process.
@@ -136,8 +152,8 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(_PARAMETERS, rest, strict=True))
         environment = dict(os.environ if given["env"] is None else given["env"])
-        command = _command(args) if _is_plain(given) and _settings(environment) == _settings() else None
-        if command is None:
+        command = _command(args) if _is_plain(given) else None
+        if command is None or _settings(environment) != self.zygote.settings:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         request = {
@@ -158,7 +174,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 # The names of what `Popen._execute_child` takes after `self` and `args`.
-_code = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
+_code = _ordinary._execute_child.__code__  # type: ignore[attr-defined]
 _PARAMETERS = _code.co_varnames[2 : _code.co_argcount]
 
 
@@ -168,7 +184,7 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
     return not any(given[name] for name in unusual) and (given["cwd"] is None or os.path.isdir(given["cwd"]))
 
 
-def _settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that must be the zygote's."""
     return {
         name: value
