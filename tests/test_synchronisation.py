@@ -475,14 +475,14 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
     timeout, said = end
     with LocalCluster(tmp_path, workers=3, policy="even", **MODES[mode], **timeout) as services:
         # The others wait for w1 there: they might be through before it is at its point.
-        arguments = ["--epochs", "40", "--out"]
+        arguments = ["--epochs", "4", "--out"]
         workers = [
             test_training.start_to_freeze(
                 services, f"w{i}", *arguments, str(tmp_path / f"{i}.npy"), iteration=12
             )
             for i in (0, 2)
         ]
-        leaver = test_training.start_to_freeze(services, "w1", "--epochs", "40").popen
+        leaver = test_training.start_to_freeze(services, "w1", "--epochs", "4").popen
         for popen in (leaver, *(process.popen for process in workers)):
             wait_until(lambda p=popen: is_frozen(p), "all to be at their points")
         if end is KILLED:

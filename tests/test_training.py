@@ -87,10 +87,10 @@ def leave_in_the_middle(tmp_path, wait_until, *, kill, **options):
     """Three workers train; one freezes in the middle, and is killed then if asked. What an observer saw."""
     with LocalCluster(tmp_path, workers=3, manager_options=PATIENT, **options) as cluster:
         workers = [
-            cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "20", "--out", str(tmp_path / f"{i}.npy")])
+            cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "4", "--out", str(tmp_path / f"{i}.npy")])
             for i in (0, 2)
         ]
-        frozen = start_to_freeze(cluster, "w1", "--epochs", "20").popen
+        frozen = start_to_freeze(cluster, "w1", "--epochs", "4").popen
         wait_until(lambda: is_frozen(frozen), "w1 to be at its point")
         if kill:
             frozen.kill()
@@ -124,7 +124,7 @@ def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
 
 def check_two_trained(tmp_path, observer):
     """All iterations are done, the last by two workers, who end with the same parameters."""
-    assert len(observer.iterations) == 20 * 8
+    assert len(observer.iterations) == 4 * 8
     assert {part.worker for part in observer.iterations[-1].workers} == {"w0", "w2"}
     assert np.array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "2.npy"))
 
@@ -133,7 +133,7 @@ def check_two_trained(tmp_path, observer):
 def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
     """A late worker starts with the current parameters, takes its part, and ends with the others."""
     with LocalCluster(tmp_path, workers=1, manager_options=PATIENT) as cluster:
-        arguments = ["--epochs", "10", "--out"]
+        arguments = ["--epochs", "4", "--out"]
         first = start_to_freeze(cluster, "w0", *arguments, str(tmp_path / "0.npy")).popen
         wait_until(lambda: is_frozen(first), "w0 to be at its point")
         cluster.start_worker("w1", SCRIPT, [*arguments, str(tmp_path / "1.npy")])

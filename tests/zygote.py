@@ -7,8 +7,7 @@ id, signals and an exit status like any other; it runs the module as `python -m`
 interpreter ends.
 
 A test that must see an interpreter start, such as one of what an import brings in, has the zygote
-`set_aside`, or starts a process otherwise: by `python -c`, by a script's path, or with other `SETTINGS` in the
-environment.
+`set_aside`, or starts a process otherwise: by `python -c`, by a script's path, or with other `SETTINGS`.
 
 This module must not know what is tested.
 """
