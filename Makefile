@@ -39,7 +39,7 @@ test: $(VENV)/ready
 # For a release: what takes long, too.
 test-all: $(VENV)/ready
 	$(PYTEST) -m 'not containers'
-	$(BIN)/evenpace chaos --minutes 10 --seed random --json runs/chaos.json
+	$(BIN)/evenpace chaos --minutes 10 --json runs/chaos.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers
 
