@@ -1,4 +1,4 @@
-"""All-reduce with torch.distributed: four real processes under torchrun, a real manager, gloo."""
+"""All-reduce with torch.distributed: real processes, a real manager, gloo."""
 
 import contextlib
 import os
@@ -23,31 +23,42 @@ from tests.services import address_of_our_own, manager_process
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CONNECT = Path(connect_and_run.__file__)
 RANKS = 4
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
 TOTALS = [script.BATCH] * 4 + [script.SAMPLES - 4 * script.BATCH]  # of an epoch
 FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow every speed
 
 pytestmark = pytest.mark.slow
 
 
+def start_ranks(stack, manager, ahead, folder, *scenarios, count=3):
+    """Processes that run scenarios, as torchrun starts them; they end with the stack at the latest."""
+    port = str(address_of_our_own().port)
+    places = "--manager", str(manager), "--ahead", str(ahead), "--folder", str(folder)
+    ranks = []
+    for rank in range(count):
+        with (folder / f"{rank}.log").open("w") as log:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", script.__name__, *places, *scenarios],
+                stderr=log,
+                env=os.environ
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+                | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            )
+        stack.callback(end_process, popen)
+        ranks.append(popen)
+    return ranks
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each rank wrote, by scenario; one launch for all of them."""
+    """What each of four ranks wrote, by scenario; they are started once for all of them."""
     folder = tmp_path_factory.mktemp("ddp")
     options = "--workers", str(RANKS), *FOLLOW
-    with manager_process(*options) as manager, manager_process(*options, "--lookahead", "1") as ahead:
-        done = subprocess.run(
-            [
-                *(*TORCHRUN, script.__file__, "--manager", str(manager), "--ahead", str(ahead)),
-                *("--folder", str(folder), *script.SCENARIOS),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=540,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    assert done.returncode == 0, done.stderr[-6000:]
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(manager_process(*options))
+        ahead = stack.enter_context(manager_process(*options, "--lookahead", "1"))
+        ranks = start_ranks(stack, manager, ahead, folder, *script.SCENARIOS, count=RANKS)
+        for i, rank in enumerate(ranks):
+            assert rank.wait(540) == 0, (folder / f"{i}.log").read_text()[-6000:]
     return {
         name: [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in range(RANKS)]
         for name in script.SCENARIOS
@@ -190,31 +201,13 @@ def test_planning_ahead_and_prefetching_keep_sums_exact(results):
     check_equal(results["prefetch"], train_alone())
 
 
-def start_ranks(stack, manager, folder, scenario):
-    """Three processes that run a scenario until the stack is left."""
-    port = str(address_of_our_own().port)
-    ranks = []
-    for rank in range(3):
-        command = [sys.executable, script.__file__, "--manager", str(manager), "--ahead", str(manager)]
-        popen = subprocess.Popen(
-            [*command, "--folder", str(folder), scenario],
-            stderr=subprocess.DEVNULL,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        )
-        stack.callback(end_process, popen)
-        ranks.append(popen)
-    return ranks
-
-
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_operators_change_a_job_without_a_parameter_server(tmp_path, wait_until, lookahead):
     """Whatever they change, and paused beyond a time-out, ranks end as one process on the same batches."""
     options = "--workers", "3", "--lookahead", str(lookahead), *FOLLOW
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process(*options))
-        ranks = start_ranks(stack, manager, tmp_path, "steered")
+        ranks = start_ranks(stack, manager, manager, tmp_path, "steered")
         client = stack.enter_context(ManagerClient(manager, timeout=60.0))
         wait_until(lambda: [job for job in client.jobs().jobs if job.state == "paused"], "the pause", 180)
         waiting = ["waiting"] * 3
@@ -250,7 +243,7 @@ def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
     """A killed rank breaks the process group: the others end with an error, and none hangs."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
-        ranks = start_ranks(stack, manager, tmp_path, "endless")
+        ranks = start_ranks(stack, manager, manager, tmp_path, "endless")
         observer = Observer(manager, (), job="endless")
         stack.callback(observer.close)
         wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations", 180)
@@ -279,7 +272,6 @@ def test_the_examples_train_under_torchrun(way):
             text=True,
             check=False,
             timeout=300,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(re.search(r"accuracy ([0-9.]+)%", done.stdout)[1]) > 85

@@ -1,4 +1,4 @@
-"""Run by torchrun on each rank: small float64 trainings with all-reduce, each a job of its own.
+"""Run on each rank: small float64 trainings with all-reduce, each a job of its own.
 
 For each scenario that the command line names, it writes what the rank ended with to FOLDER/NAME-RANK.npz.
 """
