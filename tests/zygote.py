@@ -3,8 +3,8 @@
 Importing PyTorch and the like takes a process seconds, and the tests start hundreds. While `installed`, a
 `subprocess.Popen` of `python -m evenpace ...` (or another of `MODULES`) is forked by a *zygote*, a process
 that has imported what they need. What is forked is a child of the process that asked for it, with a process
-id, signals and an exit status like any other; it runs the module as `python -m` would, and ends as the
-interpreter ends.
+id, signals and an exit status like any other, and runs the module as `python -m` would. What `nsenter` is to
+start in a network namespace is forked there.
 
 A test that must see an interpreter start, such as one of what an import brings in, has the zygote
 `set_aside`, or starts a process otherwise: by `python -c`, by a script's path, or with other `SETTINGS`.
@@ -12,8 +12,10 @@ A test that must see an interpreter start, such as one of what an import brings 
 This module must not know what is tested.
 """
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -42,6 +44,8 @@ IMPORTED = (
     "evenpace.chaos.witness",
     "evenpace.context",
     "evenpace.dashboard.server",
+    "evenpace.experiments.flexrr",
+    "evenpace.experiments.workloads",
     "evenpace.launch",
     "evenpace.serve",
     "evenpace.torch",
@@ -49,6 +53,7 @@ IMPORTED = (
     "ps.service",
     "rich.live",
     "sklearn.datasets",
+    "torch._dynamo",  # which the first optimiser imports
     "torch.distributed",
     "uvicorn",
 )
@@ -56,6 +61,7 @@ IMPORTED = (
 _ordinary = subprocess.Popen
 _STARTERS = {"bench", "chaos", "demo", "experiment"}  # commands that start processes of ours in turn
 _PR_SET_CHILD_SUBREAPER = 36
+_NETWORK_NAMESPACE = 0x40000000  # of setns(2)
 _MOST = 2**17  # bytes of a request
 
 
@@ -155,8 +161,10 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         if command is None or _settings(environment) != self.zygote.settings:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
+        network, arguments = command
         request = {
-            "arguments": command,
+            "network": network,
+            "arguments": arguments,
             "cwd": os.path.abspath(given["cwd"] or os.curdir),
             "environment": environment,
             "session": given["start_new_session"],
@@ -192,13 +200,22 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _command(args: Any) -> list[str] | None:
-    """The module and its arguments, of a command line that runs one of `MODULES`; None of any other."""
+def _command(args: Any) -> tuple[str | None, list[str]] | None:
+    """What a command line is that runs one of `MODULES`; None for any other.
+
+    Returns:
+        The file of the network namespace that it is to run in, if any; the module and its arguments.
+    """
     words = [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []
-    if words[:2] != [sys.executable, "-m"] or len(words) < 3:
-        return None
-    ours = words[2] in MODULES or words[2].rpartition(".")[0] == MODULES[-1]
-    return words[2:] if ours else None
+    match words:
+        case ["nsenter", network, "--", *command] if network.startswith("--net="):
+            words = command
+        case _:
+            network = None
+    match words:
+        case [sys.executable, "-m", module, *_] if module in MODULES or module.startswith(f"{MODULES[-1]}."):
+            return network and network.removeprefix("--net="), words[2:]
+    return None
 
 
 # -- in the zygote
@@ -209,8 +226,10 @@ def _main(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
     # JAX warns of forks because of its threads, of which it has none before it computes.
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+    atexit.register(_End.now)  # the first of all, and so the last to be called
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # what is forked need not look through, and so copy, what it shares
     _run(socket.socket(fileno=number))
 
 
@@ -252,13 +271,17 @@ def _become(request: Mapping[str, Any]) -> None:
     """Turn a new process into `python -m MODULE ARGUMENTS`.
 
     Args:
-        request: `arguments`, the module first; `cwd`; `environment`; `session`, whether it gets one of its
-            own; `files`, its limits of open files; `cpus` that it may use; `parent`, the id of the process
-            that asked.
+        request: `network`, the file of the namespace that it runs in, if any; `arguments`, the module first;
+            `cwd`; `environment`; `session`, whether it gets one of its own; `files`, its limits of open
+            files; `cpus` that it may use; `parent`, the id of the process that asked.
     """
     while os.getppid() != request["parent"]:  # for a moment it is the child of one that is ending
         time.sleep(0.0005)
     module, *arguments = request["arguments"]
+    if request["network"] is not None:
+        with open(request["network"]) as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NETWORK_NAMESPACE):
+                raise OSError(ctypes.get_errno(), "setns", request["network"])
     if request["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -273,11 +296,37 @@ def _become(request: Mapping[str, Any]) -> None:
     sys.argv = [module, *arguments]
     sys.orig_argv = [sys.executable, "-m", *request["arguments"]]
     np.random.seed()
+    if "." in module:  # it may have been imported, unlike a package's __main__
+        sys.modules.pop(module, None)
     _open_streams()
-    with contextlib.ExitStack() as ending:
+    with _End(), contextlib.ExitStack() as ending:
         if arguments and arguments[0] in _STARTERS:
             ending.enter_context(_forking(_fork_zygote()))
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+class _End:
+    """Ends a process that was forked as the interpreter does, but for tidying up its memory.
+
+    That would touch, and so copy, nearly all that it shares with the zygote.
+    """
+
+    status: int | None = None
+
+    def __enter__(self) -> None:
+        _End.status = 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        code = error.code if isinstance(error, SystemExit) else 0 if error is None else 1
+        _End.status = 0 if code is None else code if isinstance(code, int) else 1
+
+    @staticmethod
+    def now() -> None:
+        """End, in what was forked, once threads and all who wanted to do something at the end are through."""
+        if _End.status is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_End.status & 0xFF)
 
 
 def _fork_zygote() -> socket.socket:
