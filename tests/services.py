@@ -315,6 +315,16 @@ class ShardWorker:
         self.client.close()
 
 
+def send_back(session: Any, manager: Address, iteration: int) -> None:
+    """Have the job begin another attempt at an iteration, as if another worker had said so."""
+    with contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, manager, "manager")) as client:
+        identity = idl.common.Identity(session.config.job, session.config.worker, session.incarnation)
+        wire = idl.batchsize_manager
+        attempt = client.call("recover", wire.RecoverRequest(identity, session.assignment.attempt)).attempt
+        client.call("rewind", wire.RewindRequest(identity, attempt, iteration))
+    session._shards.fence_aside(attempt)
+
+
 def join_request(identity: Any, **changes: Any) -> Any:
     """What `MemberWorker` asks for, with other fields of the job or the bounds where given."""
     job = {"dataset_size": MemberWorker.DATASET, "total_batch_size": MemberWorker.BATCH, "seed": 1}

@@ -24,8 +24,7 @@ from evenpace.cluster import LocalCluster, end_process
 from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
-from tests.services import address_of_our_own, manager_service, serving, shard_service
-from tests.test_session_rewind import send_back
+from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
 from worker.layout import Group, Layout
 from worker.scalars import IterationTimes, Recorder
 from worker.session import Session, SessionConfig

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import idl
 from batchsize_manager.job import JobConfig
 from batchsize_manager.plan import permutation
 from batchsize_manager.service import ManagerConfig, ManagerService
-from rpc.client import Client
 from tests.scripts.train_least_squares import (
     FEATURES,
     INPUTS,
@@ -20,23 +18,13 @@ from tests.scripts.train_least_squares import (
     go_through,
     trained_alone,
 )
-from tests.services import serving, shard_service
+from tests.services import send_back, serving, shard_service
 from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
 from worker.torch_data import DataLoader
 
 ITERATIONS = 3 * SPEC.iterations_per_epoch
-
-
-def send_back(session, manager, iteration):
-    """Have the job begin another attempt at an iteration, as if another worker had said so."""
-    with contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, manager, "manager")) as client:
-        identity = idl.common.Identity(session.config.job, session.config.worker, session.incarnation)
-        wire = idl.batchsize_manager
-        attempt = client.call("recover", wire.RecoverRequest(identity, session.assignment.attempt)).attempt
-        client.call("rewind", wire.RewindRequest(identity, attempt, iteration))
-    session._shards.fence_aside(attempt)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -27,6 +27,7 @@ from evenpace.chaos.training import (
 from evenpace.context import session as own_session
 from worker.data import Slices
 from worker.layout import Group, Layout
+from worker.session import Session
 
 
 class Journal:
@@ -48,9 +49,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the final parameters go")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
     options = parser.parse_args()
-    journal = Journal(options.journal)
+    train(own_session(), options.journal, options.stop, options.out, options.pause)
+
+
+def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: float = 0.0) -> None:
+    """Train until the last iteration that the file `stop` has, once there is one.
+
+    Args:
+        session: This worker's.
+        journal_path: Where the journal goes.
+        stop: A file that will have the last iteration.
+        out: Where the final parameters go.
+        pause: Seconds that each iteration takes longer.
+    """
+    journal = Journal(journal_path)
     inputs, labels = make_data()
-    session = own_session()
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
     initial = first_parameters()
     session.open_parameters(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
@@ -69,11 +82,11 @@ def main() -> None:
             crc = zlib.crc32(indices.astype(np.int64).tobytes())
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc)
             session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
-            time.sleep(options.pause)
+            time.sleep(pause)
             session.finish_iteration()
             version = reached()
-            if options.stop.exists() and version >= int(options.stop.read_text()):
-                np.savez(options.out, version=version, parameters=session.parameters)
+            if stop.exists() and version >= int(stop.read_text()):
+                np.savez(out, version=version, parameters=session.parameters)
                 return
 
 
