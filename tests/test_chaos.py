@@ -1,6 +1,8 @@
-"""Faults by seed, and the judgement of what was written down under them: pure parts of `evenpace chaos`."""
+"""What `evenpace chaos` needs before and after a run: settings, faults by seed, ledgers that are read."""
 
 import itertools
+import os
+import tempfile
 import zlib
 
 import numpy as np
@@ -9,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsize_manager.plan import JobSpec, permutation
-from evenpace.chaos import checks
+from evenpace.chaos import checks, clocks
+from evenpace.chaos.cluster import Cluster
+from evenpace.chaos.errors import NotPossibleHereError
 from evenpace.chaos.history import Course, Journal, Rewind, Step, read_ledger
+from evenpace.chaos.run import run
 from evenpace.chaos.schedule import KINDS, Sites, schedule
 from evenpace.chaos.settings import Settings
 
@@ -49,7 +54,7 @@ def journals(made, without=()):
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True))
 def test_faults_follow_from_the_seed(seed, kinds):
     """The same seed gives the same faults, of the kinds that were asked for, in order."""
-    twice = [list(itertools.islice(schedule(seed, kinds, SITES, 2.0), 50)) for _ in range(2)]
+    twice = [list(itertools.islice(schedule(seed, kinds, SITES, 2.0), 20)) for _ in range(2)]
     assert twice[0] == twice[1]
     times = [fault.at for fault in twice[0]]
     assert times == sorted(times)
@@ -60,8 +65,17 @@ def test_faults_follow_from_the_seed(seed, kinds):
         assert fault.targets
 
 
-def test_every_kind_of_fault_and_every_target_comes():
-    """None is left out by chance, and some come at the same moment."""
+@given(
+    st.integers(0, 2**32), st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True), st.floats(1, 90)
+)
+def test_each_kind_comes_in_the_first_half(seed, kinds, seconds):
+    """However short a run is, a kind that is asked for is not left out by chance."""
+    faults = schedule(seed, kinds, SITES, 5.0, seconds)
+    assert {fault.kind for fault in faults if fault.at < 0.51 * seconds} == set(kinds)
+
+
+def test_every_target_comes():
+    """In a run that is long enough; and some faults come at the same moment."""
     faults = list(schedule(1, list(KINDS), SITES, 5.0, 1800.0))
     assert {fault.kind for fault in faults} == set(KINDS)
     assert {fault.targets[0] for fault in faults if fault.kind == "kill"} == {
@@ -81,9 +95,34 @@ def test_wrong_settings_are_refused():
         Settings(1, 0, ("flood", "kill"))
     with pytest.raises(ValueError, match="minutes 0: must be above 0"):
         Settings(0, 0)
+    with pytest.raises(ValueError, match="give at least one of kill"):
+        Settings(1, 0, ())
+
+
+def test_a_run_says_how_to_have_the_same_faults_again():
+    """With the kinds that were named, if any were."""
     assert Settings(0.5, 7, ("kill", "cut")).command == (
         "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
+    assert Settings(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+
+
+def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):
+    """Whoever names it wants it to fire: there is no run without it, and no file of one."""
+    monkeypatch.setattr(clocks, "_PLACES", ())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
+    (tmp_path / "cluster").mkdir()
+    with Cluster(Settings(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
+        assert cluster.kinds == [kind for kind in KINDS if kind not in ("disk", "clock")]
+    assert cluster.skipped == {
+        "disk": "no file systems of our own: it takes root",
+        "clock": "no libfaketime here: install Debian's `faketime`",
+    }
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "run"))
+    with pytest.raises(NotPossibleHereError, match=r"^faults clock: no libfaketime here"):
+        run(Settings(1, 0, ("kill", "clock")), None)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_faultless_course_has_no_violation():

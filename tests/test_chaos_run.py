@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,9 +30,10 @@ def start(tmp_path, *options):
 
 @pytest.mark.slow
 def test_nothing_is_lost_under_faults(tmp_path):
-    """A short run: faults of several kinds fire, nothing is violated, and nothing is left behind."""
+    """A short run: each kind of fault fires, nothing is violated, and nothing is left behind."""
     path = tmp_path / "chaos.json"
-    options = ["--minutes", "0.2", "--seed", "4", "--json", str(path)]
+    # A shard and a worker are killed, the other worker is frozen and stalled, a connection is cut.
+    options = ["--minutes", "0.1", "--seed", "372", "--faults", "kill,freeze,cut,stall", "--json", str(path)]
     with start(tmp_path, *options) as process:
         code = process.wait(timeout=560)
     assert code == 0, (tmp_path / "out").read_text()
@@ -39,8 +41,9 @@ def test_nothing_is_lost_under_faults(tmp_path):
     assert told["violations"] == []
     assert told["iterations"] > 20
     assert told["compared"] > 2
-    assert told["faults"]
     assert all(fault["evidence"] for fault in told["faults"])
+    assert set(told["by_kind"]) == {"kill", "freeze", "cut", "stall"}
+    assert all(counts["fired"] for counts in told["by_kind"].values())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
 
 
@@ -60,12 +63,16 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
 def test_a_violation_is_told_with_how_to_repeat_it(capsys):
     """What was violated, where the files are, and the command."""
     fault = {"kind": "kill", "target": "w0", "evidence": None}
-    outcome = Outcome(Settings(1, 9, ("kill",)), [fault, {**fault, "evidence": "gone"}], 0, {})
+    faults = [fault, {**fault, "evidence": "gone"}]
+    outcome = Outcome(
+        Settings(1, 9, ("kill", "clock")), faults, {"kill": 1}, {"clock": "no libfaketime here"}
+    )
     outcome.violations.append("ps-0: epoch 3: 2 samples not used exactly once")
     print_outcome(outcome, Path("/somewhere"))
     said = capsys.readouterr().out
     assert "Violations: 1." in said
     assert "- ps-0: epoch 3: 2 samples" in said
-    assert "Files: /somewhere\nAgain: evenpace chaos --minutes 1 --seed 9 --faults kill" in said
-    assert outcome.counts == {"kill": (2, 1)}
-    assert outcome.as_json()["by_kind"] == {"kill": {"faults": 2, "fired": 1}}
+    assert "Files: /somewhere\nAgain: evenpace chaos --minutes 1 --seed 9 --faults kill,clock" in said
+    assert "clock was left out: no libfaketime here" in said
+    assert re.search(r"kill +│ +3 │ +1 │ +1 │", said)
+    assert outcome.as_json()["by_kind"] == {"kill": {"faults": 3, "fired": 1, "without_target": 1}}

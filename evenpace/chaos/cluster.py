@@ -23,6 +23,9 @@ _MANAGER = "manager"
 class Cluster:
     """A context manager that makes the cluster, and leaves no process and no mount behind.
 
+    A kind of fault that cannot be brought about here is left out. Where the settings name it, it is a
+    NotPossibleHereError.
+
     Args:
         settings: Of the run.
         folder: Empty; everything is written within it.
@@ -31,7 +34,7 @@ class Cluster:
         supervisor: Of the processes, which it has yet to start.
         proxy: With a link for each worker and service, such as "w0>ps-1".
         disks: Small file systems for state, by service; empty where they cannot be made.
-        kinds: Of faults that can be brought about here.
+        kinds: Of faults, those that come.
         skipped: Why others cannot, by kind.
         manager: Where it really listens.
     """
@@ -69,8 +72,8 @@ class Cluster:
 
     @property
     def kinds(self) -> list[str]:
-        """The faults that can be brought about here."""
-        return [kind for kind in self.settings.kinds if kind not in self.skipped]
+        """The kinds of faults that come."""
+        return [kind for kind in self.settings.wanted if kind not in self.skipped]
 
     @property
     def sites(self) -> Sites:
@@ -84,10 +87,8 @@ class Cluster:
     def __enter__(self) -> Self:
         for name in ("state", "ledgers", "journals", "parameters", "temporary"):
             (self.folder / name).mkdir()
-        if any(KINDS[kind].site == "disk" for kind in self.settings.kinds):
-            self._try("disk", self._make_disks)
-        if any(KINDS[kind].site == "clock" for kind in self.settings.kinds):
-            self._try("clock", self._find_clock)
+        self._try("disk", self._make_disks)
+        self._try("clock", self._find_clock)
         self.proxy.__enter__()
         for worker in self.workers:
             for service, address in self.addresses.items():
@@ -132,12 +133,15 @@ class Cluster:
         return sorted((self.folder / "ledgers" / shard).glob("*"))
 
     def _try(self, site: str, prepare: Callable[[], None]) -> None:
+        kinds = [kind for kind in self.settings.wanted if KINDS[kind].site == site]
+        if not kinds:
+            return
         try:
             prepare()
         except NotPossibleHereError as error:
-            for kind in self.settings.kinds:
-                if KINDS[kind].site == site:
-                    self.skipped[kind] = str(error)
+            if self.settings.kinds is not None:
+                raise NotPossibleHereError(f"faults {', '.join(kinds)}: {error}") from error
+            self.skipped |= dict.fromkeys(kinds, str(error))
 
     def _make_disks(self) -> None:
         disks.private_mounts()

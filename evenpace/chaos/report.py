@@ -50,12 +50,12 @@ def print_outcome(outcome: Outcome, folder: Path) -> None:
     """Print the table, what was violated, and how to repeat it."""
     console = Console(width=110)
     table = Table(title="Faults")
-    for column in ("kind", "faults", "fired"):
+    for column in ("kind", "faults", "fired", "no target"):
         table.add_column(column, justify="left" if column == "kind" else "right")
     table.add_column("what happens")
-    for kind, (count, fired) in outcome.counts.items():
-        table.add_row(kind, str(count), str(fired), KINDS[kind].meaning)
-    total = [sum(column) for column in zip(*outcome.counts.values(), strict=True)] or [0, 0]
+    for kind, counts in outcome.counts.items():
+        table.add_row(kind, *map(str, counts), KINDS[kind].meaning)
+    total = [sum(column) for column in zip(*outcome.counts.values(), strict=True)] or [0, 0, 0]
     table.add_row("all", *map(str, total), "", end_section=True)
     console.print(table)
     for kind, reason in outcome.skipped.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.chaos.cluster import Cluster
-from evenpace.chaos.errors import ChaosError
+from evenpace.chaos.errors import ChaosError, NotPossibleHereError
 from evenpace.chaos.processes import left_behind
 from evenpace.chaos.progress import Progress
 from evenpace.chaos.report import Screen, print_outcome
@@ -40,12 +40,15 @@ def run(settings: Settings, json_path: Path | None) -> bool:
 
     Returns:
         Whether nothing was violated. If something was, the run's folder is kept.
+
+    Raises:
+        NotPossibleHereError: The settings name a kind of fault that cannot be brought about here.
     """
     folder = Path(tempfile.mkdtemp(prefix="evenpace-chaos-"))
     began = time.monotonic()
     try:
         outcome = _run(settings, folder)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NotPossibleHereError):
         shutil.rmtree(folder, ignore_errors=True)
         raise
     outcome.seconds = time.monotonic() - began
@@ -78,12 +81,8 @@ class _Run:
         self._noted = noted
         self.progress = Progress(cluster)
         settings = cluster.settings
-        faults = (
-            schedule(settings.seed, cluster.kinds, cluster.sites, settings.gap, settings.minutes * 60)
-            if cluster.kinds
-            else iter(())
-        )
-        self.faults = faults
+        seconds = settings.minutes * 60
+        self.faults = schedule(settings.seed, cluster.kinds, cluster.sites, settings.gap, seconds)
         self.storm = Storm(cluster, iter(()), cluster.folder / "faults.jsonl")
         self.history: list[dict[str, Any]] = []
         self.problems: list[str] = []
@@ -106,7 +105,7 @@ class _Run:
             self._tick()
             self._check_hung()
         self.storm.end()
-        self._until("all faults are over", _START_SECONDS, lambda: not self.storm.active)
+        self._until("all faults are over", _START_SECONDS, lambda: self.storm.done)
         calm = time.monotonic()
         self._until("all workers train again", _START_SECONDS, lambda: self._all_train(calm))
         _write(cluster.stop_file, str(progress.version + _AHEAD))

@@ -1,8 +1,9 @@
 """Which faults come when: a function of the seed alone. It knows no process, connection or clock."""
 
+import heapq
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Site = Literal["process", "link", "disk", "clock"]  # what a fault befalls
@@ -75,7 +76,7 @@ class Sites:
 def schedule(
     seed: int, kinds: Sequence[str], sites: Sites, gap: float, seconds: float = float("inf")
 ) -> Iterator[Fault]:
-    """The faults, in the order of their times.
+    """The faults, in the order of their times: some by chance, and of each kind one in the first half.
 
     Args:
         seed: The same gives the same faults.
@@ -91,14 +92,37 @@ def schedule(
         raise ValueError(f"faults {', '.join(sorted(unknown)) if kinds else '(none)'}: {', '.join(KINDS)}")
     if not gap > 0:
         raise ValueError(f"gap {gap}: must be above 0 s")
-    draw = random.Random(seed)
-    at, number = 0.0, 0
+    faults = heapq.merge(
+        _one_of_each(random.Random(f"one of each, {seed}"), kinds, sites, min(gap, seconds / 2 / len(kinds))),
+        _by_chance(random.Random(seed), kinds, sites, gap, seconds),
+        key=lambda fault: fault.at,
+    )
+    for number, fault in enumerate(faults):
+        yield replace(fault, number=number)
+
+
+def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float) -> Iterator[Fault]:
+    """One fault of each kind, so many seconds apart."""
+    for number, kind in enumerate(draw.sample(kinds, len(kinds)), 1):
+        if names := _names(draw, kind, sites):
+            yield _fault(draw, gap * number, kind, names)
+
+
+def _by_chance(
+    draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float, seconds: float
+) -> Iterator[Fault]:
+    """Faults until the last second."""
+    at = 0.0
     while (at := at + draw.expovariate(1 / gap)) < seconds:
         for kind, targets in _moment(draw, kinds, sites):
-            low, high = KINDS[kind].seconds
-            amount = draw.choice(_JUMPS) if KINDS[kind].site == "clock" else draw.random()
-            yield Fault(number, at, kind, targets, draw.uniform(low, high), amount)
-            number += 1
+            yield _fault(draw, at, kind, targets)
+
+
+def _fault(draw: random.Random, at: float, kind: str, targets: tuple[str, ...]) -> Fault:
+    """A fault whose number is not known yet."""
+    low, high = KINDS[kind].seconds
+    amount = draw.choice(_JUMPS) if KINDS[kind].site == "clock" else draw.random()
+    return Fault(0, at, kind, targets, draw.uniform(low, high), amount)
 
 
 def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator[tuple[str, tuple[str, ...]]]:

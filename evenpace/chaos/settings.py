@@ -13,7 +13,7 @@ class Settings:
     Attributes:
         minutes: For which faults come.
         seed: Of the faults.
-        kinds: Those that may come, by their names in `KINDS`.
+        kinds: Those that come, by their names in `KINDS`; None for all that can be brought about here.
         workers: Of the job.
         shards: Of the parameter server.
         gap: Seconds between two moments at which faults come, on average.
@@ -26,7 +26,7 @@ class Settings:
 
     minutes: float
     seed: int
-    kinds: Sequence[str] = tuple(KINDS)
+    kinds: Sequence[str] | None = None
     workers: int = 5
     shards: int = 2
     gap: float = 5.0
@@ -36,15 +36,21 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise ValueError(f"minutes {self.minutes}: must be above 0")
-        if unknown := sorted(set(self.kinds) - set(KINDS)):
+        if unknown := sorted(set(self.wanted) - set(KINDS)):
             raise ValueError(f"faults {', '.join(unknown)}: there are {', '.join(KINDS)}")
-        if not self.kinds:
+        if not self.wanted:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The kinds that come if they can be brought about here."""
+        return tuple(KINDS) if self.kinds is None else tuple(self.kinds)
 
     @property
     def command(self) -> str:
         """What to type to have the same faults again."""
+        faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
         return (
-            f"evenpace chaos --minutes {self.minutes:g} --seed {self.seed} --faults {','.join(self.kinds)} "
+            f"evenpace chaos --minutes {self.minutes:g} --seed {self.seed} {faults}"
             f"--workers {self.workers} --shards {self.shards}"
         )

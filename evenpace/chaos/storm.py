@@ -86,12 +86,22 @@ class Storm:
                 self._end(active)
 
     def end(self) -> None:
-        """Let no more faults come; those under way last as they should."""
-        self._next, self._waiting = None, []
+        """Let no more faults come, but for one of each kind that is still to come for the first time.
+
+        Of these, there are some where this process was held up. Those under way last as they should.
+        """
+        begun = [one.fault for one in (*self.active, *self.over)]
+        come = {fault.kind for fault in (*begun, *self.without_target)}
+        due = [*self._waiting, *filter(None, [self._next]), *self._faults]
+        first: dict[str, Fault] = {}
+        for fault in due:
+            if fault.kind not in come:
+                first.setdefault(fault.kind, fault)
+        self._next, self._waiting = None, list(first.values())
 
     def lift(self) -> None:
         """End all faults at once; those without evidence do not count."""
-        self.end()
+        self._next, self._waiting = None, []
         for active in list(self.active):
             self._end(active, counts=active.evidence is not None)
 

@@ -28,7 +28,7 @@ class Outcome:
     Attributes:
         settings: Of it.
         faults: A line for each.
-        without_target: Faults that found nothing to befall.
+        without_target: Faults that found nothing to befall, by kind.
         skipped: Why kinds of faults could not be brought about, by kind.
         iterations: Of the job.
         rewinds: That shards made, all together.
@@ -37,14 +37,14 @@ class Outcome:
         error: Of the parameters, relative; the largest of those that were compared.
         compared: How many versions' parameters were compared.
         missing: Iterations of which the manager has no record, since workers carried on without it.
-        excused: Workers that ended after a long silence.
+        excused: Seconds of silence after which workers were taken out of the job, by worker.
         violations: In words.
         seconds: That all of it took.
     """
 
     settings: Settings
     faults: list[dict[str, Any]]
-    without_target: int
+    without_target: dict[str, int]
     skipped: dict[str, str]
     iterations: int = 0
     rewinds: int = 0
@@ -53,21 +53,26 @@ class Outcome:
     error: float = 0.0
     compared: int = 0
     missing: int = 0
-    excused: list[str] = field(default_factory=list)
+    excused: dict[str, float] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """By kind: how many faults there were, and how many of them fired."""
-        all_ = Counter(str(fault["kind"]) for fault in self.faults)
+    def counts(self) -> dict[str, tuple[int, int, int]]:
+        """By kind that was to come: how many faults came, how many of them fired, and found no target."""
         fired = Counter(str(fault["kind"]) for fault in self.faults if fault["evidence"])
-        return {kind: (all_[kind], fired[kind]) for kind in KINDS if all_[kind]}
+        came = Counter(str(fault["kind"]) for fault in self.faults) + Counter(self.without_target)
+        return {
+            kind: (came[kind], fired[kind], self.without_target.get(kind, 0))
+            for kind in KINDS
+            if kind in self.settings.wanted and kind not in self.skipped
+        }
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
-        fired = {kind: {"faults": n, "fired": fired} for kind, (n, fired) in self.counts.items()}
-        return {**asdict(self), "by_kind": fired, "repeat": self.settings.command}
+        names = ("faults", "fired", "without_target")
+        by_kind = {kind: dict(zip(names, counts, strict=True)) for kind, counts in self.counts.items()}
+        return {**asdict(self), "by_kind": by_kind, "repeat": self.settings.command}
 
 
 def judge(
@@ -77,7 +82,7 @@ def judge(
     outcome = Outcome(
         cluster.settings,
         [storm.line(one) for one in storm.over],
-        len(storm.without_target),
+        dict(Counter(fault.kind for fault in storm.without_target)),
         cluster.skipped,
         longest_stall=round(progress.longest, 2),
         violations=list(problems),
@@ -87,11 +92,17 @@ def judge(
         for line in outcome.faults
         if not line["evidence"]
     ]
+    outcome.violations += [
+        f"no {kind} fired: of {came} that came, {without_target} found nothing to befall"
+        for kind, (came, fired, without_target) in outcome.counts.items()
+        if not fired
+    ]
     for ending in cluster.supervisor.endings:
         _judge_ending(ending, cluster, storm, outcome)
     courses = [_course(cluster, shard) for shard in cluster.shards]
     journals = [_journal(cluster, worker) for worker in cluster.workers]
-    outcome.iterations = min(len(course.steps) for course in courses)
+    shortest = min(courses, key=lambda course: len(course.steps))
+    outcome.iterations = len(shortest.steps)
     outcome.rewinds = sum(course.rewinds for course in courses)
     outcome.redone = max(course.redone for course in courses)
     found: list[str] = []
@@ -114,7 +125,7 @@ def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outco
     if cluster.supervisor.processes[ending.name].role == "worker" and ending.code == 1:
         silence = storm.unheard(ending.name, ending.at - _RECENT_SECONDS, ending.at)
         if "not a member" in ending.log and silence > _SILENT_SECONDS:
-            outcome.excused.append(f"{ending.name}, silent for {silence:.0f} s")
+            outcome.excused[ending.name] = round(silence, 1)
             return
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 

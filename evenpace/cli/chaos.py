@@ -22,26 +22,29 @@ from evenpace.cli.options import example, json_path, user_mistakes
 @json_path
 @click.option(
     "--faults",
-    default=",".join(KINDS),
-    show_default=True,
+    default=None,
     metavar="KIND,...",
-    help="Kinds that may come.",
+    help=f"Kinds that come, each of which must fire: {', '.join(KINDS)}.  [default: all that can here]",
 )
 @click.option("--workers", type=click.IntRange(1, 32), default=5, show_default=True)
 @click.option(
     "--shards", type=click.IntRange(1, 8), default=2, show_default=True, help="Of the parameter server."
 )
-def chaos(minutes: float, seed: int, json_path: Path | None, faults: str, workers: int, shards: int) -> None:
+def chaos(
+    minutes: float, seed: int, json_path: Path | None, faults: str | None, workers: int, shards: int
+) -> None:
     """Train on a local cluster while its parts are killed, frozen, cut off and lied to.
 
-    What shards, manager and workers have written down must then show that nothing was lost. Status 1 if it
-    does not; the folder with all of it is kept then. Full disks need root, clocks that jump need
-    libfaketime; where these are missing, they are left out and that is said.
+    What shards, manager and workers have written down must then show that nothing was lost, and of each kind
+    of fault at least one must have fired. Status 1 if not; the folder with all of it is kept then. Full disks
+    need root, clocks that jump need libfaketime; where these are missing, they are left out and that is said,
+    unless --faults names them: then there is no run.
     """
     with user_mistakes():
         from evenpace.chaos.run import run
         from evenpace.chaos.settings import Settings
 
-        settings = Settings(minutes, seed, tuple(faults.split(",")), workers, shards)
+        kinds = tuple(faults.split(",")) if faults is not None else None
+        settings = Settings(minutes, seed, kinds, workers, shards)
     if not run(settings, json_path):
         sys.exit(1)
