@@ -69,17 +69,28 @@ def journals_agree(journals: Iterable[Journal], courses: Sequence[Course], spec:
                     )
 
 
-def history_agrees(records: Sequence[Mapping[str, Any]], iterations: int, spec: JobSpec) -> Iterator[str]:
-    """The manager's records are of whole batches, each iteration once at most, in order."""
-    last = -1
+def history_agrees(records: Sequence[Mapping[str, Any]], course: Course, spec: JobSpec) -> Iterator[str]:
+    """The manager's records are of whole batches, each iteration once at most, in order.
+
+    Some may be missing that workers did while it was away, but only before a new attempt: within one, it
+    plans an iteration when the one before is complete. A shard knows each iteration's attempt.
+    """
+    iterations = len(course.steps)
+    if iterations and not records:
+        yield f"manager: no record of any of {iterations} iterations"
+    last, attempt = -1, 0  # of the record before
     for record in records:
         iteration, parts = record["iteration"], record["workers"].values()
         _, _, total = spec.batch(iteration)
-        if sum(part["batch_size"] for part in parts) != total or record["total"] != total:
-            yield f"manager: iteration {iteration} has {record['total']} samples, not {total}"
+        counted = sum(part["batch_size"] for part in parts)
+        if not counted == record["total"] == total:
+            yield f"manager: iteration {iteration} has {counted} samples of {record['total']}, not {total}"
         if not last < iteration < iterations:
             yield f"manager: iteration {iteration} of {iterations} after iteration {last}"
-        last = iteration
+            continue
+        if iteration > last + 1 and course.steps[iteration].attempt == attempt:
+            yield f"manager: no record from {last + 1} to {iteration - 1}, all in attempt {attempt}"
+        last, attempt = iteration, course.steps[iteration].attempt
 
 
 def parameters_equal(

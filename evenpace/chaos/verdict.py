@@ -110,9 +110,8 @@ def judge(
     for course in courses:
         found += checks.exactly_once(course, SPEC)
     found += checks.journals_agree(journals, courses, SPEC)
-    found += checks.history_agrees(history, outcome.iterations, SPEC)
-    first = history[0]["iteration"] if history else 0  # the manager keeps the last ones only
-    outcome.missing = outcome.iterations - first - len(history)
+    found += checks.history_agrees(history, shortest, SPEC)
+    outcome.missing = outcome.iterations - len(history)
     found += _judge_parameters(cluster, journals, outcome)
     outcome.violations += found[:_MOST]
     if len(found) > _MOST:
@@ -154,8 +153,11 @@ def _judge_parameters(cluster: Cluster, journals: list[Journal], outcome: Outcom
             with np.load(path) as saved:
                 finals[worker] = int(saved["version"]), saved["parameters"]
     last = outcome.iterations
-    if not finals:
-        found.append("no worker has come to the end with its parameters")
+    found += [
+        f"{worker}: did not come to the end with its parameters"
+        for worker in cluster.workers
+        if worker not in finals and worker not in outcome.excused
+    ]
     prints, alone = train_alone(last)
     scale = float(np.abs(alone).max())
     for worker, (version, parameters) in finals.items():
