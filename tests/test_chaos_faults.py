@@ -194,9 +194,10 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
         pytest.skip(str(error))
     offset, told = tmp_path / "w0.offset", tmp_path / "w0.clock"
     clocks.set_offset(offset, 0)
-    command = [sys.executable, "-m", "evenpace.chaos.witness", str(told), "ps", "--listen", "127.0.0.1:0"]
+    service = ("manager", "--listen", "127.0.0.1:0")
+    command = [sys.executable, "-m", "evenpace.chaos.witness", str(told), *service]
     process = Supervised(
-        "w0", "shard", lambda starts: command, clocks.environment(library, offset), tmp_path / "w0.log"
+        "w0", "manager", lambda starts: command, clocks.environment(library, offset), tmp_path / "w0.log"
     )
     supervisor = Supervisor({"w0": process}, random.Random(0))
     supervisor.poll()
@@ -207,7 +208,7 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
         jump.lift()
         wait_until(lambda: abs(witness.read(told)[1] - time.time()) < 5, "the jump back")
     finally:
-        supervisor.stop("shard")
+        supervisor.stop("manager")
 
 
 def test_a_disk_is_filled_up_and_leaves_nothing(tmp_path):
