@@ -1,0 +1,65 @@
+"""Processes that are forked by a zygote: whoever asks for one sees no difference."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from evenpace.cluster import LISTENING
+from tests import zygote
+
+COMMAND = (sys.executable, "-m", "evenpace")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("manager", "--help"),
+        ("ps", "--listen", "nowhere"),
+        ("ps", "--nonsense"),
+        ("worker", "--manager", "x"),
+    ],
+)
+def test_what_is_forked_says_and_ends_with_the_same(tmp_path, arguments):
+    """Output, errors and status are those of a process that is executed."""
+    ways = {"capture_output": True, "text": True, "cwd": tmp_path}
+    forked = subprocess.run([*COMMAND, *arguments], check=False, **ways)
+    with zygote.set_aside():
+        executed = subprocess.run([*COMMAND, *arguments], check=False, **ways)
+    assert vars(forked) == vars(executed)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_what_is_forked_is_a_child_of_its_own(tmp_path, number, status):
+    """It has the folder, session and parent that it was to have, and ends by its own signals."""
+    arguments = [*COMMAND, "manager", "--listen", "127.0.0.1:0", "--parent", str(os.getpid())]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=tmp_path, start_new_session=True) as popen:
+        assert popen.stdout.readline().decode().startswith(LISTENING)
+        process = psutil.Process(popen.pid)
+        assert process.ppid() == os.getpid()
+        assert os.getsid(popen.pid) == popen.pid
+        assert process.cwd() == str(tmp_path)
+        popen.send_signal(number)
+        assert popen.wait(240) == status
+
+
+@pytest.mark.parametrize("settings", [{}, {"PYTHONOPTIMIZE": "1"}])
+def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
+    """Variables that a starting interpreter reads have it executed; others reach what is forked."""
+    (tmp_path / "told.py").write_text(
+        "import os, sys; print(os.environ['TOLD'], 'tests.zygote' in sys.modules, sys.flags.optimize)"
+    )
+    worker = ["worker", "--manager", "127.0.0.1:1", str(tmp_path / "told.py")]
+    environment = os.environ | {"TOLD": "yes"} | settings
+    done = subprocess.run([*COMMAND, *worker], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["yes", str(not settings), settings.get("PYTHONOPTIMIZE", "0")]
+
+
+def test_other_commands_are_executed():
+    """What is no module of ours gets an interpreter of its own."""
+    said = "import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
