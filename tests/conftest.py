@@ -1,5 +1,6 @@
 """What several tests need."""
 
+import functools
 import re
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from evenpace.workloads import generated
 from rpc.address import Address
 from tests import zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
@@ -56,6 +58,15 @@ def shard() -> Iterator[Address]:
     """A shard for all tests that can share one."""
     with serving(shard_service()) as address:
         yield address
+
+
+_generated = functools.cache(generated.sparse)  # drawing them takes more than a second
+
+
+@pytest.fixture
+def generated_once(monkeypatch):
+    """Let workloads that are given no file share the samples that are generated for them."""
+    monkeypatch.setattr(generated, "sparse", _generated)
 
 
 @pytest.fixture
