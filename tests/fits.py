@@ -1,9 +1,11 @@
-"""Fits for tests of who runs them, small enough to be checked by hand."""
+"""Fits for tests of who runs them, small enough to be checked by hand, and a predictor that learns so."""
 
 import os
 from dataclasses import dataclass
 
 import numpy as np
+
+from predictors import Predictor
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,50 @@ class Endless:
             stream.write(str(os.getpid()))
         while True:
             pass
+
+
+@dataclass(frozen=True)
+class MeanFit:
+    """Finds each worker's mean speed, and fails where it is told to."""
+
+    speeds: np.ndarray  # (iterations, workers)
+    fails: bool
+
+    def run(self):
+        """Learn; also which process did it."""
+        if self.fails:
+            raise ArithmeticError("no luck")
+        means = np.nanmean(self.speeds, axis=0)
+        return {"mean": means, "process": np.full(len(means), float(os.getpid()))}
+
+
+class Learner(Predictor):
+    """Predicts the mean of all speeds until its last fit, and before it, the last speed."""
+
+    def __init__(self, options, fails=False):
+        self.options, self.fails = options, fails
+        self.speeds, self.usage, self.taken, self.next = [], [], [], options.first_fit
+
+    def _reindex(self, rows):
+        self.last = np.full(len(rows), np.nan)
+
+    def observe(self, speeds, cpu_usage, memory_usage):
+        """Keep everything."""
+        self.speeds.append(speeds.copy())
+        self.usage.append((cpu_usage.copy(), memory_usage.copy()))
+        self.last = np.where(np.isnan(speeds), self.last, speeds)
+
+    def predict(self):
+        """The mean, or the last."""
+        learnt = [weights for weights in self.taken if weights is not None]
+        return (learnt[-1]["mean"] if learnt else self.last).copy()
+
+    def due_fit(self):
+        """Every so often."""
+        return MeanFit(np.array(self.speeds), self.fails) if len(self.speeds) >= self.next else None
+
+    def take_fit(self, weights):
+        """Keep it; one that failed stays due."""
+        self.taken.append(weights)
+        if weights is not None:
+            self.next += self.options.refit_every

@@ -14,9 +14,10 @@ from evenpace.bench.load_run import run
 from evenpace.bench.watch import Sample, Watch, summary
 from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("compute", [0.0, 0.02])
 def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
     """Jobs spread over two generators run their rounds without an error; what is too much is refused."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,59 +18,13 @@ from click.testing import CliRunner
 from evenpace.bench import predictors as bench
 from evenpace.cli import cli
 from evenpace.traces import Series, contention_trace, write_trace
-from predictors import PREDICTORS, Predictor, PredictorOptions
+from predictors import PREDICTORS, PredictorOptions
 from rpc.errors import EvenpaceError
+from tests.fits import Die, Learner
 from tests.services import has_ended
 
 NAN = float("nan")
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class MeanFit:
-    """Finds each worker's mean speed, and fails where it is told to."""
-
-    speeds: np.ndarray  # (iterations, workers)
-    fails: bool
-
-    def run(self):
-        """Learn; also which process did it."""
-        if self.fails:
-            raise ArithmeticError("no luck")
-        means = np.nanmean(self.speeds, axis=0)
-        return {"mean": means, "process": np.full(len(means), float(os.getpid()))}
-
-
-class Learner(Predictor):
-    """Predicts the mean of all speeds until its last fit, and before it, the last speed."""
-
-    def __init__(self, options, fails=False):
-        self.options, self.fails = options, fails
-        self.speeds, self.usage, self.taken, self.next = [], [], [], options.first_fit
-
-    def _reindex(self, rows):
-        self.last = np.full(len(rows), NAN)
-
-    def observe(self, speeds, cpu_usage, memory_usage):
-        """Keep everything."""
-        self.speeds.append(speeds.copy())
-        self.usage.append((cpu_usage.copy(), memory_usage.copy()))
-        self.last = np.where(np.isnan(speeds), self.last, speeds)
-
-    def predict(self):
-        """The mean, or the last."""
-        learnt = [weights for weights in self.taken if weights is not None]
-        return (learnt[-1]["mean"] if learnt else self.last).copy()
-
-    def due_fit(self):
-        """Every so often."""
-        return MeanFit(np.array(self.speeds), self.fails) if len(self.speeds) >= self.next else None
-
-    def take_fit(self, weights):
-        """Keep it; one that failed stays due."""
-        self.taken.append(weights)
-        if weights is not None:
-            self.next += self.options.refit_every
 
 
 @pytest.fixture(autouse=True)
@@ -194,17 +147,9 @@ def test_a_fit_that_fails_is_told_and_counted(failing):
     assert not np.isnan(done.predictions[1:]).any()
 
 
-class DeadlyFit:
-    """Ends the process that it is run in, as one does that is out of memory."""
-
-    def run(self):
-        """Die."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_the_death_of_the_learning_process_is_told(learner, monkeypatch):
     """The benchmark does not go on with a predictor that could not learn."""
-    monkeypatch.setattr(Learner, "due_fit", lambda self: DeadlyFit())
+    monkeypatch.setattr(Learner, "due_fit", lambda self: Die())
     grid = bench.lay_out(contention_trace(workers=1, iterations=30), 20)
     context = multiprocessing.get_context("spawn")
     with (
@@ -399,9 +344,7 @@ def test_a_wrong_line_of_the_trace_is_named(tmp_path):
 
 SLOW = """
 import time
-from evenpace.cli import main
-from predictors import PREDICTORS
-from tests.test_bench_predictors import Learner
+from tests.fits import Learner
 
 class SlowFit:
     def run(self):
@@ -412,7 +355,9 @@ class Slow(Learner):
     def due_fit(self):
         return SlowFit() if super().due_fit() else None
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # which the process that learns is not
+    from evenpace.cli import main
+    from predictors import PREDICTORS
     for name in set(PREDICTORS) - {"memoryless", "ema"}:
         del PREDICTORS[name]
     PREDICTORS["slow"] = lambda options, models: Slow(options)

@@ -16,7 +16,10 @@ from evenpace.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.experiments.workloads import WORKLOADS, Training
 from evenpace.traces import read_trace
 from predictors import PREDICTORS
+from tests.samples import write_svmlight
 from tests.scripts import keep_pace
+
+pytestmark = pytest.mark.usefixtures("forked", "generated_once")
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
 
@@ -68,28 +71,38 @@ def wait_for_the_observer(tmp_path, monkeypatch):
 
 @needs_stress_ng
 @pytest.mark.slow
-@pytest.mark.alone
-def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_observer):
+@pytest.mark.parametrize(
+    "schemes",
+    [
+        "lb-bsp:ema,asp,flexrr",
+        pytest.param("lb-bsp:auto,ssp,redundant", marks=pytest.mark.release),
+    ],
+)
+def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_observer, schemes):
     """Every kind of scheme trains to its end under the same contention, and the files say how."""
+    train, test = tmp_path / "train.svm", tmp_path / "test.svm"
+    write_svmlight(train, 800)
+    write_svmlight(test, 200, seed=1)
     schedule = tmp_path / "schedule.csv"
     schedule.write_text("worker,start,end,cpu,memory\n0,3,10,1,0\n1,8,16,0.5,0.2\n0,14,20,1,0\n")
-    schemes = "lb-bsp:auto,asp,ssp,redundant,flexrr"
     result = experiment(
         *("contention", "--workload", "svm", "--schemes", schemes, "--iterations", ITERATIONS),
         *("--shares", "0.3,0.3", "--batch-size", 400, "--schedule", schedule, "--first-fit", 20),
-        *("--out", tmp_path / "out", "--", "--samples", "800", "--test-samples", "200"),
+        *("--out", tmp_path / "out", "--", "--data", f"svmlight:{train}", "--test-data", f"svmlight:{test}"),
     )
     report = json.loads((tmp_path / "out" / "report.json").read_text())
 
     assert result.exit_code == 0, result.output
-    assert list(report["schemes"]) == ["bsp", *schemes.split(",")[:4], "bsp-one-by-one", "flexrr"]
+    balanced, *others = schemes.split(",")
+    before = ["bsp-one-by-one"] * (others[-1] == "flexrr")
+    assert list(report["schemes"]) == ["bsp", balanced, *others[:-1], *before, others[-1]]
     for name, figures in report["schemes"].items():
         assert figures["iteration_s"] > 0, name
         assert figures["of_baseline"] > 0, name
         assert figures["tasks_started"] >= 1, name
         assert len(figures["curve"]) >= 2, name
         assert figures["accuracy"] > 0.5, name
-    for name in ("bsp", "lb-bsp:auto"):
+    for name in ("bsp", balanced):
         figures = report["schemes"][name]
         assert figures["iterations"] == ITERATIONS
         assert figures["of_oracle"] >= 0.99
@@ -97,7 +110,7 @@ def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_obse
         assert {sum(parts) for parts in zip(*batch_sizes(figures), strict=True)} == {400}
     assert report["schemes"]["bsp"]["of_baseline"] == 1
     assert report["schemes"]["bsp"]["relative_rmse"] is None
-    assert report["schemes"]["lb-bsp:auto"]["relative_rmse"] > 0
+    assert report["schemes"][balanced]["relative_rmse"] > 0
     rows = list(csv.DictReader((tmp_path / "out" / "schemes.csv").open()))
     assert [row["scheme"] for row in rows] == list(report["schemes"])
     iterations = list(csv.DictReader((tmp_path / "out" / "iterations.csv").open()))

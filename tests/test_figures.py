@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 
 import pytest
 from click.testing import CliRunner
@@ -9,8 +10,11 @@ from click.testing import CliRunner
 from evenpace import network
 from evenpace.cli import cli
 from evenpace.cli.values import by_workload
-from evenpace.experiments import unequal
+from evenpace.experiments import coordination, migration, unequal
+from tests.samples import write_svmlight
 from tests.scripts import keep_pace
+
+pytestmark = pytest.mark.usefixtures("forked")
 
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
@@ -21,11 +25,18 @@ def experiment(*arguments):
 
 
 @pytest.fixture
-def seen(tmp_path, monkeypatch):
+def samples(tmp_path):
+    """What a workload trains and is tested on: 640 samples with 20,000 features, of which few occur."""
+    train, test = tmp_path / "train.svm", tmp_path / "test.svm"
+    write_svmlight(train, 640, features=20_000)
+    write_svmlight(test, 100, features=20_000, seed=1)
+    return "--data", f"svmlight:{train}", "--test-data", f"svmlight:{test}"
+
+
+@pytest.fixture
+def seen(tmp_path):
     """The file that holds workers back; see `keep_pace`."""
-    file = tmp_path / "seen"
-    keep_pace.hold_workers(monkeypatch, unequal, file)
-    return file
+    return tmp_path / "seen"
 
 
 @pytest.fixture
@@ -46,53 +57,65 @@ def wait_for_the_first_snapshot(seen, monkeypatch):
 
 
 @pytest.fixture
-def wait_for_the_observer(seen, monkeypatch):
-    """Let no run get far ahead of whoever follows it, and cuts the bandwidth in its middle."""
-    keep_pace.follow_observer(monkeypatch, unequal, seen)
+def runs(monkeypatch):
+    """What the runs of an experiment showed, by the scheme's name."""
+    kept = {}
+
+    def keep(scheme, *arguments):
+        kept[scheme.name] = unequal.run_unequal(scheme, *arguments)
+        return kept[scheme.name]
+
+    for module in (coordination, migration):
+        monkeypatch.setattr(module, "run_unequal", keep)
+    return kept
 
 
 @pytest.mark.slow
 def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
-    tmp_path, wait_for_the_first_snapshot
+    tmp_path, samples, monkeypatch, seen, wait_for_the_first_snapshot, runs
 ):
     """Every scheme makes its updates and is evaluated from start to end; shares are those of BSP."""
+    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.002)
     iterations = 20
     result = experiment(
-        *("fig6", "--workloads", "digits", "--schemes", "asp,lb-bsp", "--policy", "proportional"),
-        *("--shares", "0.4,0.15"),
-        *("--iterations", iterations, "--batch-size", "digits=64", "--target", "digits=0.3"),
-        *("--out", tmp_path, "--", "--samples", "640", "--test-samples", "120"),
+        *("fig6", "--workloads", "svm", "--schemes", "asp,lb-bsp", "--policy", "proportional"),
+        *("--shares", "0.8,0.6", "--iterations", iterations, "--batch-size", "svm=64"),
+        *("--target", "svm=0.7", "--settle", "0.25", "--out", tmp_path, "--", *samples),
     )
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "fig6.json").read_text())
-    entry = figures["workloads"]["digits"]
+    entry = figures["workloads"]["svm"]
 
-    assert list(entry["schemes"]) == SCHEMES
+    assert list(entry["schemes"]) == list(runs) == SCHEMES
     for name, values in entry["schemes"].items():
         (run,) = values["runs"]
         updates = [point["updates"] for point in run["curve"]]
+        assert updates == [snapshot.updates for snapshot in runs[name].snapshots], name
         assert updates[0] == 0, name
         assert updates == sorted(updates), name
         assert updates[-1] == 2 * iterations or (updates[-1] > 2 * iterations and not values["synchronous"])
         assert run["curve"][-1]["epochs"] == pytest.approx(updates[-1] / 20)
-        assert run["per_update_s"] > 0
+        if values["synchronous"]:
+            durations = [record["duration"] for record in runs[name].records[5:]]
+            assert run["per_update_s"] == pytest.approx(statistics.fmean(durations) / 2)
         assert values["of_bsp"]["per_update_s"] == pytest.approx(
             values["per_update_s"] / entry["schemes"]["bsp"]["per_update_s"]
         )
     fast, slow = entry["schemes"]["lb-bsp:proportional"]["runs"][0]["batch_sizes"].values()
     assert fast > slow
+    assert fast + slow == 64
     bsp, balanced = (entry["schemes"][name]["accuracy"] for name in ("bsp", "lb-bsp:proportional"))
     assert balanced == pytest.approx(bsp, abs=0.02)  # the same training
     for name in ("bsp", "lb-bsp:proportional"):
         assert 0 < entry["schemes"][name]["updates_to_target"] <= 2 * iterations
     assert (tmp_path / "fig6.png").stat().st_size > 1000
-    assert "Figure 6: digits" in result.output
+    assert "Figure 6: svm" in result.output
 
     again = experiment("fig7", "--report", tmp_path / "fig6.json", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "fig7.json").read_text()) == figures
     assert (tmp_path / "fig7.png").stat().st_size > 1000
-    assert "Figure 7: digits" in again.output
+    assert "Figure 7: svm" in again.output
 
 
 @pytest.fixture
@@ -106,24 +129,29 @@ def needs_network():
 
 
 @pytest.mark.slow
-def test_figure_8_cuts_one_workers_bandwidth(tmp_path, needs_network, wait_for_the_observer):
+def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
+    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.0005)
+    keep_pace.follow_observer(monkeypatch, unequal, seen)  # which cuts in the middle
     result = experiment(
-        *("fig8", "--workload", "digits", "--policy", "proportional", "--shares", "0.4,0.3,0.2"),
-        *("--iterations", 50, "--batch-size", 200, "--cut-worker", 1, "--cut-to", 20),
-        *("--out", tmp_path, "--", "--samples", "1400"),
+        *("fig8", "--workload", "svm", "--policy", "proportional", "--shares", "0.8,0.8"),
+        *("--iterations", 32, "--batch-size", 160, "--cut-worker", 1, "--cut-to", 3),
+        *("--out", tmp_path, "--", *samples),
     )
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "fig8.json").read_text())
     cut, before, after = figures["cut"], figures["before"], figures["after"]
 
     assert cut["worker"] == "worker-1"
-    assert 25 <= cut["iteration"] < 50
+    assert 16 <= cut["iteration"] < 32
     assert cut["slowdown"] > 1.5
     assert after["batch_sizes"]["worker-1"] < 0.7 * before["batch_sizes"]["worker-1"]
     assert after["batch_sizes"]["worker-0"] > before["batch_sizes"]["worker-0"]
+    (run,) = runs.values()
+    for name, sizes in figures["batch_sizes"].items():
+        assert sizes == [record["workers"][name]["batch_size"] for record in run.records]
     for part in zip(*figures["batch_sizes"].values(), strict=True):
-        assert sum(part) == 200
+        assert sum(part) == 160
     assert (tmp_path / "fig8.png").stat().st_size > 1000
     assert not any(f"ep{os.getpid():06x}" in tag for tag in network._existing())
 

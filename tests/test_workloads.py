@@ -1,5 +1,6 @@
 """The workloads: real training by two workers, whose batches are uneven, and what the scripts say."""
 
+import gzip
 import json
 import runpy
 from pathlib import Path
@@ -14,6 +15,9 @@ from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.data import DataError
 from evenpace.workloads import common, generated, images, linear, text
+from evenpace.workloads.generated import sparse
+
+pytestmark = pytest.mark.usefixtures("forked", "generated_once")
 
 ROOT = Path(__file__).parents[1]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
@@ -134,11 +138,11 @@ def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wa
 
 @pytest.mark.slow
 def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until):
-    """Parts of 24 and 8 images, or 8 and 8, give one process's parameters, to rounding."""
-    arguments = ["--samples", "112", "--test-samples", "100", "--batch-size", "32", "--iterations", "15"]
-    arguments += ["--evaluate-every", "8"]
-    job = Job(cluster, wait_until, tmp_path, "cifarnet", *arguments)
-    job.learned([0, 8, 15])
+    """Parts of 12 and 4 images, or 4 and 4, give one process's parameters, to rounding."""
+    arguments = ["--samples", "56", "--test-samples", "50", "--batch-size", "16", "--iterations", "8"]
+    arguments += ["--evaluate-every", "4"]
+    job = Job(cluster, wait_until, tmp_path, "cifarnet", *arguments, limit=4)
+    job.learned([0, 4, 8])
     job.equal()
     options = images.cifarnet_parser().parse_args(arguments)
     workload = images.make_cifarnet(options)
@@ -148,8 +152,8 @@ def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, 
     assert distance(job.states[0], alone) < 1e-4
 
 
-RESNET32 = ["--samples", "128", "--test-samples", "100", "--batch-size", "32", "--epochs", "4"]
-RESNET32 += ["--lr", "0.005", "--evaluate-every", "8"]
+RESNET32 = ["--samples", "64", "--test-samples", "50", "--batch-size", "32", "--epochs", "4"]
+RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
 
 
 @pytest.mark.slow
@@ -157,24 +161,29 @@ def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_unti
     """On real images the loss goes down, and only batch norm's running means differ between workers."""
     if not CIFAR10.is_dir():
         pytest.skip("needs the cifar10 files in ../shared/data/cifar10")
-    job = Job(cluster, wait_until, tmp_path, "resnet32", "--data", f"cifar10:{CIFAR10}", *RESNET32)
-    job.learned([0, 8, 16])
+    images = tmp_path / "cifar10"
+    images.mkdir()
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        with gzip.open(CIFAR10 / f"{name}.gz") as whole:
+            (images / name).write_bytes(whole.read(64 * 3073))
+    job = Job(cluster, wait_until, tmp_path, "resnet32", "--data", f"cifar10:{images}", *RESNET32)
+    job.learned([0, 4, 8])
     job.equal(but=("running_mean", "running_var"))
-    assert job.metrics[-1]["data"] == f"cifar10:{CIFAR10}: 128 images"
+    assert job.metrics[-1]["data"] == f"cifar10:{images}: 64 images"
 
 
 @pytest.mark.slow
 def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
     """On generated images the loss goes down, and both workers end with one model."""
     job = Job(cluster, wait_until, tmp_path, "resnet32", "--norm", "group", *RESNET32)
-    job.learned([0, 8, 16])
+    job.learned([0, 4, 8])
     job.equal()
 
 
 @pytest.mark.slow
 def test_the_transformer_learns_a_text(tmp_path, cluster, wait_until):
     """Perplexity falls from that of guessing among 256 bytes; both workers end with one model."""
-    arguments = ["--samples", "200", "--test-samples", "20", "--batch-size", "40", "--epochs", "2"]
+    arguments = ["--samples", "200", "--test-samples", "10", "--batch-size", "40", "--epochs", "2"]
     job = Job(cluster, wait_until, tmp_path, "transformer", *arguments, "--evaluate-every", "5")
     job.learned([0, 5, 10])
     job.equal()
@@ -270,7 +279,7 @@ def test_an_evaluation_counts_every_sample_once():
 
 def test_generated_data_is_the_same_each_time():
     """All workers see the same samples; features occur, and labels are balanced."""
-    for first, second in zip(generated.sparse(), generated.sparse(), strict=True):
+    for first, second in zip(generated.sparse(), sparse(), strict=True):
         np.testing.assert_array_equal(first.columns, second.columns)
         np.testing.assert_array_equal(first.labels, second.labels)
         assert 0.4 < (first.labels > 0).mean() < 0.6
