@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.policies import POLICIES, Member, Observation, Policy, PolicyOptions, make_policy
+from batchsize_manager.policies import (
+    POLICIES,
+    PREDICTING,
+    Member,
+    Observation,
+    Policy,
+    PolicyOptions,
+    make_policy,
+)
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
@@ -441,8 +449,10 @@ def clusters(draw):
     return curves, limits, draw(st.integers(low, sum(bound.maximum for bound in limits)))
 
 
-@pytest.mark.parametrize("predictor", ["memoryless", "ema"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "predictor"),
+    [*((name, "ema") for name in POLICIES), *((name, "memoryless") for name in PREDICTING)],
+)
 @settings(deadline=None)
 @given(clusters(), st.integers(0, 2**32), st.integers(0, 7))
 def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short_every):

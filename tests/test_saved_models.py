@@ -26,7 +26,13 @@ def plain(models):
 @settings(deadline=None, max_examples=50)
 @given(
     st.dictionaries(
-        NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9)), min_size=1))
+        NAMES,
+        st.dictionaries(
+            NAMES,
+            st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9), max_size=3), min_size=1, max_size=2),
+            max_size=3,
+        ),
+        max_size=3,
     )
 )
 def test_round_trip(tmp_path_factory, models):
