@@ -15,8 +15,6 @@ from rpc.errors import InvalidRequestError
 from rpc.limits import ServerLimits
 from tests.services import MemberWorker, manager_service, serving
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 
 def target(address):
     """A manager under attack."""

@@ -14,8 +14,6 @@ from evenpace.bench.load_run import run
 from evenpace.bench.watch import Sample, Watch, summary
 from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compute", [0.0, 0.02])

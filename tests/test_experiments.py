@@ -19,7 +19,7 @@ from predictors import PREDICTORS
 from tests.samples import write_svmlight
 from tests.scripts import keep_pace
 
-pytestmark = pytest.mark.usefixtures("forked", "generated_once")
+pytestmark = pytest.mark.usefixtures("generated_once")
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
 

@@ -14,8 +14,6 @@ from evenpace.experiments import coordination, migration, unequal
 from tests.samples import write_svmlight
 from tests.scripts import keep_pace
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
 

@@ -16,8 +16,6 @@ from evenpace.experiments.paper_claims import FIGURES
 from evenpace.experiments.paper_page import Outcome, write
 from tests.pages import Page
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-every 20"
 
 

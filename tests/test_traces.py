@@ -29,8 +29,6 @@ from evenpace.traces import (
 from rpc.client import Client
 from tests.services import join_request, manager_process, manager_service, serving
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 NAN = float("nan")
 CALM = Perturbation(noise=0, spikes=0)
 HEADER = "worker,iteration,speed,cpu,memory\n"

@@ -17,7 +17,7 @@ from evenpace.data import DataError
 from evenpace.workloads import common, generated, images, linear, text
 from evenpace.workloads.generated import sparse
 
-pytestmark = pytest.mark.usefixtures("forked", "generated_once")
+pytestmark = pytest.mark.usefixtures("generated_once")
 
 ROOT = Path(__file__).parents[1]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
