@@ -100,7 +100,6 @@ class JobSteps:
         self._course.go_to(iteration, now)
         for member in self._members.by_name.values():
             member.begin_at(iteration)
-            member.reported_at = now
             member.last, member.dispensable = None, ""
         self._drain_again(iteration)
         self._members_changed()

@@ -75,6 +75,24 @@ def test_who_has_not_rewound_is_told_to():
     assert driver.job.completed == 1
 
 
+def test_after_going_back_deadlines_count_from_the_new_work():
+    """However long ago a member has reported last, it has the whole time-out once another is done anew."""
+    driver = Beating("a", "b", report_timeout=100.0)
+    driver.finish("a", "b", "a")
+    driver.tick_at(99.0)
+    driver.job.recover("a", "a", 0, 99.0)
+    driver.tick_at(500.0)
+    for name in "ab":
+        driver.job.rewind(name, name, 1, 0, 500.0)
+        driver.next(name)
+    driver.now = 510.0
+    driver.finish("a")
+    driver.tick_at(609.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(610.0)
+    assert driver.job.members == ["a"]
+
+
 def test_a_job_does_not_go_back_before_its_beginning():
     """A job that goes on from a checkpoint began there."""
     job = Job(JobSpec(100, 10), JobConfig(), make_policy("even"), 7)

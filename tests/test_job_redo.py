@@ -138,6 +138,48 @@ def test_policies_learn_from_the_parts_that_they_planned():
     assert [driver.count("a"), driver.count("b")] == [20, 10]
 
 
+def test_policies_learn_nothing_from_who_did_a_piece_alone():
+    """Of a member whose own part others have done, and that came back to do a piece, no speed is seen."""
+    driver = Beating("a", "b", "c", total=30, policy="proportional", report_timeout=1000.0)
+    driver.finish("a", "b", "c")
+    own = driver.next("b")
+    driver.beat("a", "b", "c")
+    driver.now = 5.0
+    driver.beat("a", "c")
+    driver.finish("a", "c")
+    driver.tick_at(10.0)
+    driver.report_part("b", own)
+    assert driver.next("b") is None
+    driver.job.leave("c", "c", 10.0)
+    assert driver.span("b") == (1, 45, 5)
+    driver.report("b", 1, 50.0)
+    driver.finish("a")
+    sizes = {name: part.batch_size for name, part in driver.job.history(1, 9)[0].workers.items()}
+    assert sizes == {"a": 15, "b": 5, "c": 10}
+    assert [driver.count("a"), driver.count("b")] == [15, 15]
+
+
+def test_between_its_pieces_a_worker_waits():
+    """Its record's waiting is all of the time from its own part to the end in which it did no work."""
+    driver = Beating("a", "b", "c", total=30)
+    driver.now = 1.0
+    driver.report("a", 0, 1.0, waiting=0.25)
+    driver.now = 2.0
+    driver.report("b", 0, 2.0)
+    driver.now = 10.0
+    driver.job.leave("c", "c", 10.0)
+    driver.next("a"), driver.next("b")
+    driver.now = 15.0
+    driver.report("a", 0, 3.0, waiting=0.5)
+    driver.now = 17.0
+    driver.report("b", 0, 7.0)
+    a, b = (driver.job.history(0, 9)[0].workers[name] for name in "ab")
+
+    # From 1 to 15 it worked for 3 s, then it waited until 17; at the parameter server, for 0.25 s before.
+    assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 4.0, 0.25 + 11.0 + 2.0)
+    assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 9.0, 8.0)
+
+
 def test_a_newcomer_alone_brings_all_back():
     """It lacks the iteration's parameters: all, which is the newcomer, begin another attempt there."""
     driver = Beating("a", total=30)
@@ -345,6 +387,19 @@ def test_a_piece_comes_with_time_to_do_it():
     assert driver.job.members == ["a", "b"]
     driver.tick_at(199.0)
     assert driver.job.members == ["b"]
+
+
+def test_a_piece_comes_with_time_to_do_it_also_where_others_get_none():
+    """Of one missing sample only one member gets a piece, for which the others, long done, have to wait."""
+    driver = Beating("a", "b", "c", total=3, report_timeout=100.0)
+    driver.finish("a", "b")
+    driver.tick_at(99.0)
+    driver.job.leave("c", "c", 99.0)
+    (taker,) = (name for name in "ab" if driver.next(name))
+    driver.tick_at(198.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(199.0)
+    assert driver.job.members == [name for name in "ab" if name != taker]
 
 
 # -- all gone
