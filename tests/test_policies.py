@@ -289,6 +289,22 @@ def test_minimum_is_a_floor_too():
     assert "slow" in split.warnings[0]
 
 
+def test_what_is_left_may_be_the_minimum_exactly():
+    """A straggler gives a step as long as that leaves it its minimum batch size (Alg. 2, line 8)."""
+    policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(17))
+    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
+
+    assert course[4:] == [[32, 32], [27, 37], [22, 42], [17, 47], [17, 47]]
+
+
+def test_a_leader_may_come_to_its_maximum_exactly():
+    """It leads as long as there is room for the step."""
+    policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 42))
+    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
+
+    assert course[4:] == [[32, 32], [27, 37], [22, 42], [22, 42], [22, 42]]
+
+
 def test_full_worker_does_not_lead():
     """The leader is the fastest worker with room for a step."""
     names = ["a", "b", "c"]

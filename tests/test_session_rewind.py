@@ -86,9 +86,10 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
         assert np.abs(session.parameters - trained_alone(20)).max() < 1e-12
 
 
-def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path):
-    """The loop's own schedule is further on by then, and goes on from there."""
-    shard = shard_service(state=tmp_path, checkpoint_every=10)
+@pytest.mark.parametrize("back", [10, SPEC.iterations_per_epoch])
+def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, back):
+    """The loop's own schedule is further on by then; the first iteration may be one that changes something."""
+    shard = shard_service(state=tmp_path, checkpoint_every=back)
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
         serving(shard) as address,
@@ -105,7 +106,7 @@ def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path):
             for _ in loader:
                 session.gradient[:] = -1.0  # so that each step adds its learning rate
                 if session.assignment.iteration == 28 and session.assignment.attempt == 0:
-                    send_back(session, manager, 10)
+                    send_back(session, manager, back)
                 session.finish_iteration(groups)
                 groups = None
         per_epoch = SPEC.iterations_per_epoch

@@ -89,6 +89,21 @@ def test_a_new_attempt_forgets_what_had_come(worker):
     worker.check()
 
 
+def test_a_batch_that_is_complete_is_stepped_before_another_attempt(shard):
+    """It is not lost to a fence that comes before the step was taken: other shards may have taken theirs."""
+    worker = AttemptWorker(shard, 100)
+    fence = framed("fence", _ps.FenceRequest(worker.identity, 1), sequence_id=2)
+    with Raw(worker.address) as raw:
+        raw.send(framed("push", worker.push_request(), worker.gradient()) + fence)  # arrives as one
+        assert answer(raw)[1].iteration == 0
+        assert answer(raw)[1].version == 1
+    worker.stepped()
+    worker.rewind(1, 1)
+    worker.check()
+    worker.iterate()
+    worker.close()
+
+
 def test_who_only_looks_on_need_not_know_the_attempt(worker):
     """A pull of whatever there is now is answered in any attempt, as long as it names none."""
     worker.fence(1)
