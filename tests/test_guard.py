@@ -59,6 +59,68 @@ def test_never_worse_than_the_average(steps):
 
 
 @settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 1.25), ANYTHING), min_size=2, max_size=60))
+def test_never_worse_than_the_average_while_speeds_climb(steps):
+    """Nor where each speed may be a quarter above the fastest before."""
+    speeds = [20.0]
+    for factor, _ in steps:
+        speeds.append(factor * max(speeds))
+    series = series_of([(speed,) for speed in speeds])
+    guarded = replay(Guarded(Scripted([(20.0,), *((p,) for _, p in steps)])), series)
+    average = replay(ExponentialMovingAverage(), series)
+
+    assert (squares(guarded, series) <= 1.02**2 * squares(average, series) * (1 + 1e-9) + 1e-9).all()
+
+
+@pytest.mark.parametrize("good", [2, 4, 8])
+def test_a_leap_is_reckoned_with(good):
+    """What low predictions may cost allows for a speed a quarter above the fastest, which comes at last."""
+    speeds = [10.0, *[8.0, 10.0] * good, *[10.0] * 20, 12.5]
+    script = [*speeds[1:-1], 8.0, 8.0]  # right until then
+    series = series_of([(speed,) for speed in speeds])
+    guarded = replay(Guarded(Scripted([(p,) for p in script])), series)
+    average = replay(ExponentialMovingAverage(), series)
+
+    assert guarded[-1, 0] < average[-1, 0]  # it is followed as far as it can be afforded
+    assert squares(guarded, series)[-1, 0] <= 1.02**2 * squares(average, series)[-1, 0]
+
+
+def alternating(right, wrong, steady=0):
+    """A worker at 10 and 20 samples per second by turns, and a predictor that is right, then always wrong.
+
+    Args:
+        right: Iterations in which it is right.
+        wrong: Iterations after them in which it says what the speed was last.
+        steady: Iterations between these, at 15, in which it says the same.
+
+    Returns:
+        The guarded and the average's predictions, (iterations,) each, and the predictor's own.
+    """
+    turns = [10.0, 20.0] * (right // 2)
+    series = series_of([(speed,) for speed in (*turns, *[15.0] * steady, *[10.0, 20.0] * (wrong // 2))])
+    script = np.roll(series.speeds, -1, axis=0)
+    script[right + steady - 1 :] = np.array([20.0, 10.0] * (wrong // 2 + 1))[: wrong + 1, None]
+    guarded = replay(Guarded(Scripted(script)), series)
+    return guarded[:, 0], replay(ExponentialMovingAverage(), series)[:, 0], np.roll(script[:, 0], 1)
+
+
+def test_who_was_right_for_long_is_not_followed_for_long_when_wrong():
+    """What was won a thousand iterations ago does not excuse a hundred errors of late."""
+    guarded, average, own = alternating(right=1000, wrong=200)
+    assert guarded[1000] == own[1000] != average[1000]
+    assert guarded[1100:] == pytest.approx(average[1100:])
+
+
+def test_what_was_won_long_ago_cannot_be_lost_in_one_go():
+    """After thousands of iterations that told nothing, a prediction is followed part of the way only."""
+    guarded, average, own = alternating(right=40, wrong=2)
+    assert guarded[40] == own[40] != average[40]
+    guarded, average, own = alternating(right=40, wrong=2, steady=5000)
+    assert average[-2] == pytest.approx(15.0)
+    assert 0 < guarded[-2] - average[-2] < 0.5 * (own[-2] - average[-2])
+
+
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.floats(0.2, 3.0), st.integers(2, 100))
 def test_never_worse_than_the_average_where_it_was_good(seed, wrong, good):
     """A predictor that is perfect, then constantly wrong, loses no more than it has won."""
@@ -116,3 +178,24 @@ def test_what_was_predicted_stands_until_the_next_iteration():
     predictor.set_workers(["w2", "w0", "new"])
 
     assert np.array_equal(predictor.predict(), [before[2], before[0], np.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("iteration", [2, 60, 105, 150])
+def test_who_stays_keeps_what_was_won_and_lost(iteration):
+    """Where another worker goes and one comes, those who stay are predicted as if nothing had been."""
+    series = contended(4, iterations=200, workers=3)
+    script = np.roll(series.speeds, -1, axis=0)
+    script[100:, 0] *= 0.7
+    undisturbed = replay(Guarded(Scripted(script)), series)
+
+    order = [2, 0, 1]  # worker 1 goes, and a newcomer takes its column
+    moved = script.copy()
+    moved[iteration:] = script[iteration:, order]
+    predictor = Guarded(Scripted(moved))
+    predictor.set_workers(["w0", "w1", "w2"])
+    for row, speeds in enumerate(series.speeds):
+        if row == iteration:
+            predictor.set_workers(["w2", "w0", "new"])
+        columns = [0, 1, 2] if row < iteration else order
+        assert predictor.predict()[:2] == pytest.approx(undisturbed[row, columns[:2]], nan_ok=True)
+        predictor.observe(speeds[columns], series.cpu[row], series.memory[row])
