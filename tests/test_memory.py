@@ -1,5 +1,6 @@
-"""How large a batch fits: on made-up figures."""
+"""How large a batch fits, and what is reported of a device's memory: on made-up figures."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,13 @@ from hypothesis import strategies as st
 
 from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.rounding import Bounds
+from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
+from tests.least_squares import services
+from tests.scripts.train_least_squares import go_through
 from worker.batches import cut, map_arrays, samples_in, weighted_mean
 from worker.memory import DeviceMemory, MemoryWatch, largest_batch, limit_between
+from worker.session import Session, SessionConfig
 
 MIB = 2**20
 
@@ -135,6 +140,24 @@ def test_a_limit_above_the_whole_batch_is_not_told():
     session = Told(total=200)
     watched(session, [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n)
     assert session.limits == []
+
+
+def test_the_fuller_memory_is_reported(wait_until):
+    """The manager hears of the device's memory where that is fuller than the machine's, and only there."""
+    with (
+        services(1) as (manager, shards),
+        contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
+        contextlib.closing(Observer(manager, ())) as seen,
+    ):
+        peaks = iter([0, 100, 0])
+        session.memory_usage = MemoryWatch(session, lambda: DeviceMemory(100, 0, next(peaks), 100))
+        for _ in go_through(session, 3):
+            pass
+        wait_until(lambda: seen.poll() and len(seen.iterations) == 3, "the last report")
+    machine, device, again = (record.workers[0].memory_usage for record in seen.iterations)
+    assert device == 1.0
+    assert 0 < machine < 1
+    assert 0 < again < 1
 
 
 # -- batches in pieces

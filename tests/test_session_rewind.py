@@ -88,7 +88,7 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
 
 @pytest.mark.parametrize("back", [10, SPEC.iterations_per_epoch])
 def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, back):
-    """The loop's own schedule is further on by then; the first iteration may be one that changes something."""
+    """The loop's own schedule is further on by then; the first iteration may bring a change."""
     shard = shard_service(state=tmp_path, checkpoint_every=back)
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,

@@ -1,8 +1,24 @@
-"""The stopwatch, on a clock that the tests set."""
+"""The stopwatch, and what a session makes of it, on a clock that the tests set."""
 
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 
+import idl
+from batchsize_manager.plan import Assignment
+from batchsize_manager.synchronisation import Synchronisation
+from evenpace.observer import Observer
+from rpc.client import Client
+from tests.least_squares import services
+from tests.scripts.train_least_squares import go_through
+from tests.services import ShardWorker, serving, shard_service
 from worker import timing
+from worker.layout import Group, Layout
+from worker.session import Session, SessionConfig
+from worker.shards import Shards
 from worker.timing import Stopwatch
 
 
@@ -87,3 +103,60 @@ def test_never_below_zero(clock):
     watch.start()
     clock.now += 1
     assert watch.take() == 1
+
+
+# -- the batch processing time
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_until, lookahead):
+    """What the shards held an answer back for is told as waiting; the rest of a pull counts, for the next."""
+    pull = Shards.pull
+
+    def held_back(*of, **how):
+        pull(*of, **how)
+        clock.now += 3600 + 0.25
+        return 3600.0
+
+    monkeypatch.setattr(Shards, "pull", held_back)
+
+    def compute(session):
+        clock.now += 2
+
+    with services(1, lookahead=lookahead) as (manager, shards):
+        config = SessionConfig(manager, tuple(shards), worker="w")
+        with (
+            contextlib.closing(Session(config)) as session,
+            contextlib.closing(Observer(manager, ())) as seen,
+        ):
+            assert [part.assignment.iteration for part in go_through(session, 4, compute)] == [0, 1, 2, 3]
+            wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
+    parts = [record.workers[0] for record in seen.iterations]
+    assert [part.batch_processing_time for part in parts] == [2.0, 2.25, 2.25, 2.25]
+    assert all(part.waiting_time >= 3600 for part in parts)
+
+
+def test_a_pull_is_held_back_for_as_long_as_its_last_shard_says(wait_until):
+    """From when that shard had the question to the step that its answer waited for."""
+    halves = [shard_service(), shard_service()]
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(serving(half)) for half in halves]
+        workers = [stack.enter_context(contextlib.closing(ShardWorker(at, 10, "j/run"))) for at in addresses]
+        clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
+        shards = stack.enter_context(contextlib.closing(Shards(clients, 240.0)))
+        shards.identify(workers[0].identity)
+        layout, parameters = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), np.zeros(20, np.float32)
+        shards.open(layout, Synchronisation(), parameters, Assignment(0, 0, 0, 8, 8), None)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+
+        begun = time.monotonic()
+        waited = pool.submit(shards.pull, 1, parameters)
+        wait_until(lambda: all(half.jobs[0].waiting for half in halves), "both shards to have the question")
+        had = time.monotonic()
+        workers[0].push()
+        wait_until(lambda: not halves[0].jobs[0].waiting, "the first shard's answer")
+        longest = time.monotonic() - begun  # that the first can say
+        wait_until(lambda: time.monotonic() - had > longest, "a longer time to pass")
+        least = time.monotonic() - had
+        workers[1].push()
+        assert least <= waited.result(240) <= time.monotonic() - begun
