@@ -26,7 +26,7 @@ def models_file(folder: Path, job: str) -> Path:
 
 
 def save_models(path: Path, models: Models) -> None:
-    """Write models to a file, which others see whole or not at all.
+    """Write models to a file, which others see whole or not at all, even after a loss of power.
 
     Raises:
         OSError: It cannot be written.
@@ -36,6 +36,7 @@ def save_models(path: Path, models: Models) -> None:
         try:
             stream.write(pack_models(models))
             stream.flush()
+            os.fsync(stream.fileno())
             os.replace(stream.name, path)
         except BaseException:
             os.unlink(stream.name)

@@ -1,6 +1,7 @@
 """What several tests need."""
 
 import functools
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -44,6 +45,36 @@ def wait_until():
         return result
 
     return wait
+
+
+@pytest.fixture
+def disk_calls(monkeypatch, tmp_path):
+    """What is asked of the disk within `tmp_path` from now on, in order; it is done all the same.
+
+    A list of ("fsync", path), with the size that it has then if it is a file, ("replace", path, new path) and
+    ("unlink", path).
+    """
+    calls = []
+
+    def noted(name, note):
+        function = getattr(os, name)
+
+        def call(*arguments, **options):
+            path, *rest = note(*arguments)
+            if path.startswith(str(tmp_path)):  # threads of other tests may have files of their own
+                calls.append((name, path, *rest))
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    def synced(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return (path,) if os.path.isdir(path) else (path, os.fstat(descriptor).st_size)
+
+    noted("fsync", synced)
+    noted("replace", lambda old, new: (os.fsdecode(old), os.fsdecode(new)))
+    noted("unlink", lambda path: (os.fsdecode(path),))
+    return calls
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,20 @@ def test_the_latest_stay_and_what_all_have(store):
     assert job.versions == store.job("job/run").versions == (6, 7, 8)
 
 
+def test_a_checkpoint_is_on_the_disk_before_others_go(store, tmp_path, disk_calls):
+    """All of the file before it has its name, and the name before an older one goes."""
+    job = saved(store, (10, 20, 30, 40))
+    (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
+    expected = [("fsync", str(folder.parent))]  # where the job's folder has been made
+    for version in (10, 20, 30, 40):
+        part, path = (str(folder / f"{version:012d}.{suffix}") for suffix in ("part", "checkpoint"))
+        size = (folder / "000000000040.checkpoint").stat().st_size
+        expected += [("fsync", part, size), ("replace", part, path), ("fsync", str(folder))]
+    expected.append(("unlink", str(folder / "000000000010.checkpoint")))
+    assert disk_calls == expected
+    assert job.versions == (20, 30, 40)
+
+
 def test_a_torn_checkpoint_is_skipped(store, tmp_path, caplog):
     """After a restart, a file that is torn is not counted, an older one serves, and leftovers go."""
     saved(store, (10, 20, 30))

@@ -48,6 +48,15 @@ def test_round_trip(tmp_path_factory, models):
     assert os.listdir(path.parent) == ["job.npz"]
 
 
+def test_models_are_on_the_disk_before_they_replace_others(tmp_path, disk_calls):
+    """Should power fail, there is the old file or the new one, whole."""
+    path = models_file(tmp_path, "job")
+    save_models(path, {"arx": {"w": {"x": np.array([1.0])}}})
+    synced, replaced = disk_calls
+    assert synced == ("fsync", synced[1], path.stat().st_size)
+    assert replaced == ("replace", synced[1], str(path))
+
+
 def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
     """The same worker in two files: the one that was written last holds."""
     old, new = tmp_path / "z.npz", tmp_path / "a.npz"

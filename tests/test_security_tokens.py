@@ -131,6 +131,15 @@ def test_what_is_no_token(key, text):
         tokens.TokenKeys(key).check(text, "digits", 0.0)
 
 
+def test_a_secret_is_on_the_disk_before_it_replaces_another(tmp_path, disk_calls):
+    """Should power fail, there is the old file or the new one, whole."""
+    file = tmp_path / "job.token"
+    tokens.write_secret(file, "secret\n")
+    synced, replaced, *_ = disk_calls
+    assert synced == ("fsync", synced[1], len("secret\n"))
+    assert replaced == ("replace", synced[1], str(file))
+
+
 def test_keys_are_rotated(tmp_path, caplog):
     """A new key signs at once, an old one is accepted until its line goes; a broken file changes nothing."""
     file = tmp_path / "tokens.key"

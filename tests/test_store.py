@@ -216,6 +216,15 @@ def test_another_programs_file_is_refused(tmp_path):
         Store(tmp_path)
 
 
+def test_a_crash_of_the_machine_leaves_a_sound_file(tmp_path):
+    """SQLite has the log on the disk before it touches the file itself, which it does in its own time."""
+    with contextlib.closing(StateFile(tmp_path / STATE_FILE)) as file:
+        asked = [
+            file._connection.execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")
+        ]
+    assert asked == [("wal",), (1,)]  # 1 is NORMAL; with OFF, 0, it waits for no disk
+
+
 def test_a_newer_format_is_refused(tmp_path):
     """Both formats are named, for the manager and for who reads."""
     StateFile(tmp_path / STATE_FILE).close()
