@@ -1,5 +1,6 @@
 """Forward and backward passes whose memory runs out: real failures to allocate, on the CPU."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,19 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
+from tests.least_squares import services
 from tests.scripts import train_short_of_memory as script
+from worker import torch_ddp, torch_memory, torch_optimizer
 from worker.memory import DeviceMemory
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+from worker.torch_ddp import balance
 from worker.torch_memory import (
     MemoryExhaustedError,
     is_out_of_memory,
@@ -23,6 +30,7 @@ from worker.torch_memory import (
     watch_memory,
     within_memory,
 )
+from worker.torch_optimizer import distribute
 
 SCRIPT = Path(script.__file__)
 
@@ -184,9 +192,16 @@ def test_other_errors_and_bad_batches_pass_through(task):
 
 
 @pytest.fixture
-def ddp(task, tmp_path):
-    """The network under DDP in a group of one process, and the number of reductions so far."""
+def group(tmp_path):
+    """A process group of this process alone."""
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def ddp(task, group):
+    """The network under DDP in a group of one process, and the number of reductions so far."""
     model, inputs, labels = task
     reductions = []
 
@@ -198,8 +213,7 @@ def ddp(task, tmp_path):
 
     wrapped = DistributedDataParallel(model)
     wrapped.register_comm_hook(None, hook)
-    yield wrapped, inputs, labels, reductions
-    distributed.destroy_process_group()
+    return wrapped, inputs, labels, reductions
 
 
 @pytest.mark.parametrize("most", [1, 6, 19, 20])
@@ -284,6 +298,31 @@ def test_the_devices_figures_are_told_apart(monkeypatch, name):
     assert read_device(torch.device(name)) == DeviceMemory(total=1000, others=300, peak=120, limit=500)
     assert watch() == pytest.approx(0.42)
     assert all(device.index == 0 for device in asked[1:])
+
+
+@pytest.mark.parametrize("by", ["distribute", "balance", "within_memory"])
+def test_every_way_to_train_has_the_models_device_watched(monkeypatch, task, group, by):
+    """With a parameter server, under DDP, or in pieces: the user need not ask for it."""
+    model, inputs, labels = task
+    asked = []
+
+    def note(session, device):
+        asked.append((session, device))
+        return watch_memory(session, device)
+
+    for adapter in (torch_optimizer, torch_ddp, torch_memory):
+        monkeypatch.setattr(adapter, "watch_memory", note)
+    with services(1) as (manager, shards):
+        config = SessionConfig(manager, tuple(shards) if by == "distribute" else ())
+        with contextlib.closing(Session(config)) as session:
+            loader = DataLoader(TensorDataset(inputs, labels), 20, session=session)
+            if by == "distribute":
+                distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+            elif by == "balance":
+                balance(DistributedDataParallel(model), loader)
+            else:
+                within_memory(passes(model, lambda: 20, "forward", []), model, loader)
+    assert asked == [(session, next(model.parameters()).device)]
 
 
 # -- a whole job
