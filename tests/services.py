@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -134,6 +135,11 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of all threads of a process of ours, exact where the kernel's files count in ticks."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes a clock's id
 
 
 def is_frozen(popen: "subprocess.Popen[Any]") -> bool:

@@ -1,15 +1,19 @@
 """Usage and capacity as a worker sees them, on made-up /proc and /sys trees and for real."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
+from tests.services import cpu_seconds
 from worker import monitors
 from worker.monitors import ResourceMonitor, available_cpus
 
@@ -201,6 +205,46 @@ def test_resume_forgets_what_was_before(machine):
     assert usage.cpu == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("busy_from", "share"),
+    [
+        (0.25, 1.0),  # seconds before the sample at which others begin to take all there is
+        (0.15, 0.6),
+        (0.05, 0.2),
+    ],
+)
+def test_a_sample_looks_back_a_fifth_of_a_second(machine, busy_from, share):
+    """However long an iteration, a sample is since its last look that is at least 0.2 s old, here 0.25 s."""
+    monitor = ResourceMonitor(machine.root)
+    for seconds_before in (2.05, *(0.05 + 0.1 * k for k in reversed(range(20)))):
+        monitor.look()
+        last = seconds_before <= 0.05
+        others = 1.0 if seconds_before < busy_from + 0.01 else 0.0
+        machine.run(0.05 if last else 0.1, busy=[others, others, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(share)
+
+
+def test_a_sample_without_a_look_at_the_right_time_goes_further_back(machine):
+    """Where the looking was held up, the sample is since the look before, and misses nothing."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[1, 1, 0, 0])
+    monitor.look()
+    machine.run(10.0, busy=[0.5, 0.5, 0, 0])
+    monitor.look()
+    machine.run(0.1, busy=[0, 0, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(5.0 / 10.1)
+
+
+def test_a_sample_begins_where_the_last_one_ended(machine):
+    """What others took before the last sample does not count, be it less than 0.2 s ago."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(0.1, busy=[1, 1, 0, 0])
+    monitor.look()
+    monitor.sample()
+    machine.run(0.05, busy=[0.5, 0.5, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(0.5)
+
+
 def test_a_quota_above_the_affinity_does_not_bind(machine):
     """Three cores of quota on a mask of two CPUs leave the mask as the capacity."""
     group = "/sys/fs/cgroup/mine"
@@ -346,7 +390,7 @@ def test_usage_stays_within_bounds_whatever_the_counters_do(machine):
         assert 0 <= usage.memory <= 1
 
 
-SPIN = "import sys; print(flush=True)\nwhile True: pass"
+SPIN = "print(flush=True)\nwhile True: pass"
 
 
 @pytest.fixture
@@ -354,61 +398,106 @@ def one_cpu():
     """Keep this process, and what it starts, on one CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    yield
+    yield min(before)
     os.sched_setaffinity(0, before)
 
 
-def spin(seconds):
-    """Use the CPU."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+class Look(NamedTuple):
+    """What a monitor has read at a look, in seconds: of the clock, this process and its one CPU."""
+
+    at: float
+    own: float
+    busy: float
+    idle: float
+    thread: int
+
+    def share_of_others(self, then):
+        """What others have taken of the CPU since another look, as the kernel has counted."""
+        busy, idle = self.busy - then.busy, self.idle - then.idle
+        others = busy / (busy + idle) - (self.own - then.own) / (self.at - then.at)
+        return min(max(others, 0.0), 1.0)
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("one_cpu")
-def test_a_competitor_on_the_own_cpu_is_seen(wait_until):
-    """On the real machine, a spinning process on our only CPU takes a share, which ends with it."""
-    monitor = ResourceMonitor()
+@pytest.fixture
+def looks(one_cpu, monkeypatch):
+    """The looks of a monitor, which reads this process's clocks and counters as ever."""
+    noted, clocks, read = [], [], psutil.cpu_times
 
-    def share():
-        monitor.resume()
-        spin(0.6)
-        return monitor.sample().cpu
+    def clock():
+        clocks[:] = time.monotonic(), time.process_time()
+        return clocks[0]
 
-    def contended_share():
-        found = share()
-        return 0.25 < found < 1 and found  # neither of the two was held up
+    def cpu_times(percpu):
+        times = read(percpu=percpu)
+        cpu = times[one_cpu]
+        idle = cpu.idle + cpu.iowait
+        noted.append(Look(*clocks, sum(cpu) - cpu.guest - cpu.guest_nice - idle, idle, threading.get_ident()))
+        return times
 
-    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as competitor:
+    monkeypatch.setattr(monitors, "monotonic", clock)
+    monkeypatch.setattr(monitors, "process_time", lambda: clocks[1])
+    monkeypatch.setattr(psutil, "cpu_times", cpu_times)
+    return noted
+
+
+def spin_until(condition):
+    """Use the CPU until the condition holds; fail if it does not come about."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(looks):
+    """On the real machine, a process that comes late in an iteration is seen as what it takes from then on.
+
+    What a sample must say follows from what the kernel has counted since the look that it goes back to. So it
+    holds whoever is held up, and for however long, and whatever else runs on this CPU.
+    """
+
+    def fifth_of_a_second_ago(first, now):
+        """The newest of the looks from `first` on that is at least 0.2 s old; None if there is none yet."""
+        old = [i for i in range(first, len(looks)) if looks[i].at <= now - 0.2]
+        return old[-1] if old else None
+
+    def last_of_ours():
+        """The look of the last sample; the monitor's thread may have looked since."""
+        return [look for look in looks if look.thread == threading.get_ident()][-1]
+
+    command = [sys.executable, "-c", f"input()\n{SPIN}"]
+    with (
+        contextlib.closing(ResourceMonitor()) as monitor,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as competitor,
+    ):
         try:
+            monitor.resume()
+            spin_until(lambda: time.monotonic() > looks[0].at + 2)  # an iteration without it
+            competitor.stdin.write(b"\n")
+            competitor.stdin.flush()
             competitor.stdout.readline()
-            contended = wait_until(contended_share, "the competitor's share")
+            came, used = len(looks), {}  # its CPU time at, or soon after, each look since
+
+            def has_run():
+                """Whether it has, since the look that a sample would go back to."""
+                for i in range(came, len(looks)):
+                    used.setdefault(i, cpu_seconds(competitor.pid))
+                start = fifth_of_a_second_ago(came, time.monotonic())
+                return start in used and cpu_seconds(competitor.pid) - used[start] > 0.02
+
+            spin_until(has_run)
+            used_now = cpu_seconds(competitor.pid)
+            share = monitor.sample().cpu
+            end = last_of_ours()
+            start = fifth_of_a_second_ago(came, end.at)
+            assert share == pytest.approx(end.share_of_others(looks[start]))
+            taken = (used_now - used.get(start, used_now)) / (end.at - looks[start].at)
+            assert share > taken - 0.1  # 0.2 s has 20 of the kernel's ticks
         finally:
             competitor.kill()
 
-    wait_until(lambda: share() < contended - 0.1, "a lesser share once it has ended")
-    monitor.close()
-
-
-@pytest.mark.alone
-@pytest.mark.usefixtures("one_cpu")
-def test_a_sample_tells_what_holds_now(wait_until):
-    """A competitor that comes in the middle of an iteration is seen as if it had been there all the time."""
-    monitor = ResourceMonitor()
-
-    def is_seen():
         monitor.resume()
-        spin(2.0)
-        with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as competitor:
-            try:
-                competitor.stdout.readline()
-                spin(0.5)
-                return monitor.sample().cpu > 0.25
-            finally:
-                competitor.kill()
-
-    try:
-        wait_until(is_seen, "a sample with the competitor, which may be held up itself")
-    finally:
-        monitor.close()
+        gone = len(looks) - 1
+        spin_until(lambda: fifth_of_a_second_ago(gone, time.monotonic()))
+        share = monitor.sample().cpu
+        end = last_of_ours()
+        start = fifth_of_a_second_ago(gone, end.at)
+        assert share == pytest.approx(end.share_of_others(looks[start]))

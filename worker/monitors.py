@@ -87,6 +87,13 @@ class ResourceMonitor:
             self._thread.start()
         self._computing.set()
 
+    def look(self) -> None:
+        """Note what the counters show now; while computing, a thread does so every 0.1 s."""
+        with self._lock:
+            self._looks.append(self._look())
+            while len(self._looks) > 2 and self._looks[2].at <= self._looks[-1].at - _WINDOW:
+                self._looks.popleft()
+
     def sample(self) -> Usage:
         """Return the usage over the last 0.2 s, or since `resume` or the last sample if that is less.
 
@@ -113,10 +120,7 @@ class ResourceMonitor:
         pause = threading.Event()
         while self._computing.wait() and not self._closed:
             pause.wait(_INTERVAL)
-            with self._lock:
-                self._looks.append(self._look())
-                while len(self._looks) > 2 and self._looks[2].at <= self._looks[-1].at - _WINDOW:
-                    self._looks.popleft()
+            self.look()
 
     def _look(self) -> _Counters:
         self._locate()
