@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from evenpace.duty_cycle import PERIOD, Budget
 from evenpace.limits import limit_cpu
-from tests.services import has_ended
+from tests.services import cpu_seconds, has_ended
 from worker import cgroups
 from worker.cgroups import Group
 
@@ -57,19 +58,6 @@ def needs_cgroup(start):
         pytest.skip(f"no writable control group: {error}")
 
 
-def cpu_seconds(pid):
-    """Return the CPU time that a process and its children in `/proc` have used."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-def cores_used(pid, window=0.6):
-    """Measure how many cores a process uses."""
-    began, used = time.monotonic(), cpu_seconds(pid)
-    time.sleep(window)
-    return (cpu_seconds(pid) - used) / (time.monotonic() - began)
-
-
 def wait_until(condition, timeout=240.0):
     """Wait until the condition holds, and fail if it does not in time."""
     deadline = time.monotonic() + timeout
@@ -78,19 +66,52 @@ def wait_until(condition, timeout=240.0):
         time.sleep(0.002)
 
 
-def uses(pid, least, most, limit):
-    """Wait until a busy process uses as many cores as its limit gives it.
+class Reading(NamedTuple):
+    """A process's CPU time, and the moments that it was read between; all in seconds."""
 
-    A machine that is busy with others may give it less for a while, but the kernel never more than its quota.
-    A duty cycler that is held up lets it run on, and makes up for that afterwards.
+    earliest: float
+    latest: float
+    used: float
+
+
+def read(pid, kind):
+    """Read the CPU time that counts against a limit.
+
+    A duty cycler that is held up lets its process run on, but makes up for that before it continues the
+    process again. So what it has given is read when it does that; until then, the CPU time stands still.
     """
+    if kind != "stop/continue":
+        earliest = time.monotonic()
+        used = cpu_seconds(pid)
+        return Reading(earliest, time.monotonic(), used)
+    stopped = None
+    while True:
+        at, used = time.monotonic(), cpu_seconds(pid)
+        if is_stopped(pid) and cpu_seconds(pid) == used and stopped in (None, used):
+            earliest, stopped = at, used
+        elif stopped is not None:
+            return Reading(earliest, time.monotonic(), stopped)
+        time.sleep(0.001)
 
-    def as_limited():
-        used = cores_used(pid)
-        assert used < most or limit.kind == "stop/continue"
-        return least < used < most
 
-    wait_until(as_limited)
+def holds(limit, pid, twin, seconds=1.5):
+    """See that a limited, busy process gets its share.
+
+    It must not have got more at any time, however busy the machine is and whoever is held up. In the end it
+    must have got as much, but for a fifth, or as much as an unlimited twin where the machine is too busy.
+    """
+    began, twin_began = read(pid, limit.kind), cpu_seconds(twin)
+
+    def got_its_share():
+        twin_used = cpu_seconds(twin) - twin_began
+        now = read(pid, limit.kind)
+        used, longest = now.used - began.used, now.latest - began.earliest
+        # What a period has left is kept for the next one, and the kernel looks at its ticks only.
+        assert used <= 1.05 * limit.share * (longest + PERIOD) + 0.02
+        due = limit.share * (now.earliest - began.latest)
+        return longest > seconds and used > 0.8 * min(due, twin_used)
+
+    wait_until(got_its_share)
 
 
 def runs_on(pid):
@@ -142,27 +163,24 @@ def test_control_group_limits_the_share(start, code):
     with limit_cpu(child.pid, 0.2, "share", "cgroup") as limit:
         assert limit.kind in ("cgroup v1", "cgroup v2")
         assert limit.share == 0.2
-        uses(child.pid, 0.1, 0.35, limit)
+        holds(limit, child.pid, start(SPIN).pid)
 
 
 @pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
 def test_duty_cycle_limits_the_share(start, code):
     """A busy process gets its share by stopping and continuing, all threads together."""
     child = start(code)
-    with limit_cpu(child.pid, 0.2, "share", "duty-cycle") as limit:
+    with limit_cpu(child.pid, 0.1, "share", "duty-cycle") as limit:
         assert limit.kind == "stop/continue"
-        assert limit.share == 0.2
-        wait_until(lambda: is_stopped(child.pid))
-        uses(child.pid, 0.1, 0.35, limit)
+        assert limit.share == 0.1
+        holds(limit, child.pid, start(SPIN).pid)
 
 
 def test_auto_always_limits(start):
     """Whatever the machine allows, a limit is found that holds."""
     child = start(SPIN)
-    with limit_cpu(child.pid, 0.3, "any") as limit:
-        if limit.kind == "stop/continue":
-            wait_until(lambda: is_stopped(child.pid))
-        uses(child.pid, 0.15, 0.5, limit)
+    with limit_cpu(child.pid, 0.1, "any") as limit:
+        holds(limit, child.pid, start(SPIN).pid)
 
 
 @pytest.mark.usefixtures("needs_cgroup")
@@ -178,7 +196,7 @@ def test_control_group_holds_children_that_come_later(start):
         say(parent, "start")
         child = int(parent.stdout.readline())
         try:
-            uses(child, 0.15, 0.45, limit)
+            holds(limit, child, start(SPIN).pid)
         finally:
             say(parent, "end")
             parent.wait(120)
@@ -202,41 +220,39 @@ def test_no_control_group_is_left(start):
 @pytest.mark.usefixtures("needs_cgroup")
 def test_limits_nest(start):
     """A second limit on a process holds beside the first one, and goes without it."""
-    child = start(SPIN)
-    with limit_cpu(child.pid, 0.5, "nest", "cgroup"):
-        with limit_cpu(child.pid, 0.1, "nest", "cgroup"):
-            assert cores_used(child.pid, window=0.5) < 0.25
-        assert cores_used(child.pid, window=0.5) < 0.65
+    child, twin = start(SPIN), start(SPIN)
+    with limit_cpu(child.pid, 0.5, "nest", "cgroup") as outer:
+        with limit_cpu(child.pid, 0.1, "nest", "cgroup") as inner:
+            holds(inner, child.pid, twin.pid)
+        holds(outer, child.pid, twin.pid)
     assert not left_groups("nest")
 
 
 @pytest.mark.usefixtures("needs_cgroup")
 def test_a_monitor_sees_the_limit_as_its_capacity(start):
-    """Two processes that spin within a limit of 0.3 cores: each sees these, half of them taken."""
+    """Of two processes that spin within a limit of 0.3 cores, one sees how much of it the other takes.
+
+    At least that is what the kernel has counted for the other, at most what it has not counted for the one.
+    """
     code = (
         "import subprocess, sys, time\nfrom worker.monitors import ResourceMonitor, available_cpus\n"
         "print(flush=True)\nsys.stdin.readline()\n"
         "other = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
-        "monitor = ResourceMonitor()\n"
-        "while True:\n"
-        "    end = time.monotonic() + 1.0\n"
-        "    while time.monotonic() < end: pass\n"
-        "    print(available_cpus(), monitor.sample().cpu, flush=True)\n"
-        "    if sys.stdin.readline() != 'again\\n': break\n"
+        "began, monitor = time.monotonic(), ResourceMonitor()\n"
+        "used = lambda: (time.clock_gettime(~other.pid << 3 | 2), time.process_time())\n"
+        "before = after = used()\n"
+        "while min(now - then for now, then in zip(after, before)) < 0.1: after = used()\n"
+        "taken, seconds = monitor.sample().cpu, time.monotonic() - began\n"
+        "others, own = ((now - then) / seconds for now, then in zip(after, before))\n"
+        "print(available_cpus(), taken, others, own, flush=True)\n"
         "other.kill()"
     )
     child = start(code)
     with limit_cpu(child.pid, 0.3, "seen", "cgroup"):
         say(child, "go")
-
-        def half_is_taken():
-            cpus, taken = map(float, child.stdout.readline().split())
-            assert cpus == pytest.approx(0.3)
-            is_half = 0.3 < taken < 0.8
-            say(child, "enough" if is_half else "again")
-            return is_half
-
-        wait_until(half_is_taken)  # once nobody else keeps the two from what they may use
+        cpus, taken, others, own = map(float, child.stdout.readline().split())
+        assert cpus == pytest.approx(0.3)
+        assert others / 0.3 - 0.1 < taken < 1 - own / 0.3 + 0.1
         child.wait(120)
 
 
