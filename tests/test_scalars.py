@@ -358,14 +358,15 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
         late = first + others[-1]
         assert sum(others) == pytest.approx(sum(i.duration for i in iterations[1:]), rel=0.5, abs=late)
 
-    sizes = {i.iteration: w.batch_size for i in iterations for w in i.workers if w.worker == "w1"}
+    # At least 96 of a whole batch, which w1 leaves of 128, and at most 92 of an epoch's last.
+    sizes = {i.iteration: w.batch_size for i in iterations for w in i.workers if w.worker == "w0"}
     port = address_of_our_own().port
     command = [sys.executable, "-c", SERVER, "--logdir", str(runs), "--port", str(port)]
     with (tmp_path / "tensorboard.log").open("w") as stream:
         server = subprocess.Popen([*command, "--load_fast=false"], stdout=stream, stderr=stream)
     try:
         base = f"http://127.0.0.1:{port}/data/plugin/scalars"
-        query = urllib.parse.urlencode({"run": "w1", "tag": "evenpace/batch_size"})
+        query = urllib.parse.urlencode({"run": "w0", "tag": "evenpace/batch_size"})
 
         def served():
             """The batch sizes; None while TensorBoard, which answers meanwhile, has not read all there is."""
@@ -380,7 +381,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
     finally:
         end_process(server)
     assert {step: value for _, step, value in shown} == sizes
-    assert len(set(sizes.values())) > 1
+    assert min(sizes.values()) <= 92 < 96 <= max(sizes.values())
 
 
 @pytest.mark.slow
