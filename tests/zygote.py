@@ -251,9 +251,12 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
         between = os.fork()
         if between == 0:
             # The fork of a fork, since what this one leaves behind becomes a child of the process that asked.
+            between = os.getpid()
             if (child := os.fork()) != 0:
                 os.write(writing, b"%d" % child)
                 os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)
             os.close(reading)
             os.close(writing)
             for target, stream in enumerate(streams):
@@ -275,8 +278,8 @@ def _become(request: Mapping[str, Any]) -> None:
             `cwd`; `environment`; `session`, whether it gets one of its own; `files`, its limits of open
             files; `cpus` that it may use; `parent`, the id of the process that asked.
     """
-    while os.getppid() != request["parent"]:  # for a moment it is the child of one that is ending
-        time.sleep(0.0005)
+    if os.getppid() != request["parent"]:  # it has ended meanwhile
+        os._exit(1)
     module, *arguments = request["arguments"]
     if request["network"] is not None:
         with open(request["network"]) as network:
