@@ -66,7 +66,6 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_demo_shows_what_balancing_gains(finished):
     """Balanced is at least 0.6 times as fast as the workers' speeds allow, with the split that they ask for.
 
@@ -88,7 +87,6 @@ def test_the_demo_shows_what_balancing_gains(finished):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_demos_figures_are_its_records(finished):
     """Summary and report have what was recorded; both runs end with the same parameters, and have learned."""
     printed, summary, report, folder = finished
