@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -36,19 +36,22 @@ class Terminal:
         folder: Where it starts; it keeps its scripts and output in `folder/.terminals`.
         name: Unique in the folder.
         environment: Of its commands.
+        through: A command to start the bash through, which becomes it.
 
     Attributes:
         log: The file with everything that was printed.
     """
 
-    def __init__(self, folder: Path, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, environment: Mapping[str, str], through: Sequence[str] = ()
+    ) -> None:
         self._files = folder / ".terminals" / name
         self._files.mkdir(parents=True)
         self._scripts = 0
         self.log = self._files / "output"
         with self.log.open("wb") as output:
             self._bash = subprocess.Popen(
-                ["bash", "--norc"],
+                [*through, "bash", "--norc"],
                 cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.PIPE,

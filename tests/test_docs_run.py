@@ -3,6 +3,7 @@
 import pytest
 
 from tests.documents import DOCUMENTS, ROOT, blocks
+from tests.loopback import own_network
 from tests.walkthrough import Page
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
@@ -13,4 +14,5 @@ RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(pat
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
-    Page(blocks(path), tmp_path).run()
+    with own_network() as through:
+        Page(blocks(path), tmp_path, through).run()

@@ -3,11 +3,9 @@
 The machines that a document speaks of are addresses of the loopback device here.
 """
 
-import contextlib
 import os
 import re
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +18,6 @@ MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
 LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
 SECONDS = 600.0  # for any one block
-PORTS = re.compile(r"\b(4[345]\d\d|80\d\d|90\d\d)\b")
 
 _SERVICE = re.compile(r"^ *evenpace (?:manager|ps|partitions)\b", re.MULTILINE)
 
@@ -31,11 +28,13 @@ class Page:
     Args:
         blocks: Of the document, in order.
         folder: An empty one, where it is gone through.
+        through: A command to start terminals through, as for `Terminal`.
     """
 
-    def __init__(self, blocks: Sequence[Block], folder: Path) -> None:
+    def __init__(self, blocks: Sequence[Block], folder: Path, through: Sequence[str] = ()) -> None:
         self._blocks = blocks
         self._folder = folder
+        self._through = through
         self._terminals: list[Terminal] = []
         self._program: list[Block] = []
         _furnish(folder)
@@ -48,7 +47,6 @@ class Page:
         Raises:
             AssertionError: A block did not do what it should.
         """
-        _check_ports(self._blocks)
         try:
             for block in self._blocks:
                 self._take(block)
@@ -152,7 +150,8 @@ class Page:
         return text.replace("/var/lib/", f"{self._folder}/var/")
 
     def _terminal(self) -> Terminal:
-        terminal = Terminal(self._folder, f"terminal-{len(self._terminals)}", self._environment)
+        name = f"terminal-{len(self._terminals)}"
+        terminal = Terminal(self._folder, name, self._environment, self._through)
         self._terminals.append(terminal)
         return terminal
 
@@ -191,26 +190,5 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "100",
         "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",  # a reader has more cores than tests, which run beside each other
     }
-
-
-def _check_ports(blocks: Sequence[Block]) -> None:
-    """See that what the document's services listen on is free.
-
-    Raises:
-        AssertionError: Something of somebody else listens there.
-    """
-    ports = {int(port) for block in blocks if block.runs for port in PORTS.findall(block.text)}
-    ports |= (
-        {4300, 4400, 4500} if any(_SERVICE.search(block.text) for block in blocks if block.runs) else set()
-    )
-    for address in MACHINES.values():
-        for port in sorted(ports):
-            with contextlib.closing(socket.socket()) as attempt:
-                attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    attempt.bind((address, port))
-                except OSError as error:
-                    raise AssertionError(
-                        f"{address}:{port} is in use, but the document needs it: stop what listens there"
-                    ) from error
