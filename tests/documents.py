@@ -12,8 +12,10 @@ A comment `<!-- run: ... -->` before a block holds directives, separated by semi
 - `on ADDRESS`: typed on the machine with this address;
 - `file NAME`: not run, but written to this file, for the blocks that follow;
 - `new`: a new Python program begins;
-- `prints`: of a block `text`: what has been printed on the page so far has each of these lines,
-  whatever their order and the numbers, and whatever stands for `...`;
+- `prints`: of a block `text`: each of these lines has been printed on the page so far, as often as it stands
+  here, whatever their order, and whatever stands for `...`; numbers are the same;
+- `within N% after WORD WORD ...`: with `prints`: but for numbers right after one of these words, which were
+  measured: they may be so much larger or smaller;
 - `skip REASON`: not run, for a reason of `REASONS`.
 
 A comment with more lines, whose first says `python` or `bash` before the directives, is itself a block, which
@@ -37,7 +39,19 @@ DOCUMENTS = [
 ]
 RUN = ("bash", "python")
 SHOWN = ("text", "yaml", "ini", "json", "promql", "thrift")
-DIRECTIVES = {"background", "until", "terminals", "stop", "expect", "on", "file", "new", "prints", "skip"}
+DIRECTIVES = {
+    "background",
+    "until",
+    "terminals",
+    "stop",
+    "expect",
+    "on",
+    "file",
+    "new",
+    "prints",
+    "within",
+    "skip",
+}
 REASONS = (
     r"needs a GPU",
     r"needs several machines",
@@ -77,6 +91,11 @@ class Block:
     def runs(self) -> bool:
         """Whether the tests run it."""
         return self.language in RUN and not {"skip", "file"} & set(self.directives)
+
+    def tolerances(self) -> dict[str, float]:
+        """For `prints`: by word, how far a number after it may be from the document's, as a share of it."""
+        share, _, words = self.directives.get("within", "0% after").partition("% after")
+        return dict.fromkeys(words.split(), float(share) / 100)
 
 
 def blocks(path: Path) -> list[Block]:

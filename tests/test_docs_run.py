@@ -4,9 +4,15 @@ import pytest
 
 from tests.documents import DOCUMENTS, ROOT, blocks
 from tests.loopback import own_network
-from tests.walkthrough import Page
+from tests.walkthrough import Page, not_printed
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
+PRINTED = """\
+listening on 127.0.0.1:4300
+2026-01-01 INFO job default: w1 joined, for iteration 10 on
+epoch 1: 199 samples, loss 0.612
+epoch 1: 199 samples, loss 0.7
+"""
 
 
 @pytest.mark.slow
@@ -16,3 +22,39 @@ def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
     with own_network() as through:
         Page(blocks(path), tmp_path, through).run()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "listening on 127.0.0.1:4300",
+        "job default: w1 joined, for iteration 10 on",
+        "job ...: w1 joined,  ... iteration 10",
+        "epoch 1: 199 samples, loss 0.642",
+        "epoch 1: 199 samples, loss 0.612\nepoch 1: 199 samples, loss 0.7",
+        "epoch 1: 199 samples\nepoch 1: 199 samples",
+    ],
+)
+def test_lines_that_a_document_shows_are_found(line):
+    """Wherever they stand in a line that was printed; numbers that were measured need not be the same."""
+    assert not not_printed(line, PRINTED, {"loss": 0.05})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "listening on 127.0.0.1:4301",
+        "listening on 127.0.0.1:430",
+        "listening on 127.0.0",
+        "joined, for iteration 1",
+        "joined, for iteration 0",
+        "epoch 2: 199 samples, loss 0.612",
+        "epoch 1: 198 samples, loss 0.612",
+        "epoch 1: 199 samples, loss 0.65",
+        "epoch 1: 199 samples, loss 0.575",
+        "listening on 127.0.0.1:4300\nlistening on 127.0.0.1:4300",
+    ],
+)
+def test_a_wrong_number_in_a_document_is_found(line):
+    """A number that was not printed, or is too far from what was measured, or stands there too often."""
+    assert not_printed(line, PRINTED, {"loss": 0.05})

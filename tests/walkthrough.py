@@ -5,10 +5,10 @@ The machines that a document speaks of are addresses of the loopback device here
 
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.documents import ROOT, Block
@@ -17,8 +17,12 @@ from tests.terminal import Terminal, without_styles
 MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
 LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
+STARTUP = Path(__file__).parent / "startup"
 SECONDS = 600.0  # for any one block
+LINES_SECONDS = 240.0  # for lines that a document shows, once the blocks before it have ended or listen
 
+_PIECES = re.compile(r"(\d+(?:\.\d+)*|\.\.\.|\w+|\s+)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _SERVICE = re.compile(r"^ *evenpace (?:manager|ps|partitions)\b", re.MULTILINE)
 
 
@@ -80,7 +84,7 @@ class Page:
         if "stop" in block.directives:
             self._stop()
         if "background" in block.directives:
-            self._run_in_background(script, block.directives.get("until"))
+            self._run_in_background([script], block.directives.get("until"))
         elif "terminals" in block.directives:
             self._run_side_by_side(script.replace("\\\n", " ").splitlines())
         elif "expect" in block.directives:
@@ -90,20 +94,19 @@ class Page:
         else:
             self._main.run(script, SECONDS)
 
-    def _run_in_background(self, script: str, until: str | None = None) -> None:
-        terminal = self._terminal()
-        terminal.start(script)
-        listening = {"listening on": len(_SERVICE.findall(script))}
-        terminal.wait_for(listening | ({until: 1} if until else {}), SECONDS)
+    def _run_in_background(self, scripts: Sequence[str], until: str | None = None) -> None:
+        """Start scripts at once, each in a terminal of its own, and wait until their services listen."""
+        begun = [(self._terminal(), script) for script in scripts]
+        for terminal, script in begun:
+            terminal.start(script)
+        for terminal, script in begun:
+            listening = {"listening on": len(_SERVICE.findall(script))}
+            terminal.wait_for(listening | ({until: 1} if until else {}), SECONDS)
 
     def _run_side_by_side(self, lines: Sequence[str]) -> None:
-        ends = []
-        for line in lines:
-            if _SERVICE.search(line):
-                self._run_in_background(line)
-            else:
-                terminal = self._terminal()
-                ends.append((terminal, terminal.start(line)))
+        self._run_in_background([line for line in lines if _SERVICE.search(line)])
+        others = [(self._terminal(), line) for line in lines if not _SERVICE.search(line)]
+        ends = [(terminal, terminal.start(line)) for terminal, line in others]
         for terminal, status in ends:
             terminal.wait_for_end(status, SECONDS)
 
@@ -129,11 +132,9 @@ class Page:
         self._main.run(f"python {path.name}", SECONDS)
 
     def _wait_for_lines(self, block: Block) -> None:
-        wanted = {line: _loosely(line.strip()) for line in block.text.splitlines() if line.strip()}
-        deadline = time.monotonic() + SECONDS
-        while missing := [
-            line for line, pattern in wanted.items() if not re.search(pattern, self._printed())
-        ]:
+        tolerances = block.tolerances()
+        deadline = time.monotonic() + LINES_SECONDS
+        while missing := not_printed(block.text, self._printed(), tolerances):
             said = f"{block.place}: {missing} not printed, but:\n{self._printed()}"
             assert time.monotonic() < deadline, said
             time.sleep(0.05)
@@ -156,25 +157,55 @@ class Page:
         return terminal
 
 
-def _loosely(line: str) -> str:
-    """A pattern of a line, for which any number stands for any other, and `...` for anything."""
-    pieces = re.split(r"(\d+(?:\.\d+)?|\.\.\.|\s+)", line)
-    return "".join(map(_loosely_piece, pieces))
+def not_printed(wanted: str, printed: str, tolerances: Mapping[str, float]) -> list[str]:
+    """The lines that were not printed as often as they are wanted, in any order.
+
+    Args:
+        wanted: Lines; `...` stands for anything.
+        printed: Lines.
+        tolerances: By word: by what share of itself a number right after it may be larger or smaller. All
+            other numbers must be the same.
+    """
+    counts = Counter(line.strip() for line in wanted.splitlines() if line.strip())
+    lines = printed.splitlines()
+    return [
+        line
+        for line, count in counts.items()
+        if sum(_is_shown(line, other, tolerances) for other in lines) < count
+    ]
 
 
-def _loosely_piece(piece: str) -> str:
-    if piece == "...":
-        return ".*?"
-    if piece[:1].isdigit():
-        return r"[\d.]+"
-    return r"\s+" if piece.isspace() else re.escape(piece)
+def _is_shown(line: str, printed: str, tolerances: Mapping[str, float]) -> bool:
+    pattern, measured, word = "", [], ""
+    for piece in _PIECES.split(line):
+        if _NUMBER.fullmatch(piece):
+            if word in tolerances:
+                pattern += r"(\d+(?:\.\d+)?)(?!\.?\d)"
+                measured.append((float(piece), tolerances[word]))
+            else:
+                pattern += rf"(?<!\d)(?<!\d\.){re.escape(piece)}(?!\.?\d)"
+        elif piece == "...":
+            pattern += ".*?"
+        else:
+            pattern += r"\s+" if piece.isspace() else re.escape(piece)
+        if piece and not piece.isspace():
+            word = piece
+    return any(
+        all(
+            abs(float(number) - value) <= tolerance * value
+            for number, (value, tolerance) in zip(found.groups(), measured, strict=True)
+        )
+        for found in re.finditer(pattern, printed)
+    )
 
 
 def _furnish(folder: Path) -> None:
     """What a document expects to find: the repository's files, a script of the user's, and the command."""
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "examples" / "train_digits_evenpace.py", folder / "train.py")
+    example = (ROOT / "examples" / "train_digits_evenpace.py").read_text()
+    assert "range(15)" in example
+    (folder / "train.py").write_text(example.replace("range(15)", "range(3)"))
     binaries = folder / ".bin"
     binaries.mkdir()
     command = binaries / "evenpace"
@@ -187,7 +218,7 @@ def _environment(folder: Path) -> dict[str, str]:
     path = [str(folder / ".bin"), str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     return environment | {
         "PATH": ":".join(path),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{STARTUP}",
         "COLUMNS": "100",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # a reader has more cores than tests, which run beside each other
