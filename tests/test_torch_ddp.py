@@ -253,9 +253,12 @@ def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
             assert ranks[rank].wait(180) != 0
 
 
-@pytest.mark.parametrize("way", ["ddp", "worker", "connect"])
+@pytest.mark.parametrize("way", ["ddp", "connect"])
 def test_the_examples_train_under_torchrun(way):
-    """The ordinary script, and the balanced one by `evenpace worker` or `evenpace.connect`, learn digits."""
+    """The ordinary script, and the balanced one by `evenpace.connect`, learn digits.
+
+    That one by `evenpace worker` is on the page of torch.distributed, which tests follow.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with contextlib.ExitStack() as stack:
         if way == "ddp":
@@ -263,9 +266,7 @@ def test_the_examples_train_under_torchrun(way):
         else:
             manager = str(stack.enter_context(manager_process("--workers", "2")))
             example = str(EXAMPLES / "train_digits_ddp_evenpace.py")
-            worker = [sys.executable, "-m", "evenpace", "worker", "--manager", manager, example]
-            connecting = [str(CONNECT), manager, example]
-            command = [*torchrun, "--no-python", *worker] if way == "worker" else [*torchrun, *connecting]
+            command = [*torchrun, str(CONNECT), manager, example]
         done = subprocess.run(
             command,
             capture_output=True,
