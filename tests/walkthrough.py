@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests import STARTUP
 from tests.documents import ROOT, Block
 from tests.terminal import Terminal, without_styles
 
 MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
 LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
-STARTUP = Path(__file__).parent / "startup"
 SECONDS = 600.0  # for any one block
 LINES_SECONDS = 240.0  # for lines that a document shows, once the blocks before it have ended or listen
 
@@ -221,5 +221,4 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}:{STARTUP}",
         "COLUMNS": "100",
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # a reader has more cores than tests, which run beside each other
     }
