@@ -64,20 +64,25 @@ def test_equal_workers_keep_their_own(tmp_path):
 
 def test_processes_share_a_board(tmp_path):
     """Real processes that run into each other over many iterations process each position once in each."""
-    results, counts = _CONTEXT.Queue(), [400, 100, 250]
-    for iteration in range(20):
-        workers = [
-            _CONTEXT.Process(target=_work, args=(tmp_path / "board", rank, counts, iteration, results))
-            for rank in range(len(counts))
-        ]
-        for worker in workers:
-            worker.start()
-        seen = sorted(position for _ in workers for position in results.get(timeout=240))
-        for worker in workers:
-            worker.join(240)
-        assert seen == list(range(sum(counts)))
+    results, counts, iterations = _CONTEXT.Queue(), [400, 100, 250], 20
+    together = _CONTEXT.Barrier(len(counts))
+    workers = [
+        _CONTEXT.Process(target=_work, args=(tmp_path / "board", rank, counts, iterations, together, results))
+        for rank in range(len(counts))
+    ]
+    for worker in workers:
+        worker.start()
+    taken = [results.get(timeout=240) for _ in workers]
+    for worker in workers:
+        worker.join(240)
+    for parts in zip(*taken, strict=True):
+        assert sorted(position for part in parts for position in part) == list(range(sum(counts)))
 
 
-def _work(path, rank, counts, iteration, results):
+def _work(path, rank, counts, iterations, together, results):
     board = Board(path, len(counts))
-    results.put(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
+    taken = []
+    for iteration in range(iterations):
+        together.wait(240)
+        taken.append(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
+    results.put(taken)
