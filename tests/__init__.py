@@ -8,7 +8,11 @@ that tests start looks for garbage rarely; see `startup/sitecustomize.py`.
 import os
 from pathlib import Path
 
-STARTUP = Path(__file__).parent / "startup"
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ROOT / "tests" / "scripts"
+STARTUP = ROOT / "tests" / "startup"
+EXAMPLES = ROOT / "examples"
+SHARED_DATA = ROOT.parent / "shared" / "data"  # large, and beside the project only
 
 # Before any of them is imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}

@@ -31,7 +31,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 DOCUMENTS = [
     path
     for path in sorted(ROOT.rglob("*.md"))

@@ -17,9 +17,9 @@ from evenpace.bench.processes import served
 from evenpace.cluster import end_process
 from evenpace.metrics.catalogue import METRICS
 from rpc.client import Client
+from tests import ROOT
 from tests.scripts import train_until_told
 
-_ROOT = Path(__file__).parent.parent
 SCRIPT = Path(train_until_told.__file__)
 JOB, WORKERS = "digits", ("a", 'b "\\ é')  # a worker's name may be anything that can be printed
 ADDED = ("_total", "_bucket", "_sum", "_count")
@@ -103,7 +103,7 @@ def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
-                    env=os.environ | {"PYTHONPATH": str(_ROOT)},
+                    env=os.environ | {"PYTHONPATH": str(ROOT)},
                 )
             cluster.popens[f"worker {number}"] = popen
             stack.callback(end_process, popen)

@@ -3,11 +3,12 @@
 import csv
 import gzip
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-MACHINES = Path(__file__).parents[2] / "shared" / "data" / "google-vm-usage" / "vm_usage.csv.gz"
+from tests import SHARED_DATA
+
+MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
 SPIKES = 0.03  # of the iterations: twice as slow, once, and nothing announces it
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.containers.engine import ROOT, Container, compose_command, docker, labelled
 from tests.containers.test_training import cpu_limit
-from tests.test_data import mnist_files, write
+from tests.evenpace.test_data import mnist_files, write
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.containers.engine import Cluster
-from tests.test_training import EPOCHS, train_alone
+from tests.worker.test_training import EPOCHS, train_alone
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 

@@ -1,0 +1,1 @@
+"""Tests of the BatchSizeManager: jobs, plans, policies, and what a manager keeps."""

@@ -1,0 +1,362 @@
+"""A run that is saved, stopped and resumed ends as one that was not; the checkpoint is an ordinary one."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import idl
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import Assignment, JobSpec, permutation
+from batchsize_manager.policies import PolicyOptions, make_policy
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import pack_models, unpack_models
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.synchronisation import Synchronisation
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from rpc.client import Client
+from rpc.errors import InvalidRequestError
+from tests.scripts import train_float64 as script
+from tests.services import manager_service, serving, shard_service
+from tests.worker import test_training
+from tests.worker.test_torch_adapter import in_threads
+from worker.session import Session, SessionConfig
+from worker.shards import Group, Layout, Shards
+from worker.torch_data import DataLoader
+from worker.torch_optimizer import distribute
+
+SCRIPT = Path(script.__file__)
+EPOCHS, PER_EPOCH = 2, 8
+
+
+@contextlib.contextmanager
+def cluster(maxima, shards=1, minimum=1):
+    """Serve from this process, with everything new; gives sessions of workers that take at most so many."""
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(manager_service(workers=len(maxima))))
+        addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
+        sessions = [
+            Session(
+                SessionConfig(
+                    manager, addresses, worker=f"w{i}", bounds=Bounds(minimum, most), barrier_timeout=60
+                )
+            )
+            for i, most in enumerate(maxima)
+        ]
+        for session in sessions:
+            stack.callback(session.close)
+        yield sessions
+
+
+class Training:
+    """One worker's training, as a script would have it."""
+
+    def __init__(self, session, optimizer):
+        self.session = session
+        self.model = script.make_model()
+        self.optimizer = script.make_optimizer(optimizer, self.model)
+        dataset = torch.utils.data.TensorDataset(*script.make_data())
+        self.loader = DataLoader(dataset, script.BATCH, shuffle=True, seed=script.SEED, session=session)
+
+    @property
+    def parts(self):
+        """What a checkpoint has the states of."""
+        return {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
+
+    def load(self, path):
+        """Go on from a checkpoint."""
+        saved = torch.load(path)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+
+    def save(self, path):
+        """Write a checkpoint."""
+        torch.save({name: part.state_dict() for name, part in self.parts.items()}, path)
+
+    def run(self, until=EPOCHS * PER_EPOCH, each=lambda: None):
+        """Train up to an iteration; the number of batches of each epoch."""
+        distribute(self.optimizer, self.loader)
+        batches = []
+        for _ in range(EPOCHS):
+            batches.append(0)
+            for inputs, labels in self.loader:
+                self.optimizer.zero_grad()
+                nn.functional.cross_entropy(self.model(inputs), labels).backward()
+                self.optimizer.step()
+                batches[-1] += 1
+                each()
+                if self.session.assignment.iteration == until:
+                    return batches
+        return batches
+
+
+def run_all(sessions, optimizer, first=None, until=EPOCHS * PER_EPOCH, save=None):
+    """Train with all workers, from a checkpoint and up to one where given; their trainings."""
+    trainings = [Training(session, optimizer) for session in sessions]
+    batches = {}
+
+    def run(training):
+        if first is not None:
+            training.load(first)
+        batches[training] = training.run(until)
+        if save is not None and training is trainings[0]:
+            training.save(save)
+
+    in_threads(*(functools.partial(run, training) for training in trainings))
+    return trainings, batches
+
+
+def train_alone(optimizer_name, saved=None, first=0):
+    """Train in plain PyTorch on the whole batches, from a checkpoint where given."""
+    inputs, labels = script.make_data()
+    model = script.make_model()
+    optimizer = script.make_optimizer(optimizer_name, model)
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
+    batches = [
+        batch
+        for epoch in range(EPOCHS)
+        for batch in torch.from_numpy(permutation(spec, epoch)).split(script.BATCH)
+    ]
+    for batch in batches[first:]:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def flat(model):
+    """Return all parameters in one tensor."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def assert_same_state(one, other):
+    """See that two state dicts of optimisers have the same structure and, but for rounding, values."""
+    assert one.keys() == other.keys()
+    assert one["param_groups"] == other["param_groups"]
+    assert one["state"].keys() == other["state"].keys()
+    for index, values in one["state"].items():
+        assert values.keys() == other["state"][index].keys()
+        for key, value in values.items():
+            there = other["state"][index][key]
+            assert (value.shape, value.dtype) == (there.shape, there.dtype)
+            torch.testing.assert_close(value, there, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "until", "before", "after"),
+    [
+        ("sgd", 3, (60, 20), (64, 9, 5)),
+        ("adam", PER_EPOCH + 5, (64,), (50, 20)),
+        ("adamw", PER_EPOCH - 1, (50, 20), (64,)),
+        ("sgd", PER_EPOCH, (40, 30), (30, 40)),
+    ],
+    ids=["in the first epoch", "in the second epoch", "before the last, smaller batch", "between epochs"],
+)
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, optimizer, until, before, after):
+    """With other numbers of workers and shards, new services and uneven batches, nothing is lost."""
+    path = tmp_path / "checkpoint.pt"
+    with cluster(before, shards=1) as sessions:
+        run_all(sessions, optimizer, until=until, save=path)
+    with cluster(after, shards=2) as sessions:
+        trainings, batches = run_all(sessions, optimizer, first=path)
+        resumed = trainings[0].model, trainings[0].optimizer.state_dict()
+    alone, own = train_alone(optimizer)
+    assert (flat(resumed[0]) - flat(alone)).abs().max() < 1e-9
+    assert_same_state(resumed[1], own.state_dict())
+    done, left = divmod(until, PER_EPOCH)
+    for seen in batches.values():
+        assert seen == [0] * done + [PER_EPOCH - left] + [PER_EPOCH] * (EPOCHS - done - 1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_checkpoint_is_an_ordinary_one(tmp_path, optimizer):
+    """Plain PyTorch goes on from ours, and ours from plain PyTorch's, to the same parameters."""
+    path, until = tmp_path / "checkpoint.pt", 10
+    with cluster((50, 30)) as sessions:
+        run_all(sessions, optimizer, until=until, save=path)
+    alone, _ = train_alone(optimizer)
+    without, _ = train_alone(optimizer, torch.load(path), first=until)
+    assert (flat(without) - flat(alone)).abs().max() < 1e-9
+
+    _, plain = train_alone(optimizer, torch.load(path), first=EPOCHS * PER_EPOCH)
+    saved = torch.load(path)
+    assert_same_state(saved["optimizer"], plain.state_dict())
+    torch.save({**saved, "optimizer": plain.state_dict()}, path)
+    with cluster((50, 30)) as sessions:
+        trainings, _ = run_all(sessions, optimizer, first=path)
+        assert (flat(trainings[1].model) - flat(alone)).abs().max() < 1e-9
+
+
+def test_before_the_first_step_there_is_no_state():
+    """A checkpoint of a run that has not stepped is what plain PyTorch gives then."""
+    with cluster((64,)) as sessions:
+        training = Training(sessions[0], "adam")
+        plain = training.optimizer.state_dict()
+        distribute(training.optimizer, training.loader)
+        assert training.optimizer.state_dict() == plain
+        assert not training.optimizer.state
+
+
+def test_the_optimiser_keeps_nothing_here(tmp_path):
+    """Its state is at the parameter server: it takes no memory at the worker, before saving or after."""
+    with cluster((64,)) as sessions:
+        training = Training(sessions[0], "adam")
+        training.run(2)
+        assert not training.optimizer.state
+        assert len(training.optimizer.state_dict()["state"]) == 4
+        assert not training.optimizer.state
+
+
+def test_workers_with_different_checkpoints_are_refused(tmp_path, wait_until):
+    """Who wants to go on from another iteration than the others is told both, and may change its mind."""
+    paths = [tmp_path / "2.pt", tmp_path / "5.pt"]
+    for path, until in zip(paths, (2, 5), strict=True):
+        with cluster((64,)) as sessions:
+            run_all(sessions, "sgd", until=until, save=path)
+    with cluster((40, 40)) as sessions:
+        first, second = (Training(session, "sgd") for session in sessions)
+        observer = Observer(sessions[0].config.manager, sessions[0].config.shards)
+
+        def join_second():
+            wait_until(lambda: observer.poll() and observer.members == ["w0"], "the first worker's joining")
+            with pytest.raises(
+                InvalidRequestError, match="goes on from iteration 2, but 'w1' wants to from 5"
+            ):
+                sessions[1].join()
+            second.load(paths[0])
+            assert sessions[1].join().iteration == 2
+
+        first.load(paths[0])
+        second.load(paths[1])
+        in_threads(sessions[0].join, join_second)
+
+
+def test_the_optimisers_state_must_be_loaded_before():
+    """Once the parameter server has the state, loading another is an error, not a silent nothing."""
+    with cluster((64,)) as sessions:
+        training = Training(sessions[0], "adam")
+        plain = training.optimizer.state_dict()
+        distribute(training.optimizer, training.loader)
+        with pytest.raises(InvalidRequestError, match=r"before evenpace\.torch\.distribute"):
+            training.optimizer.load_state_dict(plain)
+        with pytest.raises(InvalidRequestError, match="before the training begins"):
+            training.loader.load_state_dict(training.loader.state_dict())
+
+
+def test_parameters_with_different_steps_are_refused():
+    """A state whose parameters were not stepped together cannot be gone on from, and is named."""
+    with cluster((64,)) as sessions:
+        training = Training(sessions[0], "adam")
+        for count in (1, 2):
+            for parameter in list(training.model.parameters())[:count]:
+                parameter.grad = torch.ones_like(parameter)
+            training.optimizer.step()
+        with pytest.raises(InvalidRequestError, match="parameters with 1, 2 steps"):
+            distribute(training.optimizer, training.loader)
+
+
+def test_a_state_that_is_gone_is_not_given_out(shard):
+    """Where the others have stepped meanwhile, a worker gets no state that does not fit its parameters."""
+    identity = idl.common.Identity(f"job-{uuid.uuid4().hex}/run", "w", uuid.uuid4().hex)
+    shards = Shards([Client(idl.parameter_server.ParameterServer, shard, "shard", call_timeout=30)], 30.0)
+    layout = Layout("float64", "sgd", (Group(4, {"lr": 1.0, "momentum": 0.9}),))
+    shards.identify(identity)
+    shards.open(layout, Synchronisation(), np.zeros(4), Assignment(0, 0, 0, 1, 1), None)
+    assert shards.state(0, np.empty(4)).slots == {}
+    shards.push(Assignment(0, 0, 0, 1, 1), np.ones(4), None)
+    for version in (1, -1):
+        state = shards.state(version, np.empty(4))
+        assert state.steps == 1
+        assert state.slots["momentum_buffer"].tolist() == [1] * 4
+    with pytest.raises(InvalidRequestError, match="state of iteration 0 is gone"):
+        shards.state(0, np.empty(4))
+    shards.close()
+
+
+# -- what the manager has learned
+
+
+def test_what_the_manager_has_learned_survives():
+    """A new manager goes on from what the old one knew, bit by bit; rubbish is refused."""
+    models = {"arima": {"w0": {"ar": np.array([0.1, 1 / 3]), "ma": np.array([-0.25])}}}
+    checkpoint = None
+    for known in (models, {}):
+        options = PolicyOptions("arima", models=known)
+        service = ManagerService(ManagerConfig(options=options, job=JobConfig(workers=1)))
+        with serving(service) as manager:
+            session = Session(SessionConfig(manager, worker="w0", barrier_timeout=60))
+            session.declare(JobSpec(100, 10))
+            if checkpoint is not None:
+                session.resume(dataclasses.replace(checkpoint, learned=b"rubbish"))
+                with pytest.raises(InvalidRequestError, match=r"resume\.learned"):
+                    session.join()
+                session.resume(dataclasses.replace(checkpoint, iteration=7))
+            assert session.join().iteration == (0 if checkpoint is None else 7)
+            checkpoint = session.checkpoint()
+            session.close()
+        learned = unpack_models(checkpoint.learned)["arima"]["w0"]
+        assert {name: array.tolist() for name, array in learned.items()} == {
+            name: array.tolist() for name, array in models["arima"]["w0"].items()
+        }
+
+
+@pytest.mark.parametrize("predictor", ["ema", "auto"])
+def test_the_first_split_is_as_good_as_the_last(predictor):
+    """A resumed run's first batch is split as the next one would have been, before anything is measured."""
+    spec, bounds = JobSpec(1000, 100), Bounds()
+    models = {}
+    for iteration in range(4):
+        policy = make_policy("proportional", PolicyOptions(predictor, models=models))
+        job = Job(spec, JobConfig(workers=2), policy, iteration)
+        for worker in "ab":
+            job.join(worker, worker, bounds, 0.0)
+        for worker, speed in (("a", 30.0), ("b", 10.0)):
+            count = job.next_assignment(worker, worker).count
+            assert count == (50 if not iteration else {"a": 75, "b": 25}[worker])
+            job.report(worker, worker, Report(iteration, count / speed), 1.0)
+        models = unpack_models(pack_models(job.models()))
+
+
+# -- real processes
+
+
+@pytest.mark.slow
+def test_new_processes_go_on(tmp_path, wait_until):
+    """Manager, shards and workers are stopped and started anew, others in number: nothing shows."""
+    path, optimizer, until = tmp_path / "checkpoint.pt", "adam", 20
+    for name, limits, shards, arguments in (
+        ("before", ("64", "20"), 1, ["--stop-at", str(until)]),
+        ("after", ("64", "20", "7"), 2, ["--resume", str(path)]),
+    ):
+        # Nobody's part is to be done by others while a busy machine holds it up.
+        options = ["--silence", "600"]
+        with LocalCluster(
+            tmp_path / name, workers=len(limits), shards=shards, tolerance=0.0, manager_options=options
+        ) as cluster:
+            for i, limit in enumerate(limits):
+                files = ["--out", str(tmp_path / f"{i}.npy")]
+                files += ["--save", str(path)] if (name, i) == ("before", 1) else []
+                cluster.start_worker(
+                    f"w{i}",
+                    SCRIPT,
+                    ["--optimizer", optimizer, *arguments, *files],
+                    options={"--max-batch-size": limit},
+                )
+            wait_until(lambda running=cluster: not running.check(), "the end of training")
+    alone = test_training.train_alone(optimizer)
+    for i in range(3):
+        assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
+        sizes = json.loads((tmp_path / f"{i}.json").read_text())
+        assert len(sizes) == test_training.EPOCHS * PER_EPOCH - until

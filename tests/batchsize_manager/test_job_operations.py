@@ -1,0 +1,388 @@
+"""What an operator does to a running job, event by event on a made-up clock."""
+
+import numpy as np
+import pytest
+
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
+from batchsize_manager.policies.proportional import Proportional
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
+from predictors import PredictorOptions
+from rpc.errors import InvalidRequestError
+from tests.batchsize_manager.test_job_recovery import restored
+from tests.batchsize_manager.test_job_redo import Beating
+
+SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
+
+
+def policy_of(driver, name, **options):
+    """Change a driver's policy."""
+    return driver.job.change_policy(make_policy(name, PolicyOptions(**options)), "the policy", driver.now)
+
+
+def learn(driver, iterations=6, noise=0.0):
+    """Let `a` take three times as long for a sample as `b`."""
+    jitter = np.random.default_rng(0).uniform(1 - noise, 1 + noise, iterations)
+    for factor in jitter:
+        parts = {name: driver.next(name) for name in "ab"}
+        for name, part in parts.items():
+            driver.report(name, part.iteration, SPEEDS[name] * part.count * factor)
+
+
+# -- the policy
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("before", ["even", "proportional", "learned"])
+def test_a_new_policy_knows_what_the_last_iterations_were_like(before, policy):
+    """What was given stands; the next plan is the new policy's, which follows the speeds at once."""
+    driver = Beating("a", "b", policy=before)
+    learn(driver)
+    given = driver.next("a")
+    said = policy_of(driver, policy)
+    assert said == "an operator has changed the policy, from iteration 7 on"
+    assert driver.job.events[-1] == said
+    assert driver.next("a") is given
+    learn(driver, 1)
+    counts = [driver.count(name) for name in "ab"]
+    assert sum(counts) == 32
+    if policy == "even":
+        assert counts == [16, 16]
+    elif policy == "proportional":
+        assert counts[0] == pytest.approx(8, abs=1)
+    elif policy == "learned":
+        assert counts[0] < 12
+
+
+def test_plans_that_nobody_has_seen_are_made_anew():
+    """With lookahead, those that somebody was given stay as they were; the others are the new policy's."""
+    driver = Beating("a", "b", lookahead=2)
+    for name in "ab":
+        driver.report(name, driver.iteration(name), SPEEDS[name] * 16)
+    first = driver.next("a")
+    said = policy_of(driver, "proportional")
+    assert said.endswith("from iteration 2 on")
+    assert (first.iteration, driver.job.planned) == (1, 4)
+    following = driver.job.assignments_after("a", 1)
+    assert [(part.iteration, part.count) for part in following] == [(2, 8), (3, 8)]
+    assert [driver.count(name) for name in "ab"] == [16, 16]
+
+
+def test_what_a_replaced_policy_learns_does_not_reach_the_new_one():
+    """A fit that is under way is dropped when it comes back; the new policy's own is taken."""
+    driver = Beating("a", "b")
+    learning = PredictorOptions(first_fit=20, refit_every=100)
+    policy_of(driver, "proportional", predictor="arima", learning=learning)
+    learn(driver, 24, noise=0.2)
+    old, fit = driver.job.policy, driver.job.due_fit()
+    weights = fit.run()
+    policy_of(driver, "even")
+    driver.job.take_fit(old, weights)
+    assert driver.job.due_fit() is None
+    policy_of(driver, "proportional", predictor="arima", learning=learning)
+    driver.job.take_fit(old, weights)
+    new = driver.job.due_fit()
+    assert new is not None
+    driver.job.take_fit(driver.job.policy, new.run())
+
+
+def test_what_was_learnt_stays_when_the_policy_does_not_need_it():
+    """A checkpoint of a job has the models of its earlier policies, too; of the same, the latest."""
+    driver = Beating("a", "b", policy="learned")
+    learn(driver)
+    curves = driver.job.models()["learned"]["a"]["times"]
+    policy_of(driver, "proportional")
+    learn(driver)
+    models = driver.job.models()
+    np.testing.assert_array_equal(models["learned"]["a"]["times"], curves)
+    policy_of(driver, "learned", models=models)
+    assert len(driver.job.models()["learned"]["a"]["times"]) >= len(curves)
+
+
+def test_the_leader_goes_on_from_the_split_that_it_finds():
+    """Alg. 2 moves samples step by step; it begins with those of the policy before it, not evenly."""
+    driver = Beating("a", "b", policy="proportional")
+    learn(driver)
+    assert [driver.count(name) for name in "ab"] == [8, 24]
+    policy_of(driver, "leader_straggler")
+    learn(driver, 1)
+    assert [driver.count(name) for name in "ab"] == [8, 24]
+
+
+# -- the batch size
+
+
+def drive(driver, iterations, *names):
+    """Go on, through attempts if need be; each iteration's epoch, start, total and counts."""
+    batches = []
+    while len(batches) < iterations:
+        if driver.job.recovering is not None:
+            for name in names:
+                driver.job.rewind(name, name, driver.job.attempt, driver.job.completed, driver.now)
+        parts = [driver.next(name) for name in names]
+        batches.append((parts[0].epoch, parts[0].batch_start, parts[0].total, [p.count for p in parts]))
+        for part, name in zip(parts, names, strict=True):
+            driver.report_part(name, part)
+    return batches
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("carry_on", [0, 5])
+def test_batches_of_another_size_begin_where_the_last_has_ended(policy, carry_on):
+    """The epoch goes on; all takes place in a new attempt, and nothing is done twice."""
+    driver = Beating("a", "b", policy=policy, total=16, size=100, carry_on=carry_on)
+    drive(driver, 2, "a", "b")
+    driver.next("a")
+    said = driver.job.change_batch_size(24, driver.now)
+    assert said == "an operator has changed the batch size from 16 to 24, from iteration 3 on"
+    assert (driver.job.recovering, driver.job.batch_size) == (None, 24)
+    batches = drive(driver, 5, "a", "b")
+    assert [batch[:3] for batch in batches] == [
+        (0, 32, 16),
+        (0, 48, 24),
+        (0, 72, 24),
+        (0, 96, 4),
+        (1, 0, 24),
+    ]
+    assert all(sum(batch[3]) == batch[2] for batch in batches)
+    assert [record.iteration for record in driver.job.history(0, 99)] == list(range(7))
+    assert (driver.job.attempt, driver.job.carry_on) == (1, 0)
+
+
+def test_back_at_the_specified_size_nobody_may_carry_on():
+    """Positions stay apart from what the specification tells, until the job goes back to where they agree."""
+    driver = Beating("a", "b", total=16, size=1000)
+    assert driver.job.carry_on
+    for size in (24, 16):
+        driver.job.change_batch_size(size, driver.now)
+        drive(driver, 2, "a", "b")
+    assert driver.job.carry_on == 0
+    driver.job.recover("a", "a", driver.job.attempt, driver.now)
+    for name in "ab":
+        driver.job.rewind(name, name, driver.job.attempt, 0, driver.now)
+    assert driver.job.carry_on
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    """With the reason, and nothing is changed."""
+    bounds = {"a": Bounds(4, 40), "b": Bounds(4, 40)}
+    driver = Beating("a", "b", total=16, size=100, bounds=bounds)
+    events = list(driver.job.events)
+    for size, why in (
+        (0, "total_batch_size 0: must be from 1 to the dataset's size, 100"),
+        (101, "total_batch_size 101: must be"),
+        (7, "minimum batch sizes would sum to 8, more than the total batch size, 7"),
+        (81, "could take 80 samples together at most, less than the total batch size, 81"),
+    ):
+        with pytest.raises(InvalidRequestError, match=why):
+            driver.job.change_batch_size(size, driver.now)
+    assert driver.job.change_batch_size(16, driver.now) == "the batch size is 16 already"
+    assert (list(driver.job.events), driver.job.batch_size, driver.job.attempt) == (events, 16, 0)
+
+
+def test_where_the_batch_follows_the_members_it_is_of_the_first():
+    """With 24 samples for 2 workers, 3 have 36."""
+    driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
+    drive(driver, 1, "a", "b")
+    driver.join("c")
+    drive(driver, 1, "a", "b", "c")
+    driver.job.change_batch_size(24, driver.now)
+    assert (driver.job.total, driver.job.batch_size) == (24, 36)
+    assert [batch[1:3] for batch in drive(driver, 2, "a", "b", "c")] == [(40, 36), (76, 36)]
+
+
+def test_a_restored_job_has_the_size_that_was_wanted():
+    """Also where the manager ended before anybody was given a batch of it; workers went on with the old."""
+    driver = Beating("a", "b", total=16, size=1000)
+    drive(driver, 2, "a", "b")
+    driver.next("a"), driver.next("b")
+    driver.job.change_batch_size(24, driver.now)
+    driver.job = restored(driver.job, JobConfig(workers=2), total=driver.job.total)
+    driver.job.rewind("a", "a", 1, 5, 100.0)  # by themselves they went on to iteration 5
+    driver.job.rewind("b", "b", 1, 5, 100.0)
+    part = driver.next("a")
+    assert (part.iteration, part.batch_start, part.total) == (5, 5 * 16, 24)
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
+def test_other_modes_change_the_size_at_once(mode):
+    """Their workers never go on by themselves."""
+    kinds = {"ssp": {"staleness": 1}, "backup": {"replicas_to_aggregate": 2}}
+    sync = Synchronisation(mode, **kinds.get(mode, {}))
+    driver = Beating("a", "b", total=16, size=1000, synchronisation=sync)
+    driver.finish("a", "b")
+    driver.job.change_batch_size(24, driver.now)
+    for _ in range(4):
+        driver.finish("a", "b")
+    assert (driver.next("a").total, driver.job.attempt) == (24, 0)
+    policy_of(driver, "proportional")
+    driver.job.drain("b", driver.now)
+    for _ in range(4):
+        if "b" in driver.job.members:
+            driver.finish("b")
+        driver.finish("a")
+    assert driver.job.members == ["a"]
+    assert driver.job.why_released("b", "b") == "drained by an operator"
+    assert driver.count("a") == 24
+
+
+# -- bounds, and leaving
+
+
+def test_bounds_hold_from_the_next_plan_on():
+    """They may be changed both ways; what would not hold the batch is refused."""
+    driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
+    driver.next("a")
+    said = driver.job.change_bounds("a", Bounds(2, 6, 2), driver.now)
+    assert said == "an operator has given a 2 to 6 samples, in multiples of 2, from iteration 1 on"
+    assert driver.count("a") == 16
+    driver.finish("a", "b")
+    assert [driver.count(name) for name in "ab"] == [6, 26]
+    for bounds, why in ((Bounds(32, 40), "sum to 33"), (Bounds(1, 2**20), None)):
+        if why:
+            with pytest.raises(InvalidRequestError, match=why):
+                driver.job.change_bounds("a", bounds, driver.now)
+        else:
+            driver.job.change_bounds("a", bounds, driver.now)
+    with pytest.raises(InvalidRequestError, match="no worker 'x'"):
+        driver.job.change_bounds("x", Bounds(), driver.now)
+    driver.job.change_bounds("b", Bounds(1, 8), driver.now)
+    with pytest.raises(InvalidRequestError, match="could take 31 samples together"):
+        driver.job.change_bounds("a", Bounds(1, 23), driver.now)
+
+
+def test_a_drained_worker_finishes_what_it_was_given():
+    """Then it is out, and may come again when it is started again."""
+    driver = Beating("a", "b", lookahead=1)
+    driver.next("a"), driver.job.assignments_after("a", 0)
+    assert driver.job.drain("b", driver.now) == "an operator has drained b, from iteration 2 on"
+    assert driver.job.drain("b", driver.now) == "b is leaving already"
+    assert driver.job.standings(driver.now)[1].state == "leaving"
+    driver.finish("b", "a")
+    assert driver.next("b").iteration == 1
+    assert driver.job.why_released("b", "b", known=1) == "drained by an operator"
+    driver.finish("b", "a")
+    assert driver.job.members == ["a"]
+    assert driver.count("a") == 32
+    driver.report("b", 1)  # again: it is told that it was released
+    assert driver.job.why_released("b", "b") == "drained by an operator"
+    driver.join("b", "second")
+    driver.finish("a", "a")
+    assert driver.job.next_assignment("b", "second").count == 16
+
+
+def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
+    """Nor the last, nor one that reduces gradients with the others."""
+    driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
+    with pytest.raises(InvalidRequestError, match="cannot take the batch of 32 samples without it"):
+        driver.job.drain("b", driver.now)
+    with pytest.raises(InvalidRequestError, match="no worker 'x'"):
+        driver.job.drain("x", driver.now)
+    job = Job(JobSpec(100, 10), JobConfig(workers=2), make_policy("even"))
+    for name in "ab":
+        job.join(name, name, Bounds(), 0.0, unreleasable=True)
+    with pytest.raises(InvalidRequestError, match="reduce gradients among themselves"):
+        job.drain("a", 0.0)
+
+
+def test_a_drained_worker_does_the_pieces_that_it_has():
+    """It has reported its own part, and is given one of a worker that died: only then it goes."""
+    driver = Beating("a", "b", "c", total=30)
+    driver.next("a"), driver.next("b"), driver.next("c")
+    driver.finish("a", "b")
+    driver.job.leave("c", "c", driver.now)
+    piece = driver.next("b")
+    driver.job.drain("b", driver.now)
+    assert driver.job.members == ["a", "b"]
+    driver.report_part("b", piece)
+    assert driver.job.members == ["a"]
+    driver.report_part("a", driver.next("a"))
+    assert driver.job.completed == 1
+    assert driver.count("a") == 30
+
+
+def test_a_drain_outlives_another_attempt_and_the_manager():
+    """Who was to be released is so before the attempt's first iteration, and is told when it comes."""
+    for again in (False, True):
+        driver = Beating("a", "b")
+        driver.next("a"), driver.next("b")
+        driver.job.drain("b", driver.now)
+        if again:
+            driver.job = restored(driver.job, JobConfig(workers=2))
+        else:
+            driver.job.recover("a", "a", 0, driver.now)
+        driver.job.rewind("b", "b", 1, 0, 100.0)
+        driver.job.rewind("a", "a", 1, 0, 100.0)
+        assert driver.job.members == ["a"]
+        assert driver.job.why_released("b", "b") == "drained by an operator"
+        assert driver.job.recover("b", "b", 0, 100.0) == 1
+        assert driver.count("a") == 32
+
+
+# -- pause
+
+
+def test_a_paused_job_runs_dry_and_nobody_is_late():
+    """Joins are taken and wait; an hour later it goes on, with everybody."""
+    driver = Beating("a", "b", lookahead=1, report_timeout=60.0)
+    driver.next("a"), driver.next("b")
+    driver.job.pause(driver.now)
+    assert driver.job.state == "paused"
+    assert driver.job.pause(driver.now) == "the job is paused already"
+    driver.finish("a", "b")
+    driver.join("c")
+    while (now := driver.now + 1.0) < 3600:
+        for name in "abc":
+            driver.job.heartbeat(name, name, 0, now)
+        driver.tick_at(now)
+    assert [driver.next(name) for name in "abc"] == [None] * 3
+    assert driver.job.members == ["a", "b", "c"]
+    assert driver.job.resume(driver.now) == "an operator has resumed the job"
+    assert driver.job.resume(driver.now) == "the job is not paused"
+    driver.tick_at(driver.now + 1)
+    assert driver.job.members == ["a", "b", "c"]
+    assert (driver.job.state, [driver.iteration(name) for name in "abc"]) == ("running", [1, 1, 1])
+
+
+def test_who_is_drained_while_the_job_is_paused_is_told_at_once():
+    """There is nothing that it has still to do."""
+    driver = Beating("a", "b")
+    driver.next("a")
+    driver.job.pause(driver.now)
+    driver.finish("a", "b")
+    news = driver.job.news
+    driver.job.drain("b", driver.now)
+    assert driver.job.news > news
+    assert driver.job.why_released("b", "b") == "drained by an operator"
+    driver.job.resume(driver.now)
+    assert driver.count("a") == 32
+
+
+def test_a_restored_job_is_still_paused():
+    """Its members go through the new attempt, and wait in it."""
+    driver = Beating("a", "b")
+    driver.finish("a", "b")
+    driver.job.pause(driver.now)
+    driver.job = restored(driver.job, JobConfig(workers=2), paused=True)
+    for name in "ab":
+        driver.job.rewind(name, name, 1, 1, 100.0)
+    assert (driver.job.state, driver.next("a")) == ("paused", None)
+    driver.job.resume(100.0)
+    assert driver.iteration("a") == 1
+
+
+def test_a_job_may_be_changed_before_it_starts():
+    """It begins as it is wanted, without another attempt."""
+    driver = Beating("a", "b", total=16, size=100)
+    driver.job = Job(JobSpec(100, 16), JobConfig(workers=2), make_policy("even"))
+    driver.join("a")
+    driver.job.change_batch_size(24, 0.0)
+    policy_of(driver, "proportional")
+    driver.job.pause(0.0)
+    driver.join("b")
+    assert driver.next("a") is None
+    driver.job.resume(0.0)
+    assert (driver.count("a"), driver.job.attempt) == (12, 0)
+    assert isinstance(driver.job.policy, Proportional)

@@ -1,0 +1,375 @@
+"""Another attempt: a job is rewound, restored from what was kept, and its batches follow its members."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.batches import Batches
+from batchsize_manager.history import final_course
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.records import IterationRecord, SavedMember
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
+from rpc.errors import InvalidRequestError
+from tests.batchsize_manager.test_job import asp
+from tests.batchsize_manager.test_job_redo import Beating
+
+# -- recover and rewind
+
+
+def test_an_attempt_begins_where_the_shards_can_go_on():
+    """All are told to recover; the first says where, and all get their parts of that iteration."""
+    driver = Beating("a", "b")
+    for _ in range(4):
+        driver.finish("a", "b")
+    old = driver.next("a")
+    assert driver.job.recover("a", "a", 0, 0.0) == 1
+    assert driver.job.recover("b", "b", 0, 0.0) == 1
+    assert (driver.job.recovering, driver.job.attempt) == (1, 1)
+    driver.report_part("a", old)
+    assert driver.next("a") is driver.next("b") is None
+    driver.job.rewind("a", "a", 1, 2, 0.0)
+    driver.job.rewind("b", "b", 1, 3, 0.0)
+
+    assert driver.job.recovering is None
+    parts = [driver.next(name) for name in "ab"]
+    assert [(p.attempt, p.iteration, p.start, p.count, p.batch_start) for p in parts] == [
+        (1, 2, 64, 16, 64),
+        (1, 2, 80, 16, 64),
+    ]
+    assert [r.iteration for r in driver.job.history(0, 9)] == [0, 1]
+    driver.finish("a", "b")
+    assert [(r.iteration, r.attempt, r.start) for r in driver.job.history(1, 9)] == [(1, 0, 32), (2, 1, 64)]
+    assert driver.job.recorded == 5
+    assert [r.iteration for r in driver.job.last_records(1)] == [2]
+
+
+def test_who_cannot_go_on_in_the_new_attempt_begins_another():
+    """As when a shard dies once more, while the others are recovering."""
+    driver = Beating("a", "b")
+    assert driver.job.recover("a", "a", 0, 0.0) == 1
+    assert driver.job.recover("a", "a", 1, 0.0) == 2
+    driver.job.rewind("b", "b", 1, 0, 0.0)
+    assert driver.job.recovering == 2
+    with pytest.raises(InvalidRequestError, match="attempt 3: the job is in attempt 2"):
+        driver.job.rewind("b", "b", 3, 0, 0.0)
+
+
+def test_who_has_not_rewound_is_told_to():
+    """Reports of the earlier attempt count for nothing, until the worker has said `rewind`."""
+    driver = Beating("a", "b")
+    old = driver.next("b")
+    driver.job.recover("a", "a", 0, 0.0)
+    driver.job.rewind("a", "a", 1, 0, 0.0)
+    assert [driver.job.must_recover(name, name) for name in "ab"] == [None, 1]
+    driver.report_part("b", old)
+    assert driver.job.heartbeat("b", "b", 0, 0.0) == 1
+    driver.finish("a")
+    assert driver.job.completed == 0
+    driver.job.rewind("b", "b", 1, 0, 0.0)
+    driver.report_part("b", old)
+    assert driver.job.completed == 0
+    driver.finish("b")
+    assert driver.job.completed == 1
+
+
+def test_after_going_back_deadlines_count_from_the_new_work():
+    """However long ago a member has reported last, it has the whole time-out once another is done anew."""
+    driver = Beating("a", "b", report_timeout=100.0)
+    driver.finish("a", "b", "a")
+    driver.tick_at(99.0)
+    driver.job.recover("a", "a", 0, 99.0)
+    driver.tick_at(500.0)
+    for name in "ab":
+        driver.job.rewind(name, name, 1, 0, 500.0)
+        driver.next(name)
+    driver.now = 510.0
+    driver.finish("a")
+    driver.tick_at(609.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(610.0)
+    assert driver.job.members == ["a"]
+
+
+def test_a_job_does_not_go_back_before_its_beginning():
+    """A job that goes on from a checkpoint began there."""
+    job = Job(JobSpec(100, 10), JobConfig(), make_policy("even"), 7)
+    job.join("a", "a", Bounds(), 0.0)
+    job.recover("a", "a", 0, 0.0)
+    with pytest.raises(InvalidRequestError, match="iteration 6: must be at least 7"):
+        job.rewind("a", "a", 1, 6, 0.0)
+    assert job.recovering == 1
+    job.rewind("a", "a", 1, 9, 0.0)
+    assert job.next_assignment("a", "a").iteration == 9
+
+
+def test_only_bsp_goes_back():
+    """The other modes say so."""
+    driver = asp("a", "b")
+    with pytest.raises(InvalidRequestError, match="mode asp cannot go back"):
+        driver.job.recover("a", "a", 0, 0.0)
+    assert driver.job.carry_on == 0
+
+
+def test_a_newcomer_during_recovery_is_planned_for():
+    """It is told to recover like everybody, and has a part of the first iteration."""
+    driver = Beating("a")
+    driver.finish("a")
+    driver.job.recover("a", "a", 0, 0.0)
+    driver.join("b")
+    assert driver.job.must_recover("b", "b") == 1
+    driver.job.rewind("b", "b", 1, 1, 0.0)
+    driver.job.rewind("a", "a", 1, 1, 0.0)
+    assert [driver.span(name) for name in "ab"] == [(1, 32, 16), (1, 48, 16)]
+
+
+# -- restore
+
+
+def restored(job, config, policy="even", now=100.0, records=None, attempt=None, **saved):
+    """A job made from what another would have kept."""
+    return Job.restore(
+        job.spec,
+        config,
+        make_policy(policy),
+        first_iteration=job.first_iteration,
+        attempt=job.attempt if attempt is None else attempt,
+        members=job.saved_members,
+        records=job.history(0, 1000) if records is None else records,
+        events=list(job.events),
+        now=now,
+        batch_changes=job.batch_changes,
+        **saved,
+    )
+
+
+def test_a_restored_job_plans_what_it_would_have_planned():
+    """With the policy `even`, and bounds, the plans are the same to the last slice."""
+    config = JobConfig(workers=3)
+    limits = {"b": Bounds(2, 9, 2)}
+    driver, twin = (Beating("a", "b", "c", total=32, size=100, bounds=limits) for _ in range(2))
+    for _ in range(5):
+        driver.finish("a", "b", "c")
+        twin.finish("a", "b", "c")
+    driver.job = restored(driver.job, config, records=driver.job.history(0, 4))
+    assert driver.job.recovering == 1
+    assert [driver.job.must_recover(name, name) for name in "cab"] == [1, 1, 1]
+    for name in "cab":
+        driver.job.rewind(name, name, 1, 5, 100.0)
+    for _ in range(6):
+        for name in "abc":
+            mine, other = driver.next(name), twin.next(name)
+            assert (mine.iteration, mine.epoch, mine.start, mine.count) == (
+                other.iteration,
+                other.epoch,
+                other.start,
+                other.count,
+            )
+        driver.finish("a", "b", "c")
+        twin.finish("a", "b", "c")
+    assert [r.iteration for r in driver.job.history(0, 99)] == [0, 1, 2, 3, *range(5, 11)]
+    assert [r.iteration for r in driver.job.history(4, 2)] == [5, 6]
+
+
+def test_members_have_time_to_come_back():
+    """They count as disconnected; any call is a sign of life, and who gives none in time has died."""
+    driver = Beating("a", "b", "c", "d")
+    config = JobConfig(workers=4, return_grace=30.0)
+    driver.job = restored(driver.job, config)
+    driver.now = 110.0
+    driver.job.heartbeat("a", "a", 0, driver.now)
+    driver.join("b")
+    driver.report("c", 0)
+    driver.tick_at(129.9)
+    assert driver.job.members == ["a", "b", "c", "d"]
+    driver.tick_at(130.0)
+    assert driver.job.members == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_restored_policy_knows_the_speeds(policy):
+    """Every policy takes the records; those that follow speeds split by them at once."""
+    driver = Beating("a", "b", policy=policy)
+    for k in range(30):
+        driver.report("a", k, 3.0 * driver.count("a"))
+        driver.report("b", k, 1.0 * driver.count("b"))
+        driver.next("a"), driver.next("b")
+    job = restored(driver.job, JobConfig(workers=2), policy)
+    for name in "ab":
+        job.rewind(name, name, 1, 30, 100.0)
+    counts = [job.next_assignment(name, name).count for name in "ab"]
+    assert sum(counts) == 32
+    if policy in ("proportional", "learned"):
+        assert counts == [8, 24]
+
+
+def test_a_job_that_had_not_started_gathers_on():
+    """Nothing has been trained, so there is nothing to recover."""
+    driver = Beating("a")
+    config = JobConfig(workers=2)
+    driver.job = Job(JobSpec(100, 10), config, make_policy("even"))
+    driver.join("a")
+    driver.job = restored(driver.job, config)
+    assert (driver.job.started, driver.job.recovering, driver.job.attempt) == (False, None, 0)
+    driver.join("a")
+    driver.join("b")
+    assert driver.span("a") == (0, 0, 5)
+
+
+def test_a_job_without_members_is_kept_on():
+    """All had died before the manager did; the job waits for others as it would have."""
+    driver = Beating("a")
+    driver.finish("a")
+    driver.job.disconnect("a", "a", 0.0)
+    driver.tick_at(1.0)
+    driver.job = restored(driver.job, JobConfig(keep=60.0))
+    driver.tick_at(159.0)
+    assert not driver.job.ended
+    driver.join("b")
+    assert driver.job.recovering == 1
+    driver.job.rewind("b", "b", 1, 1, driver.now)
+    assert driver.span("b") == (1, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "unreleasable"),
+    [(JobConfig(), True), (JobConfig(synchronisation=Synchronisation("asp")), False)],
+)
+def test_what_cannot_go_back_fails(config, unreleasable):
+    """Workers that reduce gradients themselves, and modes without common versions, cannot be brought back."""
+    job = Job(JobSpec(100, 10), config, make_policy("even"))
+    job.join("a", "a", Bounds(), 0.0, unreleasable=unreleasable)
+    assert job.saved_members == [SavedMember("a", "a", Bounds(), unreleasable)]
+    assert "restart the job from its checkpoint" in restored(job, config, started=True).failure
+
+
+def test_an_attempt_that_was_not_kept_is_gone_beyond():
+    """A worker that knows a later attempt than the manager keeps is not taken for one from the past."""
+    driver = Beating("a")
+    driver.job = restored(driver.job, JobConfig())
+    assert driver.job.attempt == 1
+    assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
+    assert driver.job.recover("a", "a", 4, 100.0) == 5
+
+
+def record(iteration, attempt):
+    """A record of an iteration."""
+    return IterationRecord(iteration, 0, 1, 1.0, {}, attempt, iteration)
+
+
+def test_the_final_course_leaves_out_what_was_gone_back_over():
+    """Later attempts make earlier ones void from where they begin; gaps stay."""
+    kept = [record(i, 0) for i in range(8)] + [record(5, 1), record(6, 1), record(9, 2), record(5, 3)]
+    course = final_course(kept[::-1])
+    assert [(r.iteration, r.attempt) for r in course] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 3)]
+
+
+# -- batches that follow the members
+
+
+def test_the_batch_follows_the_members():
+    """With 16 samples for 2 workers, 3 have 24; the next batch begins where the last has ended."""
+    driver = Beating("a", "b", total=16, size=70, scale_batch=True)
+    driver.finish("a", "b")
+    driver.next("a")
+    driver.join("c")
+    driver.finish("a", "b")
+    parts = [driver.next(name) for name in "abc"]
+    assert [(p.start, p.count, p.total) for p in parts] == [(32, 8, 24), (40, 8, 24), (48, 8, 24)]
+    driver.finish("a", "b", "c")
+    assert [driver.next(name).total for name in "abc"] == [14, 14, 14]
+    driver.finish("a", "b", "c")
+    assert driver.next("a").epoch == 1
+    driver.job.leave("b", "b", 0.0)
+    driver.finish("a", "c", "a", "c")
+    assert (driver.next("a").start, driver.next("a").total) == (24, 16)
+    assert driver.job.carry_on == 0
+
+    assert driver.job.recover("a", "a", 0, 0.0) == 1
+    driver.job.rewind("a", "a", 1, 2, 0.0)
+    assert (driver.next("a").start, driver.next("a").total) == (32, 16)
+
+
+def test_a_scaled_job_is_restored_where_its_batches_were():
+    """Also beyond the last record, whose iteration the shards may have ended without the manager."""
+    config = JobConfig(workers=2, scale_batch=True)
+    driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
+    driver.finish("a", "b")
+    driver.next("a")
+    driver.join("c")
+    driver.finish("a", "b")
+    driver.next("a")
+    driver.join("d")
+    driver.job = restored(driver.job, config, records=driver.job.history(0, 1))
+    driver.job.rewind("d", "d", 1, 3, 100.0)
+    part = driver.next("d")
+    assert (part.iteration, part.batch_start, part.total) == (3, 16 + 16 + 24, 32)
+
+
+def test_records_tell_where_scaled_batches_were():
+    """Where the changes were not kept, the records of complete iterations say as much as they can."""
+    config = JobConfig(workers=2, scale_batch=True)
+    driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
+    driver.finish("a", "b")
+    driver.join("c")
+    for _ in range(3):
+        driver.finish("a", "b", "c")
+    job = Job.restore(
+        driver.job.spec,
+        config,
+        make_policy("even"),
+        first_iteration=0,
+        attempt=0,
+        members=driver.job.saved_members,
+        records=driver.job.history(1, 2),
+        now=0.0,
+    )
+    job.rewind("a", "a", 1, 4, 0.0)
+    assert job.next_assignment("a", "a").batch_start == 16 + 3 * 24
+
+
+def test_a_job_goes_on_at_a_position():
+    """A checkpoint of a job whose batches followed its members says where the batch begins."""
+    config = JobConfig(scale_batch=True)
+    job = Job(JobSpec(100, 10), config, make_policy("even"), 7, position=(3, 55))
+    job.join("a", "a", Bounds(), 0.0)
+    part = job.next_assignment("a", "a")
+    assert (part.iteration, part.epoch, part.start, part.count) == (7, 3, 55, 10)
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 60),
+    share=st.floats(0.01, 1.0),
+    drop_last=st.booleans(),
+    workers=st.integers(1, 4),
+    members=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+)
+def test_scaled_batches_follow_each_other(size, share, drop_last, workers, members):
+    """Whatever the members, every sample of an epoch comes once, in order; what drops is a rest."""
+    spec = JobSpec(size, max(1, int(size * share)), drop_last=drop_last)
+    batches = Batches(spec, workers, 0, None)
+    at = (0, 0)
+    for iteration, count in enumerate(members):
+        epoch, start, total = batches.take(iteration, count)
+        assert (epoch, start, total) == batches.take(iteration, count)
+        assert 1 <= total <= batches.size(count)
+        if (epoch, start) != at:
+            rest = size - at[1]
+            assert (epoch, start) == (at[0] + 1, 0)
+            assert rest == 0 or (drop_last and rest < max(map(batches.size, members)))
+        if total < batches.size(count):
+            assert not drop_last
+            assert start + total == size
+        at = (epoch, start + total)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.floats(0.01, 1.0), st.booleans(), st.integers(0, 200))
+def test_an_unchanging_batch_is_where_the_spec_has_it(size, share, drop_last, iteration):
+    """With as many members as the total is meant for, scaling changes nothing."""
+    spec = JobSpec(size, max(1, int(size * share)), drop_last=drop_last)
+    assert Batches(spec, 3, 0, None).take(iteration, 3) == spec.batch(iteration)
+    assert Batches(spec, None, 0, None).take(iteration, 5) == spec.batch(iteration)

@@ -1,0 +1,451 @@
+"""What a member leaves undone is redone by the others, and who is silent or late, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from batchsize_manager.job import JobConfig
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError, NotMemberError
+from tests.batchsize_manager.test_job import Driver
+
+
+class Beating(Driver):
+    """A driver whose workers can send heartbeats."""
+
+    def beat(self, *names):
+        """Let workers send a heartbeat now."""
+        for name in names:
+            self.job.heartbeat(name, name, self.job.attempt, self.now)
+
+    def report_part(self, name, part, attempt=None):
+        """Let a worker report the part that it names."""
+        attempt = part.attempt if attempt is None else attempt
+        self.job.report(name, name, Report(part.iteration, 1.0, attempt=attempt, start=part.start), self.now)
+
+    def span(self, name):
+        """Return iteration, first position and count of what a worker does next; None without anything."""
+        part = self.next(name)
+        return part and (part.iteration, part.start, part.count)
+
+    def last_events(self, count):
+        """Return what happened last, in words."""
+        return list(self.job.events)[-count:]
+
+
+# -- pieces
+
+
+def test_pieces_are_in_proportion_to_the_plan():
+    """Of 24 missing samples, who has a quarter of the rest does a quarter, who has three does three."""
+    driver = Beating("a", "b", "c", total=48, policy="proportional")
+    for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 0.75)):
+        driver.report(name, 0, seconds)
+    assert [driver.count(name) for name in "abc"] == [6, 18, 24]
+    driver.report("a", 1)
+    driver.report("b", 1)
+    driver.job.leave("c", "c", 0.0)
+
+    start = 48
+    assert driver.span("a") == (1, start + 24, 6)
+    assert driver.span("b") == (1, start + 30, 18)
+
+
+def test_pieces_keep_within_the_maxima():
+    """What is beyond everybody's maximum is given out when a piece comes back."""
+    limits = {"a": Bounds(1, 6), "b": Bounds(1, 5)}
+    driver = Beating("a", "b", "c", total=30, bounds=limits)
+    assert [driver.count(name) for name in "abc"] == [6, 5, 19]
+    driver.finish("a", "b")
+    driver.join("d")
+    driver.job.leave("c", "c", 0.0)
+    assert (driver.span("a"), driver.span("b")) == ((0, 11, 6), (0, 17, 5))
+    driver.finish("b")
+    assert driver.span("b") == (0, 22, 5)
+    driver.finish("a")
+    assert driver.span("a") == (0, 27, 3)
+    driver.finish("a")
+    assert driver.next("a") is None
+    assert driver.next("d") is None
+    driver.finish("b")
+    assert driver.iteration("d") == 1
+    counts = {name: w.batch_size for name, w in driver.job.history(0, 9)[0].workers.items()}
+    assert counts == {"a": 15, "b": 15}
+
+
+def test_a_piece_of_who_goes_is_given_out_again():
+    """A piece is a part like any other when the one that has it dies."""
+    driver = Beating("a", "b", "c", total=30)
+    driver.finish("a", "b")
+    driver.job.leave("c", "c", 0.0)
+    assert driver.span("b") == (0, 25, 5)
+    driver.job.leave("b", "b", 0.0)
+    driver.finish("a")
+    assert driver.span("a") == (0, 25, 5)
+    driver.finish("a")
+    assert driver.span("a") == (1, 30, 30)
+
+
+def test_reports_are_known_by_their_start():
+    """A report that comes again does not finish a piece that was given since; only the piece's own does."""
+    driver = Beating("a", "b", total=30)
+    own = driver.next("a")
+    driver.report_part("a", own)
+    driver.job.leave("b", "b", 0.0)
+    piece = driver.next("a")
+    driver.report_part("a", own)
+    assert driver.next("a") == piece
+    driver.report_part("a", piece)
+    driver.report_part("a", piece)
+    assert driver.span("a") == (1, 30, 30)
+
+
+def test_a_report_without_a_start_is_of_what_was_given_last():
+    """A stock client need not say which part it has done; what it was not told of, it has not done."""
+    driver = Beating("a", "b", total=30)
+    driver.finish("a")
+    driver.job.leave("b", "b", 0.0)
+    driver.report("a", 0)
+    assert driver.span("a") == (0, 15, 15)
+    driver.report("a", 0)
+    assert driver.span("a") == (1, 30, 30)
+
+
+def test_a_report_of_another_place_is_refused():
+    """The error says where the worker's part begins."""
+    driver = Beating("a", "b", total=30)
+    with pytest.raises(
+        InvalidRequestError, match="position 3 on in iteration 0, but 'b' has 15 samples from 15"
+    ):
+        driver.report_part("b", replace(driver.next("b"), start=3))
+
+
+def test_policies_learn_from_the_parts_that_they_planned():
+    """A piece counts in the records, but the speed is that of the worker's own part."""
+    driver = Beating("a", "b", "c", total=30, policy="proportional")
+    driver.report("a", 0, 1.0)
+    driver.report("b", 0, 2.0)
+    driver.job.leave("c", "c", 0.0)
+    assert [driver.count("a"), driver.count("b")] == [5, 5]
+    driver.now = 20.0
+    driver.report("a", 0, 9.0)
+    driver.report("b", 0, 0.5)
+    a, b = (driver.job.history(0, 9)[0].workers[name] for name in "ab")
+
+    assert (a.batch_size, a.batch_processing_time) == (15, 10.0)
+    assert (b.batch_size, b.batch_processing_time) == (15, 2.5)
+    assert [driver.count("a"), driver.count("b")] == [20, 10]
+
+
+def test_policies_learn_nothing_from_who_did_a_piece_alone():
+    """Of a member whose own part others have done, and that came back to do a piece, no speed is seen."""
+    driver = Beating("a", "b", "c", total=30, policy="proportional", report_timeout=1000.0)
+    driver.finish("a", "b", "c")
+    own = driver.next("b")
+    driver.beat("a", "b", "c")
+    driver.now = 5.0
+    driver.beat("a", "c")
+    driver.finish("a", "c")
+    driver.tick_at(10.0)
+    driver.report_part("b", own)
+    assert driver.next("b") is None
+    driver.job.leave("c", "c", 10.0)
+    assert driver.span("b") == (1, 45, 5)
+    driver.report("b", 1, 50.0)
+    driver.finish("a")
+    sizes = {name: part.batch_size for name, part in driver.job.history(1, 9)[0].workers.items()}
+    assert sizes == {"a": 15, "b": 5, "c": 10}
+    assert [driver.count("a"), driver.count("b")] == [15, 15]
+
+
+def test_between_its_pieces_a_worker_waits():
+    """Its record's waiting is all of the time from its own part to the end in which it did no work."""
+    driver = Beating("a", "b", "c", total=30)
+    driver.now = 1.0
+    driver.report("a", 0, 1.0, waiting=0.25)
+    driver.now = 2.0
+    driver.report("b", 0, 2.0)
+    driver.now = 10.0
+    driver.job.leave("c", "c", 10.0)
+    driver.next("a"), driver.next("b")
+    driver.now = 15.0
+    driver.report("a", 0, 3.0, waiting=0.5)
+    driver.now = 17.0
+    driver.report("b", 0, 7.0)
+    a, b = (driver.job.history(0, 9)[0].workers[name] for name in "ab")
+
+    # From 1 to 15 it worked for 3 s, then it waited until 17; at the parameter server, for 0.25 s before.
+    assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 4.0, 0.25 + 11.0 + 2.0)
+    assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 9.0, 8.0)
+
+
+def test_a_newcomer_alone_brings_all_back():
+    """It lacks the iteration's parameters: all, which is the newcomer, begin another attempt there."""
+    driver = Beating("a", total=30)
+    driver.finish("a")
+    driver.next("a")
+    driver.join("b")
+    assert driver.job.recovering is None
+    driver.job.leave("a", "a", 0.0)
+    assert (driver.job.recovering, driver.next("b")) == (1, None)
+    driver.job.rewind("b", "b", 1, 1, 0.0)
+    assert driver.span("b") == (1, 30, 30)
+
+
+def test_who_had_no_sample_gets_no_piece():
+    """A report of its own part could be taken for that of a piece at the same place: all go back."""
+    driver = Beating("a", "b", total=4, size=5)
+    driver.finish("a", "b")
+    assert [driver.count("a"), driver.count("b")] == [1, 0]
+    driver.report("b", 1, 0.0)
+    driver.job.leave("a", "a", 0.0)
+    assert (driver.job.recovering, driver.next("b")) == (1, None)
+
+
+def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():
+    """It is a newcomer, although its name is in the plan."""
+    driver = Beating("a", "b", total=30)
+    driver.finish("a", "b")
+    assert driver.count("a") == driver.count("b") == 15
+    driver.job.disconnect("b", "b", 0.0)
+    driver.join("b", "second")
+    driver.job.leave("a", "a", 0.0)
+    assert driver.job.recovering == 1
+
+
+def test_jobs_that_reduce_gradients_redo_nothing():
+    """Their process group is broken anyway: the iteration is over without the slice."""
+    driver = Beating("a", "b", total=30)
+    driver.job.join("c", "c", Bounds(), 0.0, unreleasable=True)
+    driver.finish("a", "b", "c")
+    driver.next("a")
+    driver.finish("a", "c")
+    driver.job.leave("b", "b", 0.0)
+    assert driver.span("a") == (2, 60, 15)
+    assert driver.job.carry_on == 0
+    driver.job.recover("a", "a", 0, 0.0)
+    assert driver.job.failure == "a cannot go on; restart the job from its checkpoint"
+
+
+# -- silence
+
+
+def silent_b(**config):
+    """Three workers that have sent heartbeats; b is silent since then, the others have reported."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=1000.0, **config)
+    for name in "abc":
+        driver.next(name)
+    driver.beat("a", "b", "c")
+    driver.now = 5.0
+    driver.beat("a", "c")
+    driver.finish("a", "c")
+    return driver
+
+
+def test_who_is_silent_while_others_wait_is_suspended():
+    """After 10 s without a heartbeat others do its part, and it is not planned for; but it stays a member."""
+    driver = silent_b()
+    driver.tick_at(9.9)
+    assert driver.next("a") is None
+    driver.tick_at(10.0)
+    assert driver.last_events(2) == [
+        "b is silent; the others do its part meanwhile",
+        "what is missing of iteration 0 is given to a, c",
+    ]
+    assert driver.next("b") is None
+    driver.finish("a", "c")
+    assert (driver.span("a"), driver.span("c")) == ((1, 30, 15), (1, 45, 15))
+    assert driver.job.members == ["a", "b", "c"]
+    assert driver.next("b") is None
+
+
+def test_who_is_back_is_welcome():
+    """Its late report is no error, and it is in the next plan; so is the same report once more."""
+    driver = silent_b()
+    late = driver.next("b")
+    driver.tick_at(10.0)
+    driver.finish("a", "c")
+    driver.next("a")
+    driver.report_part("b", late)
+    assert driver.next("b") is None
+    driver.report_part("b", late)
+    driver.finish("a", "c")
+    assert [driver.span(name) for name in "abc"] == [(2, 60, 10), (2, 70, 10), (2, 80, 10)]
+    assert [set(r.workers) for r in driver.job.history(0, 9)] == [{"a", "c"}, {"a", "c"}]
+
+
+def test_who_is_back_in_time_helps():
+    """In the iteration whose parameters it has, it takes its share of what is missing then."""
+    driver = silent_b()
+    late = driver.next("b")
+    driver.tick_at(10.0)
+    assert driver.span("c") == (0, 15, 5)
+    driver.report_part("b", late)
+    assert driver.next("b") is None
+    driver.job.leave("c", "c", 10.0)
+    assert driver.span("b") == (0, 15, 5)
+
+
+def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
+    """While all others are busy with pieces, who comes back goes on where it was."""
+    driver = Beating("a", "b", "c", total=30)
+    own = driver.next("b")
+    driver.beat("a", "b")
+    driver.job.leave("c", "c", 0.0)
+    driver.join("d")
+    driver.finish("a")
+    assert driver.span("a") == (0, 20, 5)
+    driver.now = 8.0
+    driver.beat("a")
+    driver.tick_at(10.0)
+    assert driver.last_events(1) == ["b is silent; the others do its part meanwhile"]
+    driver.report_part("b", own)
+    assert driver.span("b") == (0, 25, 5)
+    driver.finish("a", "b")
+    assert [driver.count(name) for name in "abd"] == [10, 10, 10]
+
+
+def test_who_sends_heartbeats_is_not_suspended():
+    """However slow it is; nor who never sent one."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=1000.0)
+    driver.beat("a", "b")
+    driver.finish("a")
+    for now in range(0, 900, 2):
+        driver.now = float(now)
+        driver.beat("a", "b")
+        driver.tick_at(driver.now)
+    assert [driver.iteration("b"), driver.iteration("c")] == [0, 0]
+    assert driver.next("a") is None
+
+
+def test_nobody_is_suspended_when_nobody_waits():
+    """All are silent, as after a pause of the network: that is no one's fault."""
+    driver = Beating("a", "b", total=30)
+    driver.beat("a", "b")
+    driver.tick_at(500.0)
+    assert [driver.iteration("a"), driver.iteration("b")] == [0, 0]
+
+
+def test_nobody_is_suspended_without_whom_the_batch_is_too_large():
+    """It is awaited until the report time-out."""
+    driver = Beating("a", "b", total=30, bounds={"a": Bounds(1, 20)})
+    driver.beat("a", "b")
+    driver.finish("a")
+    driver.tick_at(100.0)
+    assert driver.next("a") is None
+    assert driver.iteration("b") == 0
+
+
+def test_who_stays_silent_is_taken_out():
+    """A suspended member goes after the time of absence since it was last heard of."""
+    driver = silent_b(absence=50.0)
+    driver.tick_at(10.0)
+    driver.tick_at(49.9)
+    assert driver.job.members == ["a", "b", "c"]
+    driver.tick_at(50.0)
+    assert driver.job.members == ["a", "c"]
+    assert "b died: nothing was heard of it for 50 s" in driver.job.events
+
+
+def test_deadlines_follow_the_iterations():
+    """A member has ten typical iterations to report, if that is longer than the time-out."""
+    driver = Beating("a", "b", report_timeout=100.0)
+    for k in range(5):
+        driver.now = 30.0 * (k + 1)
+        driver.finish("a", "b")
+    driver.finish("a")
+    driver.next("b")
+    driver.tick_at(449.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(450.0)
+    assert driver.job.members == ["a"]
+
+
+def test_a_late_piece_has_its_own_deadline():
+    """Who does a piece is late only if others wait for that."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=100.0)
+    driver.finish("a")
+    driver.now = 60.0
+    driver.finish("b")
+    driver.job.leave("c", "c", 60.0)
+    driver.finish("b")
+    driver.tick_at(159.0)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(160.0)
+    assert driver.job.members == ["b"]
+
+
+def test_a_piece_comes_with_time_to_do_it():
+    """Who has waited for long already is not late the moment it gets a piece."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=100.0)
+    driver.finish("a", "b")
+    driver.tick_at(99.0)
+    driver.job.leave("c", "c", 99.0)
+    driver.finish("b")
+    driver.tick_at(198.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(199.0)
+    assert driver.job.members == ["b"]
+
+
+def test_a_piece_comes_with_time_to_do_it_also_where_others_get_none():
+    """Of one missing sample only one member gets a piece, for which the others, long done, have to wait."""
+    driver = Beating("a", "b", "c", total=3, report_timeout=100.0)
+    driver.finish("a", "b")
+    driver.tick_at(99.0)
+    driver.job.leave("c", "c", 99.0)
+    (taker,) = (name for name in "ab" if driver.next(name))
+    driver.tick_at(198.9)
+    assert driver.job.members == ["a", "b"]
+    driver.tick_at(199.0)
+    assert driver.job.members == [name for name in "ab" if name != taker]
+
+
+# -- all gone
+
+
+def test_a_job_whose_members_all_died_is_kept():
+    """Whoever comes while it is kept goes on with it, in another attempt."""
+    driver = Beating("a", keep=600.0)
+    driver.finish("a")
+    driver.next("a")
+    driver.job.disconnect("a", "a", 0.0)
+    driver.tick_at(1.0)
+    assert (driver.job.size, driver.job.ended) == (0, False)
+    driver.tick_at(600.9)
+    driver.join("b")
+    assert driver.job.recovering == 1
+    driver.job.rewind("b", "b", 1, 1, driver.now)
+    assert driver.span("b") == (1, 32, 32)
+
+
+def test_a_job_is_not_kept_for_ever():
+    """It ends `keep` seconds after the last death; one that never started, at once."""
+    driver = Beating("a", keep=600.0)
+    driver.job.disconnect("a", "a", 0.0)
+    driver.tick_at(1.0)
+    driver.tick_at(601.0)
+    assert driver.job.ended
+    gathering = Beating("a", "b")
+    gathering.job.leave("a", "a", 0.0)
+    gathering.job.disconnect("b", "b", 0.0)
+    with pytest.raises(NotMemberError):
+        gathering.next("a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"keep": -1.0}, r"keep -1\.0: must be at least 0"),
+        ({"silence": 0.0, "heartbeat": 0.0}, r"silence 0\.0: must be above 0"),
+        ({"absence": float("nan")}, "absence nan"),
+        ({"return_grace": -0.5}, r"return_grace -0\.5"),
+        ({"carry_on": -1}, "carry_on -1"),
+        ({"heartbeat": 10.0}, r"heartbeat 10\.0: must be below silence, 10\.0 s"),
+    ],
+)
+def test_config_errors_name_the_value(arguments, said):
+    """A setting out of its range is refused with its name and value."""
+    with pytest.raises(ValueError, match=said):
+        JobConfig(**arguments)

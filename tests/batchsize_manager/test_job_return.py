@@ -1,0 +1,99 @@
+"""Members that seemed to have died, and names that two incarnations want, worked out by hand."""
+
+import pytest
+
+from batchsize_manager.rounding import Bounds
+from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from tests.batchsize_manager.test_job_redo import Beating
+
+
+def cut_off(driver, name):
+    """Let a member's connection be broken for longer than the grace period."""
+    driver.job.disconnect(name, name, driver.now)
+    driver.now += 2.0
+    driver.job.tick(driver.now)
+    assert name not in driver.job.members
+
+
+def rejoin(driver, name, incarnation):
+    """Let another incarnation join under a name."""
+    driver.job.join(name, incarnation, Bounds(), driver.now)
+
+
+def test_a_member_that_was_only_cut_off_is_welcome_back():
+    """Others do its part meanwhile; its report is answered with the next iteration's."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    driver.report("a", 0)
+    cut_off(driver, "b")
+    part = driver.next("a")
+    assert (part.iteration, part.start, part.count) == (0, 8, 8)
+    driver.report("b", 0)
+    assert driver.job.members == ["a", "b"]
+    assert driver.span("b") is None
+    driver.report_part("a", part)
+    assert driver.span("a")[0] == driver.span("b")[0] == 1
+    assert driver.span("a")[2] + driver.span("b")[2] == 16
+
+
+def test_all_that_were_cut_off_come_back():
+    """Nobody was left for a while: the job goes on in another attempt."""
+    driver = Beating("a", "b", total=16)
+    for name in "ab":
+        driver.job.disconnect(name, name, driver.now)
+    driver.now += 2.0
+    driver.job.tick(driver.now)
+    assert driver.job.members == []
+    driver.beat("b")
+    driver.beat("a")
+    assert driver.job.members == ["b", "a"]
+    assert driver.job.recovering == 1
+    for name in "ab":
+        driver.job.rewind(name, name, 1, 0, driver.now)
+    assert sum(driver.span(name)[2] for name in "ab") == 16
+
+
+def test_who_gave_its_name_to_another_does_not_come_back():
+    """Nor who left, or was away for too long."""
+    driver = Beating("a", "b", total=16)
+    cut_off(driver, "b")
+    rejoin(driver, "b", "other")
+    with pytest.raises(NotMemberError):
+        driver.beat("b")
+    cut_off(driver, "a")
+    driver.now += 1000.0
+    with pytest.raises(NotMemberError):
+        driver.beat("a")
+
+
+def test_a_name_is_free_if_its_member_is_not_heard_again():
+    """It may have died, and only the news of it be on its way: the newcomer is to try again."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    driver.now += 1.0
+    for _ in range(5):
+        with pytest.raises(UnavailableError, match="not known yet whether it lives"):
+            rejoin(driver, "b", "other")
+        driver.now += 1.0
+    driver.job.disconnect("b", "b", driver.now)
+    rejoin(driver, "b", "other")
+    assert driver.job.member("b", "other")
+
+    driver.job.heartbeat("b", "other", driver.job.attempt, driver.now)
+    with pytest.raises(UnavailableError):
+        rejoin(driver, "b", "third")
+    driver.now += 10.0  # without any news of it
+    rejoin(driver, "b", "third")
+    assert driver.job.member("b", "third")
+
+
+def test_a_name_is_taken_if_its_member_is_heard_again():
+    """Two that live and claim one name: the newcomer is refused, with the reason."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    with pytest.raises(UnavailableError):
+        rejoin(driver, "b", "other")
+    driver.now += 1.0
+    driver.beat("b")
+    with pytest.raises(InvalidRequestError, match="is a member already"):
+        rejoin(driver, "b", "other")

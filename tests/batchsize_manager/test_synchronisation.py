@@ -1,0 +1,503 @@
+"""ASP, SSP and backup workers: at random on the state machine, then with real services and workers."""
+
+import contextlib
+import signal
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import idl
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import make_policy
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.synchronisation import Synchronisation
+from evenpace.cli import cli
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from rpc.errors import InvalidRequestError
+from tests.scripts import train_float64
+from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
+from tests.wire import LARGE, framed
+from tests.worker import test_training
+from worker.session import Session, SessionConfig
+from worker.shards import Group, Layout
+
+SSP = Synchronisation("ssp", staleness=5)
+ASP = Synchronisation("asp")
+SCRIPT = Path(train_float64.__file__)
+
+# -- the value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gossip",), "'gossip': there are bsp, ssp, asp, backup"),
+        (("ssp",), "staleness None: ssp needs a number of at least 0"),
+        (("ssp", -1), "staleness -1"),
+        (("asp", 3), "staleness 3: belongs to ssp, but the mode is asp"),
+        (("bsp", None, 3), "replicas_to_aggregate 3: belongs to backup, but the mode is bsp"),
+        (("backup",), "replicas_to_aggregate None: backup needs a number of at least 1"),
+        (("backup", None, 0), "replicas_to_aggregate 0"),
+        (("backup", 5, 2), "staleness 5: belongs to ssp"),
+    ],
+)
+def test_combinations_without_sense_are_refused(arguments, said):
+    """A number that is missing, out of range, or of another mode is named with its value."""
+    with pytest.raises(ValueError, match=said):
+        Synchronisation(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sync", "asp", "--staleness", "3"], "staleness 3: belongs to ssp, but the mode is asp"),
+        (["--staleness", "3"], "but the mode is bsp"),
+        (["--sync", "backup"], "replicas_to_aggregate None: backup needs a number"),
+        (["--sync", "backup", "--replicas-to-aggregate", "3", "--workers", "2"], "number of workers, 2"),
+    ],
+)
+def test_the_command_line_refuses_them_too(options, said):
+    """`evenpace manager` ends with one line that says what is wrong."""
+    result = CliRunner().invoke(cli, ["manager", *options])
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+# -- at random
+
+NAMES = ["a", "b", "c", "d"]
+
+
+class AnyMode(RuleBasedStateMachine):
+    """Workers come, work at any pace and go, under any mode."""
+
+    @initialize(
+        mode=st.sampled_from(["ssp", "asp", "backup"]),
+        number=st.integers(0, 3),
+        workers=st.integers(1, 3),
+        total=st.integers(4, 20),
+        rest=st.integers(0, 40),
+    )
+    def begin(self, mode, number, workers, total, rest):
+        """Make the job."""
+        self.sync = Synchronisation(
+            mode,
+            number if mode == "ssp" else None,
+            min(number + 1, workers) if mode == "backup" else None,
+        )
+        self.spec = JobSpec(total + rest, total)
+        config = JobConfig(workers, report_timeout=20.0, reconnect_grace=5.0, synchronisation=self.sync)
+        self.job = Job(self.spec, config, make_policy("even"))
+        self.now = 0.0
+        self.incarnations = 0
+        self.alive = {}  # name to incarnation
+        self.has = {}  # name to the assignment that it works on
+        self.due = {}  # name to the iteration that it works on, or does next
+        self.slices = {}  # (iteration, start) to who was given the slice
+        self.given = {}  # iteration to the names and incarnations that were given samples of it
+        self.reports = {}  # iteration to the names and incarnations that reported it
+
+    def forget_gone(self):
+        """Notice who was taken out."""
+        for name in set(self.alive) - set(self.job.members):
+            for of_names in (self.alive, self.has, self.due):
+                of_names.pop(name, None)
+
+    def ask_all(self):
+        """Everybody without work asks for some, as the service does for who waits."""
+        for name, incarnation in self.alive.items():
+            if name in self.has:
+                continue
+            assignment = self.job.next_assignment(name, incarnation)
+            if assignment is None:
+                assert not (self.sync.mode == "asp" and self.job.started)
+                continue
+            self.has[name] = assignment
+            assert assignment.iteration >= self.due.get(name, 0)
+            if self.sync.mode != "backup":
+                assert self.due.get(name, assignment.iteration) == assignment.iteration
+            self.due[name] = assignment.iteration
+            if self.sync.mode == "ssp":
+                assert assignment.iteration <= min(self.due.values()) + self.sync.staleness
+            if self.sync.mode == "backup":
+                assert assignment.iteration == self.job.planned - 1
+            if assignment.count:
+                who = (name, incarnation)
+                assert self.slices.setdefault((assignment.iteration, assignment.start), who) == who
+                self.given.setdefault(assignment.iteration, set()).add(who)
+
+    def worker(self, data):
+        """Draw a worker that is a member."""
+        return data.draw(st.sampled_from(sorted(self.alive)))
+
+    @precondition(lambda self: len(self.alive) < len(NAMES))
+    @rule(data=st.data())
+    def join(self, data):
+        """A name that is free comes in."""
+        name = data.draw(st.sampled_from([n for n in NAMES if n not in self.alive]))
+        self.incarnations += 1
+        self.job.join(name, f"i{self.incarnations}", Bounds(), self.now)
+        self.alive[name] = f"i{self.incarnations}"
+        self.ask_all()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def leave(self, data):
+        """A member goes."""
+        name = self.worker(data)
+        self.job.leave(name, self.alive[name], self.now)
+        self.forget_gone()
+        self.ask_all()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def break_off(self, data):
+        """A member's connection breaks."""
+        name = self.worker(data)
+        self.job.disconnect(name, self.alive[name], self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))
+    def tick(self, seconds):
+        """Time passes, and whoever is gone or silent is taken out."""
+        self.now += seconds
+        self.job.tick(self.now)
+        self.forget_gone()
+        self.ask_all()
+
+    @precondition(lambda self: self.has)
+    @rule(data=st.data(), times=st.integers(1, 6))
+    def work(self, data, times):
+        """One member works for a while, as far as it has work."""
+        name = data.draw(st.sampled_from(sorted(self.has)))
+        for _ in range(times):
+            if name not in self.has:
+                break
+            done = self.has.pop(name)
+            self.due[name] = done.iteration + 1
+            report = Report(done.iteration, 0.1 + done.count)
+            self.now += 0.1
+            self.job.report(name, self.alive[name], report, self.now)
+            self.job.report(name, self.alive[name], report, self.now)
+            self.reports.setdefault(done.iteration, set()).add((name, self.alive[name]))
+            self.ask_all()
+
+    @invariant()
+    def nothing_is_stuck(self):
+        """Once the job runs, somebody always has work."""
+        assert self.job.failure is None
+        assert set(self.job.members) == set(self.alive)
+        assert self.has or not (self.job.started and self.alive)
+
+    @invariant()
+    def history_has_each_iteration_once(self):
+        """Iterations are complete in their order."""
+        iterations = [record.iteration for record in self.job.history(0, 10**6)]
+        assert iterations == list(range(len(iterations)))
+
+    @invariant()
+    def nobody_is_skipped_too_early(self):
+        """A complete iteration has all reports, or in backup enough, of those who are still there."""
+        enough = self.sync.replicas_to_aggregate or len(NAMES)
+        for record in self.job.history(0, 10**6):
+            given = self.given.get(record.iteration, set())
+            reported = self.reports.get(record.iteration, set()) & given
+            if len(reported) < enough:
+                assert not {(name, self.alive.get(name)) for name, _ in given - reported} & given
+
+
+AnyMode.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyMode = AnyMode.TestCase
+
+
+# -- sessions with real services
+
+
+class Cluster:
+    """Services in this process for one job, and its sessions: SGD with lr 1 on three parameters of 0."""
+
+    def __init__(self, synchronisation, workers, manager, service, shards):
+        self.synchronisation, self.workers, self.service = synchronisation, workers, service
+        self.manager, self.shards = manager, shards
+        self.observer = Observer(manager, shards)
+        self.sessions = {}
+
+    def join(self, *names):
+        """Let workers join, all at once, as the job waits for all of them."""
+
+        def start(name):
+            config = SessionConfig(self.manager, self.shards, worker=name, barrier_timeout=60)
+            session = self.sessions[name] = Session(config)
+            session.declare(JobSpec(1200, 12, shuffle=False))
+            session.open_parameters(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
+
+        threads = [threading.Thread(target=start, args=(name,), daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return [self.sessions[name] for name in names]
+
+    def parameters(self):
+        """What the parameter server has now, with its version."""
+        assert self.observer.poll()
+        now = np.empty(3)
+        version = self.observer.pull(now)
+        return version, now.tolist()
+
+    def waits(self, name):
+        """Whether the manager keeps a worker waiting."""
+        return name in self.service._jobs["default"].waiting
+
+
+@contextlib.contextmanager
+def cluster(synchronisation, workers, shards=1, **job):
+    """Services whose job runs with the mode."""
+    config = JobConfig(workers, synchronisation=synchronisation, **job)
+    service = ManagerService(ManagerConfig(policy="even", job=config))
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(service))
+        addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
+        made = Cluster(synchronisation, workers, manager, service, addresses)
+        yield made
+        for session in made.sessions.values():
+            session.close()
+        made.observer.close()
+
+
+def finish(session, gradient):
+    """One iteration with a given gradient, the same for all elements."""
+    session.stopwatch.start()
+    session.gradient[:] = gradient
+    return session.finish_iteration()
+
+
+class Runner:
+    """Goes through iterations in a thread, until `limit` are begun; notes each that it begins."""
+
+    def __init__(self, session, limit, gradient=1.0):
+        self.begun = []
+        self.thread = threading.Thread(target=self._run, args=(session, limit, gradient), daemon=True)
+        self.thread.start()
+
+    def _run(self, session, limit, gradient):
+        while session.assignment.iteration < limit:
+            self.begun.append(session.assignment.iteration)
+            finish(session, gradient)
+
+    def join(self):
+        """Wait for the end."""
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 5])
+def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
+    """Beside a worker that stands still in iteration c, the fast one does c + staleness, and then waits."""
+    with cluster(Synchronisation("ssp", staleness), 2) as services:
+        slow, fast = services.join("slow", "fast")
+        runner = Runner(fast, 12)
+        for c in range(6):
+            assert slow.assignment.iteration == c
+            wait_until(
+                lambda c=c: runner.begun[-1:] == [c + staleness] and services.waits("fast"),
+                f"the fast worker's waiting in iteration {c + staleness}",
+            )
+            assert services.parameters()[0] == c + (c + staleness + 1)  # each push was a step
+            finish(slow, 1.0)
+        while runner.thread.is_alive() and slow.assignment.iteration < 12:
+            finish(slow, 1.0)
+        runner.join()
+        assert runner.begun == list(range(12))
+
+
+def test_asp_fast_worker_never_waits():
+    """Beside a worker that stands still, the other goes through epochs, each push a step of its own."""
+    with cluster(ASP, 2, shards=2) as services:
+        slow, fast = services.join("slow", "fast")
+        runner = Runner(fast, 250)
+        runner.join()
+        assert slow.assignment.iteration == 0
+        assert services.parameters() == (250, [-250.0] * 3)
+        assert finish(slow, 10.0).iteration == 1
+        assert slow.parameters.tolist() == [-260.0] * 3
+
+
+def test_asp_newcomer_and_leaver():
+    """A worker that joins late starts beside the fastest with the parameters of then; others may go."""
+    with cluster(ASP, 2) as services:
+        slow, fast = services.join("slow", "fast")
+        Runner(fast, 20).join()
+        (late,) = services.join("late")
+        assert late.assignment.iteration >= 20
+        assert late.parameters.tolist() == [-20.0] * 3
+        fast.close()
+        finish(late, 1.0)
+        late.close()
+        assert finish(slow, 1.0).iteration == 1
+        assert slow.parameters.tolist() == [-22.0] * 3
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_backup_drops_exactly_the_late(shards):
+    """Each step is the mean of the gradients that came; the late one's is dropped, and it skips ahead."""
+    sync = Synchronisation("backup", replicas_to_aggregate=2)
+    with cluster(sync, 3, shards=shards) as services:
+        a, b, c = services.join("a", "b", "c")
+        runners = [Runner(a, 5, 1.0), Runner(b, 5, 3.0)]
+        for runner in runners:
+            runner.join()
+        assert services.parameters() == (5, [-10.0] * 3)
+
+        assert finish(c, 1000.0).iteration == 5  # its gradient of iteration 0 comes at last
+        assert c.parameters.tolist() == [-10.0] * 3
+        runners = [Runner(c, 6, 5.0), Runner(a, 6, 1.0)]
+        for runner in runners:
+            runner.join()
+        assert services.parameters() == (6, [-13.0] * 3)
+        assert finish(b, 1000.0).iteration == 6
+        assert b.parameters.tolist() == [-13.0] * 3
+
+        assert services.observer.poll()
+        took_part = [{part.worker for part in r.workers} for r in services.observer.iterations]
+        assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
+
+
+def test_backup_waits_for_all_who_are_left():
+    """When fewer are left than make a step, all of them do, and the slice of the one that went is lost."""
+    sync = Synchronisation("backup", replicas_to_aggregate=2)
+    with cluster(sync, 2) as services:
+        a, b = services.join("a", "b")
+        runner = Runner(b, 1, 3.0)
+        assert finish(a, 1.0).iteration == 1
+        runner.join()
+        b.close()
+        assert finish(a, 1.0).iteration == 2
+        assert a.parameters.tolist() == [-3.0] * 3
+
+
+@pytest.mark.parametrize("sync", [ASP, SSP], ids=["asp", "ssp"])
+@pytest.mark.parametrize("cut", [0.5, 1.0], ids=["broken", "unanswered"])
+def test_a_push_that_is_sent_again_counts_once(sync, cut):
+    """Whether the connection broke within a push or before its answer, the same push again is one step."""
+    with serving(shard_service()) as address:
+        worker = ShardWorker(address, LARGE, name=(job := f"job-{uuid.uuid4().hex}/run") + "/bsp")
+        identity = worker.identity = idl.common.Identity(job, "w", "i")
+        wire = idl.common.Synchronisation(sync.mode, sync.staleness)
+        worker.client.call("open", open_request(identity, LARGE, synchronisation=wire))
+        zeros = np.zeros(LARGE, dtype=np.float32)
+        request = idl.parameter_server.InitialiseRequest(identity, 0)
+        worker.client.call("initialise", request, bulk=zeros.data.cast("B"))
+        for iteration in range(3):
+            frame = framed("push", worker.push_request(), worker.gradient().data.cast("B"))
+            with Raw(address) as raw:
+                raw.send(frame[: int(cut * len(frame))])
+                if cut == 1.0:
+                    assert raw.read_frame() is not None
+            worker.push()
+            worker.push()
+            worker.stepped()
+            worker.check()
+            assert worker.version == iteration + 1
+        worker.close()
+
+
+def test_workers_must_agree_on_the_mode():
+    """A worker that says something else than the first, or nothing, is told what the job runs with."""
+    with serving(shard_service()) as address:
+        worker = ShardWorker(address)
+        wire = idl.common.Synchronisation("asp")
+        with pytest.raises(InvalidRequestError, match=r"runs with .*'bsp'.* wants .*'asp'"):
+            worker.client.call("open", open_request(worker.identity, 1000, synchronisation=wire))
+        worker.client.call("open", open_request(worker.identity, 1000))
+        other = idl.common.Identity("other/run", "w", "i")
+        for wrong, said in (
+            (idl.common.Synchronisation("asp", 5), "staleness 5: belongs to ssp"),
+            (idl.common.Synchronisation("backup"), "replicas_to_aggregate None"),
+            (idl.common.Synchronisation(), "mode is missing"),
+        ):
+            with pytest.raises(InvalidRequestError, match=said):
+                worker.client.call("open", open_request(other, 1000, synchronisation=wrong))
+        worker.close()
+
+
+def test_a_deterministic_shard_takes_bsp_only():
+    """What depends on the order of arrival cannot be had from a shard that promises not to."""
+    with serving(shard_service(deterministic=True)) as address:
+        worker = ShardWorker(address)
+        other = idl.common.Identity("other/run", "w", "i")
+        wire = idl.common.Synchronisation("asp")
+        with pytest.raises(InvalidRequestError, match=r"'asp'.*--deterministic"):
+            worker.client.call("open", open_request(other, 1000, synchronisation=wire))
+        worker.close()
+
+
+# -- processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sync", "optimizer"), [("asp", "sgd"), ("ssp", "adam")])
+def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until, sync, optimizer):
+    """With nobody to be stale against, the modes are plain training, schedule included, to rounding."""
+    with LocalCluster(tmp_path, sync=sync, shards=2) as services:
+        arguments = ["--optimizer", optimizer, "--out", str(tmp_path / "w.npy"), "--num-workers", "1"]
+        services.start_worker("w", SCRIPT, arguments)
+        test_training.run(services, wait_until)
+    assert np.abs(np.load(tmp_path / "w.npy") - test_training.train_alone(optimizer)).max() < 1e-9
+
+
+MODES = {
+    "asp": {"sync": "asp"},
+    "ssp": {"sync": "ssp", "staleness": 5},
+    "backup": {"sync": "backup", "replicas_to_aggregate": 2},
+}
+KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 20}, "w1 did not report")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [("asp", KILLED), ("ssp", KILLED), ("backup", KILLED), ("ssp", FROZEN)],
+    ids=["asp-killed", "ssp-killed", "backup-killed", "ssp-frozen"],
+)
+def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
+    """A worker that is killed or frozen is taken out, and the others train to their end."""
+    timeout, said = end
+    with LocalCluster(tmp_path, workers=3, policy="even", **MODES[mode], **timeout) as services:
+        # The others wait for w1 there: they might be through before it is at its point.
+        arguments = ["--epochs", "4", "--out"]
+        workers = [
+            test_training.start_to_freeze(
+                services, f"w{i}", *arguments, str(tmp_path / f"{i}.npy"), iteration=12
+            )
+            for i in (0, 2)
+        ]
+        leaver = test_training.start_to_freeze(services, "w1", "--epochs", "4").popen
+        for popen in (leaver, *(process.popen for process in workers)):
+            wait_until(lambda p=popen: is_frozen(p), "all to be at their points")
+        if end is KILLED:
+            leaver.kill()
+        for process in workers:
+            process.popen.send_signal(signal.SIGCONT)
+        for process in workers:
+            wait_until(lambda p=process: p.popen.poll() is not None, "the end of training")
+            assert process.popen.returncode == 0, process.failure()
+        observer = Observer(services.manager, services.shard_addresses)
+        wait_until(
+            lambda: observer.poll() and any(event.startswith(said) for event in observer.events),
+            "the taking out",
+        )
+        observer.close()
+    assert {part.worker for part in observer.iterations[-1].workers} <= {"w0", "w2"}
+    for i in (0, 2):
+        assert np.isfinite(np.load(tmp_path / f"{i}.npy")).all()

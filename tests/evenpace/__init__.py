@@ -1,0 +1,1 @@
+"""Tests of the command line, and of what is beside the services and workers."""

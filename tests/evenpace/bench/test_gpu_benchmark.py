@@ -1,0 +1,82 @@
+"""The benchmark for GPU machines: that its parts run, on the CPU, and that none loses the others."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+
+RUN = ROOT / "benchmarks" / "gpu" / "run.py"
+
+
+# The first optimiser imports it; the parts, which are forked, then need not do so each.
+PREPARED = (
+    "import runpy, sys, torch._dynamo; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def run(folder, *options, blocked=(), prepared=False):
+    """Run it as a user would; its exit status and its results. Modules that are blocked are missing."""
+    for module in blocked:
+        text = f"raise ModuleNotFoundError('blocked', name={module!r})\n"
+        (folder / f"{module}.py").write_text(text)
+    done = subprocess.run(
+        [
+            sys.executable,
+            *["-c", PREPARED] * prepared,
+            RUN,
+            "--json",
+            folder / "out.json",
+            "--quick",
+            *options,
+        ],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=560,
+    )
+    return done.returncode, json.loads((folder / "out.json").read_text()), done
+
+
+@pytest.mark.slow
+def test_all_parts_run(tmp_path):
+    """Each is done, or says that it needs a GPU; the step times are a table, too."""
+    code, results, done = run(tmp_path, "--device", "cpu", "--csv", str(tmp_path / "out.csv"), prepared=True)
+    assert code == 0, done.stdout + done.stderr
+    statuses = {name: part["status"] for name, part in results.items()}
+    assert statuses.pop("memory") == "skipped"
+    assert results["memory"]["reason"] == "needs a GPU"
+    assert set(statuses.values()) == {"ok"}
+    assert len(statuses) == 6
+    by_workers = results["balancing"]["result"]
+    assert sum(by_workers["2"]["leader_straggler"]["batch_sizes"]) == 4
+    with (tmp_path / "out.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["model"] for row in rows} == {"resnet32", "resnet50", "transformer"}
+    assert all(float(row["step_time_s"]) > 0 for row in rows)
+
+
+def test_what_is_not_installed_is_skipped(tmp_path):
+    """Without the packages for services, parts that need none run, and the others say what is missing."""
+    blocked = ("thriftpy2", "psutil", "uvloop", "click", "rich", "keras", "matplotlib", "statsmodels")
+    parts = ("machine", "memory", "timing", "parameter_server", "all_reduce")
+    code, results, _ = run(tmp_path, "--device", "cpu", "--parts", *parts, blocked=blocked)
+    assert code == 0
+    assert results["machine"]["status"] == results["timing"]["status"] == "ok"
+    assert results["memory"]["reason"] == "needs a GPU"
+    for name in ("parameter_server", "all_reduce"):
+        assert (results[name]["status"], results[name]["reason"]) == ("skipped", "no thriftpy2")
+
+
+def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
+    """On a device that is not there, each part says so, and the exit status says that some failed."""
+    code, results, done = run(tmp_path, "--device", "cuda:7", "--parts", "machine", "timing")
+    assert code == 1
+    assert [part["status"] for part in results.values()] == ["failed", "failed"]
+    assert all(part["error"] for part in results.values())
+    assert done.stdout.startswith("machine: failed: ")

@@ -1,0 +1,1 @@
+"""Tests of runs under faults, and of the verdict on them."""

@@ -1,0 +1,393 @@
+"""The live page over real HTTP: what it tells of real runs, and what becomes of it when others go."""
+
+import asyncio
+import fnmatch
+import http.client
+import itertools
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+
+import psutil
+import pytest
+
+from evenpace.bench.load_processes import Generators, LoadConfig
+from evenpace.dashboard import stream
+from evenpace.dashboard.stream import EventStream, Viewers
+from evenpace.overview.client import ManagerClient
+from evenpace.overview.job_view import JobView
+from rpc.address import Address
+from tests import ROOT
+from tests.live_pages import Page, Uneven, managed_page, page_of
+from tests.services import (
+    MemberWorker,
+    address_of_our_own,
+    has_ended,
+    manager_service,
+    restartable_manager,
+    serving,
+)
+
+STATIC = ROOT / "evenpace" / "dashboard" / "static"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A manager with a page, for all tests that can share one."""
+    with managed_page(tmp_path_factory.mktemp("page"), "--workers", "4") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def run(page, wait_until):
+    """A job with a straggler that goes on all the while."""
+    with Uneven(page.manager, "shared") as run:
+        wait_until(lambda: page.shows("shared", iterations=30), "thirty iterations")
+        yield run
+
+
+def test_a_job_is_told_of_as_its_records_say(page, run, wait_until):
+    """Once a job is over, the page's figures and course are those that its records give."""
+    with Uneven(page.manager, "over") as over:
+        wait_until(lambda: len(over.done) > 20, "twenty iterations")
+
+    def ended():
+        job = page.shows("over")
+        if not job or job["state"] != "ended" or job["behind"]:
+            return None
+        # It is told of as soon as it is known; its last events are asked for after that.
+        return {"worker-3 left", "worker-0 left"} <= {event["text"] for event in job["events"]} and job
+
+    told = wait_until(ended, "its end")
+    view = JobView()
+    with ManagerClient(page.manager) as manager:
+        while records := manager.records("over", view.last + 1)[1]:
+            view.add(records)
+    figures = view.figures({})
+    assert told["figures"]["iterations"] == figures.iterations == view.last + 1
+    assert told["headline"] == figures.headline
+    assert told["figures"]["speedup"] == pytest.approx(figures.speedup, rel=1e-4)
+    rows = page.get("/api/jobs/over/workers")["rows"]
+    assert [row["worker"] for row in rows] == [worker.worker for worker in figures.workers]
+    assert rows[0]["worker"] == told["slowest"] == told["straggler"]["worker"] == "worker-3"
+    assert rows[0]["verdict"] == "chronic"
+    course = page.get("/api/jobs/over/timeline?points=1000&worker=worker-3")
+    whole = view.timeline(1000, ["worker-3"], 0)
+    assert course["iterations"] == whole.iterations
+    assert course["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
+
+
+def test_the_stream_follows_a_run(page, run):
+    """Viewers hear of new iterations by themselves, each event small, and of the end."""
+    with Uneven(page.manager, "followed") as followed, page.events("followed") as events:
+        told, seen = [], []
+        for name, job in events:
+            if name == "job" and job is not None:
+                told.append(job)
+                seen.append(job["figures"]["iterations"])
+            if len(set(seen)) > 3 and seen[-1] > 20:
+                break
+        assert seen == sorted(seen)
+        assert all(one != other for one, other in itertools.pairwise(told))
+        followed.end()
+        states = (job["state"] for name, job in events if name == "job")
+        assert next(state for state in states if state == "ended")
+
+
+def test_the_list_of_jobs(page, run):
+    """The list has all jobs, with what is most worth knowing of each."""
+    jobs = {job["job"]: job for job in page.get("/api/jobs")["jobs"]}
+    assert jobs["shared"]["state"] == "running"
+    assert jobs["shared"]["members"] == 4
+    assert "even" in jobs["shared"]["headline"]
+
+
+def test_the_table_is_sorted_filtered_and_cut_by_the_server(page, run):
+    """What is asked for comes, in order, and how much there is of it in all."""
+    part = page.get("/api/jobs/shared/workers?sort=worker&descending=0&limit=2&offset=1")
+    assert [row["worker"] for row in part["rows"]] == ["worker-1", "worker-2"]
+    assert (part["all"], part["matching"]) == (4, 4)
+    one = page.get("/api/jobs/shared/workers?filter=ER-3")
+    assert ([row["worker"] for row in one["rows"]], one["matching"]) == (["worker-3"], 1)
+    assert page.get("/api/jobs/shared/workers?offset=9")["rows"] == []
+    slow = page.get("/api/jobs/shared/workers?verdict=chronic")["rows"]
+    assert {row["verdict"] for row in slow} == {"chronic"}
+    assert slow[0]["worker"] == "worker-3"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/api/jobs/nobody", 404, "no job 'nobody'"),
+        ("/api/jobs/nobody/timeline", 404, "no job 'nobody'"),
+        ("/api/jobs/shared/workers?sort=colour", 400, "sort 'colour'"),
+        ("/api/jobs/shared/workers?limit=0", 400, "limit 0"),
+        ("/api/jobs/shared/workers?limit=201", 400, "limit 201"),
+        ("/api/jobs/shared/workers?offset=-1", 400, "offset '-1'"),
+        ("/api/jobs/shared/workers?verdict=lazy", 400, "verdict 'lazy'"),
+        ("/api/jobs/shared/workers?filter=" + 201 * "x", 400, "filter of 201 characters"),
+        ("/api/jobs/shared/timeline?points=0", 400, "points 0"),
+        ("/api/jobs/shared/timeline?points=1001", 400, "points '1001'"),
+        ("/api/jobs/shared/timeline?first=" + 30 * "9", 400, "first"),
+        ("/api/jobs/shared/timeline?" + "&".join(f"worker={i}" for i in range(21)), 400, "21 workers"),
+    ],
+)
+def test_bad_questions_are_told_what_is_allowed(page, run, path, status, said):
+    """A question that cannot be answered is told why in one line."""
+    found, value, _ = page.ask(path)
+    assert (found, said in value["error"]) == (status, True), value
+
+
+def test_unknown_paths_and_files(page):
+    """What there is not is not there, above the page's own files least of all."""
+    for path in ("/nothing", "/static/../api.py", "/static/%2e%2e/api.py", "/static/"):
+        assert page.ask(path)[0] == 404
+
+
+def test_health(page, wait_until):
+    """The page says whether it is well, and whether it reaches the manager."""
+    well = {"status": "ok", "manager": "ok", "error": ""}
+    wait_until(lambda: page.get("/healthz") == well, "an answer of the manager")
+
+
+def test_viewers_are_bounded(tmp_path, wait_until):
+    """Who comes when there are enough is told so, and may come when one has gone."""
+    with (
+        serving(manager_service()) as manager,
+        page_of(tmp_path, manager, "--max-viewers", "2") as page,
+        page.events() as first,
+    ):
+        assert next(first)[0] == "page"
+        with page.events() as second:
+            assert next(second)[0] == "page"
+            status, value, headers = page.ask("/api/stream")
+            assert (status, headers["retry-after"]) == (503, "30")
+            assert "too many viewers" in value["error"]
+            assert page.get("/healthz")["status"] == "ok"
+
+        wait_until(lambda: _closing(page.connect(), "/api/stream") == 200, "room for a third viewer")
+
+
+def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
+    """Nothing is kept for a viewer that takes nothing: it is given up, and makes room."""
+    monkeypatch.setattr(stream, "_SLOW_SECONDS", 0.05)
+    viewers = Viewers(1)
+
+    async def events():
+        return {"page": {}}
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def follow():
+        await asyncio.wait_for(EventStream(viewers, events)({}, receive, send), 30)
+
+    asyncio.run(follow())
+    assert not viewers.full
+
+
+def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until):
+    """While the manager is away the page shows what it knew and says so; then it goes on by itself."""
+    with (
+        restartable_manager(tmp_path / "state") as manager,
+        page_of(tmp_path, manager.address) as page,
+    ):
+        worker = MemberWorker(manager.address, "kept")
+        for _ in range(3):
+            worker.iterate()
+        wait_until(lambda: page.shows("kept", iterations=3), "its iterations")
+        with page.events("kept") as events:
+            manager.kill()
+            error = next(value["error"] for name, value in events if name == "page" and value["error"])
+            assert str(manager.address) in error
+            wait_until(lambda: page.get("/healthz")["manager"] == "unreachable", "the same by itself")
+            assert page.get("/api/jobs/kept")["figures"]["iterations"] == 3
+            manager.start()
+            assert next(True for name, value in events if name == "page" and not value["error"])
+        worker.client.close()
+
+
+def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
+    """A page that dies is a line in the manager's log, and nothing to its workers."""
+    with managed_page(tmp_path) as page:
+        worker = MemberWorker(page.manager)
+        worker.iterate()
+        (child,) = psutil.Process(page.popen.pid).children()
+        child.kill()
+        wait_until(lambda: "the page ended with status -9" in page.log.read_text(), "a line in the log")
+        worker.iterate()
+        worker.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
+    """However a manager ends, its page does, too, while somebody looks."""
+    with managed_page(tmp_path) as page, page.events() as events:
+        assert next(events)[0] == "page"
+        (child,) = psutil.Process(page.popen.pid).children()
+        page.popen.send_signal(number)
+        assert page.popen.wait(120) == (0 if number == signal.SIGTERM else -number)
+        wait_until(lambda: has_ended(child), "the page's end")
+    assert "Traceback" not in page.log.read_text()
+
+
+@pytest.mark.parametrize("command", ["manager", "dashboard"])
+def test_a_port_in_use_is_told_at_the_start(command):
+    """Neither starts without its page: the error names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = Address(*other.getsockname())
+        done = _evenpace(command, "--http", str(taken), *_needed(command))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert f"{taken} is in use" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["manager", "dashboard"])
+def test_others_reach_the_page_by_tls_or_not_at_all(command):
+    """Listening beyond loopback without TLS is refused, with what to do instead."""
+    done = _evenpace(command, "--http", "0.0.0.0:0", *_needed(command))
+    assert done.returncode == 1
+    assert "others could reach the page at 0.0.0.0:0 without TLS: give --tls" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_thousand_workers(tmp_path, wait_until):
+    """With a job of a thousand workers events stay small, and the table comes a part at a time."""
+    config = LoadConfig(jobs=1, workers=1000, seconds=1, compute=1.0)
+    # A generator that is held up is not to be taken for a thousand silent workers.
+    options = ("--workers", "1000", "--max-address-connections", "2000", "--silence", "120")
+    with (
+        managed_page(tmp_path, *options) as page,
+        Generators(config, page.manager) as generators,
+    ):
+
+        def rounds():
+            generators.listen(0.2)
+            return generators.rounds.slowest() > 3
+
+        wait_until(rounds, "four rounds")
+        with page.events("load-0") as events:
+            job = next(
+                job for name, job in events if name == "job" and job and job["figures"]["iterations"] > 2
+            )
+        assert (job["members"], sum(job["verdicts"].values()), job["names"]) == (1000, 1000, None)
+        assert len(str(job)) < 20_000
+        part = page.get("/api/jobs/load-0/workers?offset=975")
+        assert (len(part["rows"]), part["all"]) == (25, 1000)
+        speeds = [row["seconds_per_sample"]["median"] for row in part["rows"]]
+        assert speeds == sorted(speeds, reverse=True)
+        course = page.get("/api/jobs/load-0/timeline?worker=worker-999")
+        assert set(course["workers"]) == {"worker-999"}
+        generators.finish()
+        assert not generators.errors
+
+
+# However quick a run is, its services stay until whoever looks at their page has said so.
+LINGERING_DEMO = """
+import sys
+from evenpace.cli import main
+from evenpace.cluster import LocalCluster
+stop = LocalCluster.stop
+
+def linger(self):
+    sys.stdin.readline()
+    stop(self)
+
+LocalCluster.stop = linger
+main()
+"""
+
+
+@pytest.mark.slow
+def test_the_demo_has_a_page(tmp_path, wait_until):
+    """The demo says first where its page is; one that is open sees both runs there."""
+    command = [sys.executable, "-c", LINGERING_DEMO, "demo", "--out", str(tmp_path / "demo")]
+    # Between the runs nobody has the page's port: it must not be one that the kernel gives to others.
+    options = ["--shares", "0.8,0.4", "--epochs", "1", "--batch-size", "360"]
+    options += ["--http", str(address_of_our_own())]
+    with subprocess.Popen(
+        [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            found = re.search(r"http://(127\.0\.0\.1:\d+)/", process.stdout.readline())
+            page = Page(found[0], process, Address("127.0.0.1", 0), tmp_path)
+
+            def shows_run_that_is(policy):
+                try:
+                    job = page.shows("default")
+                except (OSError, http.client.HTTPException):
+                    return False  # between the runs
+                return job is not None and job["policy"] == policy
+
+            for policy in ("even", "proportional"):
+                wait_until(lambda: shows_run_that_is(policy), f"the run that is {policy}")  # noqa: B023 - at once
+                process.stdin.write("seen\n")
+                process.stdin.flush()
+            process.stdout.read()
+            assert process.wait(240) == 0
+        finally:
+            process.terminate()
+
+
+def test_a_demo_without_a_page_says_nothing_of_one(tmp_path):
+    """With --no-http no page is promised; an address that others could reach is refused."""
+    options = ("demo", "--out", str(tmp_path), "--batch-size", "5000")
+    assert "page" not in _evenpace(*options, "--no-http").stdout
+    refused = _evenpace(*options, "--http", "0.0.0.0:0")
+    assert (refused.returncode, "without TLS" in refused.stderr) == (1, True)
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    """The page's own files name no other origin and have no script or style within the page."""
+    for file in STATIC.iterdir():
+        if file.is_file() and file.suffix != ".svg":
+            assert not re.search(r"https?:|//[a-z]+\.[a-z]", file.read_text()), file
+    index = (STATIC / "index.html").read_text()
+    assert "<style" not in index
+    assert " style=" not in index
+    assert re.findall(r"<script[^>]*>(.*?)</script>", index) == [""]
+
+
+def test_every_file_of_the_page_is_packaged():
+    """What the page consists of is in the package's data, vendored files with their licences."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["evenpace.dashboard"]
+    files = [f"static/{file.relative_to(STATIC)}" for file in STATIC.rglob("*") if file.is_file()]
+    assert len(files) > 20
+    # As setuptools globs: a star does not reach into folders.
+    unpacked = [
+        file
+        for file in files
+        if not any(fnmatch.fnmatch(file, p) and file.count("/") == p.count("/") for p in patterns)
+    ]
+    assert unpacked == []
+    vendored = {file.name.partition(".")[0].partition("-")[0] for file in (STATIC / "vendor").glob("*.js")}
+    assert all((STATIC / "vendor" / f"{name}.LICENSE").is_file() for name in vendored)
+
+
+def _closing(connection, path):
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def _needed(command):
+    return ["--manager", "127.0.0.1:4300"] if command == "dashboard" else ["--listen", "127.0.0.1:0"]
+
+
+def _evenpace(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "evenpace", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )

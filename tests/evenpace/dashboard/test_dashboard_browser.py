@@ -1,0 +1,343 @@
+"""The live page in a real browser: what people see of a real run, how they get around, and what they change.
+
+Screenshots of what was tested are left under runs/screenshots.
+"""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from evenpace.overview.client import ManagerClient
+from rpc import tokens
+from rpc.credentials import Credentials
+from tests import ROOT
+from tests.live_pages import Uneven, managed_page, page_of
+from tests.services import address_of_our_own
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+_CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_CHROMIUM is None, reason="needs chromium"),
+]
+
+SCREENSHOTS = ROOT / "runs" / "screenshots"
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 320, "height": 640}
+expect = sync_api.expect
+_PATIENCE = 120_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser, for all tests."""
+    expect.set_options(timeout=_PATIENCE)
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=options, timeout=_PATIENCE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A manager with a page."""
+    with managed_page(tmp_path_factory.mktemp("browser"), "--workers", "4") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def run(page, wait_until):
+    """A job with a straggler that goes on all the while."""
+    with Uneven(page.manager, "digits") as run:
+        wait_until(lambda: len(run.done) > 30, "thirty iterations")
+        yield run
+
+
+@pytest.fixture
+def opened(chromium, page, run):
+    """A function that opens the page of the job; all tabs are checked for errors and requests in the end."""
+    contexts, wrong = [], []
+
+    def open_(url=None, **options):
+        context = chromium.new_context(**{"viewport": DESK} | options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.set_default_timeout(_PATIENCE)
+        own = url or page.url
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        tab.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
+        tab.goto(own)
+        expect(tab.locator(".chart canvas")).to_have_count(6)
+        expect(tab.locator(".workers tbody tr")).to_have_count(4)
+        return tab
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert [line for line in wrong if "net::ERR" not in line and "Failed to load resource" not in line] == []
+
+
+def _shot(tab, name):
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    tab.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def _violations(tab):
+    """What a checker of accessibility finds wrong, in short."""
+    found = axe.Axe().run(tab).response["violations"]
+    return [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found]
+
+
+def _iteration(tab):
+    text = tab.locator(".figures div", has_text="Iteration").locator(".note").inner_text()
+    return int(re.search(r"number (\d+)", text)[1])
+
+
+def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
+    """Who opens the page sees the only job at once, and how it goes on, without a reload."""
+    tab = opened()
+    expect(tab).to_have_title("digits – evenpace")
+    expect(tab.locator(".headline")).to_contain_text("faster than even")
+    expect(tab.locator(".straggler")).to_contain_text("worker-3: takes")
+    expect(tab.locator(".link")).to_contain_text("live")
+    slowest = tab.locator(".workers tbody tr").first
+    expect(slowest).to_contain_text("worker-3")
+    expect(slowest).to_contain_text("chronic")
+    expect(tab.locator(".events")).to_contain_text("worker-0 joined")
+    tab.evaluate("window.mark = 1")
+    first = _iteration(tab)
+    chart = tab.get_by_role("img", name=re.compile("^Batch sizes, iterations"))
+    drawn = chart.get_attribute("aria-label")
+    wait_until(lambda: _iteration(tab) > first + 20, "twenty more iterations")
+    wait_until(lambda: chart.get_attribute("aria-label") != drawn, "the chart's next points")
+    assert tab.evaluate("window.mark") == 1
+    shown = _iteration(tab)
+    assert page.get("/api/jobs/digits")["figures"]["iteration"] >= shown
+    _shot(tab, "job-light")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_violations_of_accessibility(opened, scheme):
+    """A checker finds nothing wrong, in either colour scheme, with all that can be opened open."""
+    tab = opened(color_scheme=scheme)
+    expect(tab.locator("[aria-live=polite]")).to_contain_text("even")
+    assert tab.locator("[aria-live]").count() == 1
+    assert _violations(tab) == []
+    tab.get_by_role("button", name="worker-3").click()
+    for summary in tab.locator("summary").all():
+        summary.click()
+    expect(tab.locator(".worker")).to_be_visible()
+    assert _violations(tab) == []
+    _shot(tab, f"details-{scheme}")
+    tab.get_by_role("button", name="Change policy").click()
+    expect(tab.get_by_role("dialog")).to_be_visible()
+    assert _violations(tab) == []
+    _shot(tab, f"confirm-{scheme}")
+
+
+def test_dark_mode_follows_the_system(opened):
+    """The page is dark where the system is, and turns when that does, charts included."""
+    tab = opened(color_scheme="dark")
+
+    def light():
+        return tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+
+    stroke = tab.locator(".legend line").first
+    assert light() < 60
+    dark_line = stroke.get_attribute("stroke")
+    _shot(tab, "job-dark")
+    tab.emulate_media(color_scheme="light")
+    assert light() > 200
+    expect(stroke).not_to_have_attribute("stroke", dark_line)
+
+
+def test_a_phone_shows_all_without_sideways_scrolling(opened):
+    """At 320 pixels nothing is wider than the screen, whatever is open."""
+    tab = opened(viewport=PHONE, device_scale_factor=2, has_touch=True, is_mobile=True)
+    width = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+    assert tab.evaluate(width) <= PHONE["width"]
+    _shot(tab, "phone")
+    tab.get_by_role("button", name="worker-3").click()
+    for summary in tab.locator("summary").all():
+        summary.click()
+    assert tab.evaluate(width) <= PHONE["width"]
+    assert _violations(tab) == []
+    tab.get_by_role("button", name="Pause").click()
+    expect(tab.get_by_role("dialog")).to_be_visible()
+    box = tab.get_by_role("dialog").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= PHONE["width"]
+    _shot(tab, "phone-confirm")
+
+
+def test_all_by_keyboard(opened, wait_until):
+    """Everything is reached and used with the keyboard; updates leave the focus where it is."""
+    tab = opened()
+    tab.keyboard.press("Tab")
+    expect(tab.locator(".skip")).to_be_focused()
+    expect(tab.locator(".skip")).to_be_in_viewport()
+    tab.keyboard.press("Enter")
+    reached = []
+    while "Skip to the content" not in reached:  # it begins again: no trap
+        assert len(reached) < 100
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.innerText ?? ''").split("\n")[0])
+        assert tab.evaluate(
+            "document.activeElement === document.body || "
+            "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+        ), f"no focus to be seen on {reached[-1]}"
+    assert {"Worker", "worker-3", "Change policy …", "Pause …"} <= set(reached)
+    who = tab.get_by_role("button", name="worker-3")
+    who.focus()
+    tab.keyboard.press("Enter")
+    expect(who).to_have_attribute("aria-expanded", "true")
+    before = _iteration(tab)
+    wait_until(lambda: _iteration(tab) > before + 10, "ten more iterations")
+    expect(who).to_be_focused()
+    heading = tab.get_by_role("columnheader", name="Worker").get_by_role("button")
+    heading.focus()
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".workers tbody tr").first).to_contain_text("worker-0")
+    expect(tab.get_by_role("columnheader", name="Worker")).to_have_attribute("aria-sort", "ascending")
+    expect(heading).to_be_focused()
+    pause = tab.get_by_role("button", name="Pause")
+    pause.focus()
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("dialog")).to_be_visible()
+    tab.keyboard.press("Escape")
+    expect(tab.get_by_role("dialog")).to_have_count(0)
+    expect(pause).to_be_focused()
+
+
+def test_the_page_reconnects_by_itself(opened, page, tmp_path, wait_until):
+    """While its server is away a tab says so and keeps what it has; it goes on when it can."""
+    address = str(address_of_our_own())  # the tab's attempts must not be given it while nobody is there
+    with page_of(tmp_path, page.manager, "--http", address) as first:
+        tab = opened(first.url)
+    expect(tab.locator(".notice")).to_contain_text("server cannot be reached")
+    expect(tab.locator(".link")).to_contain_text("not live")
+    expect(tab.locator(".workers tbody tr")).to_have_count(4)
+    before = _iteration(tab)
+    _shot(tab, "not-live")
+    with page_of(tmp_path, page.manager, "--http", address):
+        expect(tab.locator(".notice")).to_have_count(0)
+        expect(tab.locator(".link")).to_have_text(re.compile("^live"))
+        wait_until(lambda: _iteration(tab) > before, "news")
+
+
+def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
+    """Jobs are listed; of many workers there are bands, a table in parts, and single ones on demand."""
+    with (
+        managed_page(tmp_path) as page,
+        Uneven(page.manager, "wide", [50 + 10 * number for number in range(40)]) as wide,
+        Uneven(page.manager, "small", (100,)),
+    ):
+        wait_until(lambda: len(wide.done) > 10, "ten iterations")
+        context = chromium.new_context(viewport=DESK)
+        tab = context.new_page()
+        tab.set_default_timeout(_PATIENCE)
+        tab.goto(page.url)
+        expect(tab.locator(".jobs li")).to_have_count(2)
+        expect(tab.locator(".jobs")).to_contain_text("40 workers")
+        _shot(tab, "jobs")
+        assert _violations(tab) == []
+        tab.get_by_role("link", name="wide").click()
+        expect(tab.locator(".workers tbody tr")).to_have_count(25)
+        expect(tab.locator(".pages")).to_contain_text("1–25 of 40")
+        tab.get_by_role("button", name="Next").click()
+        expect(tab.locator(".workers tbody tr")).to_have_count(15)
+        tab.get_by_label("Name", exact=True).fill("worker-39")
+        expect(tab.locator(".workers tbody tr")).to_have_count(1)
+        tab.get_by_role("button", name="worker-39").click()
+        sizes = tab.get_by_role("img", name=re.compile("^Batch sizes"))
+        assert "worker-39" not in sizes.get_attribute("aria-label")
+        tab.get_by_label("Draw it in the charts").check()
+        expect(sizes).to_have_attribute("aria-label", re.compile("largest .*median .*smallest .*worker-39"))
+        expect(tab.get_by_role("img", name=re.compile("^Predicted and real speed"))).to_be_visible()
+        _shot(tab, "many-workers")
+        assert _violations(tab) == []
+        tab.go_back()
+        expect(tab.locator(".jobs h1")).to_have_text("Jobs")
+        context.close()
+
+
+def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
+    """A change asks first, then takes hold in the running job, which loses no iteration."""
+    tab = opened()
+    form = tab.locator("form", has=tab.get_by_role("button", name="Change policy"))
+    form.get_by_label("Policy").select_option("even")
+    form.get_by_role("button").click()
+    dialog = tab.get_by_role("dialog")
+    expect(dialog).to_contain_text("From proportional with ema to even.")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    assert page.get("/api/jobs/digits")["policy"] == "proportional"
+    form.get_by_role("button").click()
+    changed_at = len(run.done)
+    dialog.get_by_role("button", name="Change policy").click()
+    expect(dialog).to_contain_text("Done")
+    _shot(tab, "changed")
+    dialog.get_by_role("button", name="Close").click()
+    expect(tab.locator(".setting")).to_contain_text("Policy even")
+    slowest = tab.get_by_role("row", name=re.compile("worker-3"))
+    expect(slowest.locator("[data-name=Batch]")).to_contain_text("64even: 64")
+    wait_until(lambda: len(run.done) > changed_at + 20, "twenty more iterations")
+    with ManagerClient(page.manager) as manager:
+        latest = manager.records("digits", len(run.done) - 10)[1]
+    assert any(set(one.batch_sizes) == {64} for one in latest)
+    form.get_by_label("Policy").select_option("proportional")
+    form.get_by_role("button").click()
+    dialog.get_by_role("button", name="Change policy").click()
+    expect(dialog).to_contain_text("Done")
+    done = list(run.done)  # the job goes on all the while
+    assert done == list(range(len(done)))
+    iterations, following = [], 0
+    with ManagerClient(page.manager) as manager:
+        while following < len(run.done) - 10:
+            iterations += manager.records("digits", following)[1]
+            following = iterations[-1].iteration + 1
+    first = iterations[0].iteration  # those before are forgotten, however long the browser took
+    assert [one.iteration for one in iterations] == list(range(first, following))
+    assert all(one.batch_sizes.sum() == one.total for one in iterations)
+
+
+def test_a_pasted_token_opens_the_changes(chromium, tmp_path, wait_until):
+    """Where the manager asks for tokens the page is read-only until one is pasted; it stays in the tab."""
+    key = tmp_path / "tokens.key"
+    tokens.write_new_key(key, add=False)
+    text = tokens.issue(tokens.TokenKeys(key), "mine", 0)
+    with (
+        managed_page(tmp_path, "--token-key", str(key), "--workers", "2") as page,
+        Uneven(page.manager, "mine", (100, 50), Credentials(token_text=text)) as mine,
+    ):
+        wait_until(lambda: len(mine.done) > 5, "five iterations")
+        context = chromium.new_context(viewport=DESK)
+        tab = context.new_page()
+        tab.set_default_timeout(_PATIENCE)
+        urls = []
+        tab.on("request", lambda request: urls.append(request.url))
+        tab.goto(page.url)
+        expect(tab.get_by_text("Changes need a token")).to_be_visible()
+        expect(tab.get_by_role("button", name="Pause")).to_have_count(0)
+        for given, said in ((tokens.issue(tokens.TokenKeys(key), "other", 0), "Not done"), (text, "Done")):
+            tab.get_by_label("Token").fill(given)
+            tab.get_by_role("button", name="Use token").click()
+            tab.get_by_role("button", name="Pause").click()
+            tab.get_by_role("dialog").get_by_role("button", name="Pause").click()
+            expect(tab.get_by_role("dialog")).to_contain_text(said)
+            tab.get_by_role("button", name="Close").click()
+        expect(tab.locator(".hero .badge")).to_contain_text("paused")
+        tab.reload()
+        tab.get_by_role("button", name="Resume").click()
+        tab.get_by_role("dialog").get_by_role("button", name="Resume").click()
+        expect(tab.locator(".hero .badge")).to_contain_text("running")
+        tab.get_by_role("button", name="Close").click()
+        tab.get_by_role("button", name="Forget it").click()
+        expect(tab.get_by_role("button", name="Pause")).to_have_count(0)
+        assert not any("evenpace1." in url for url in urls)
+        context.close()

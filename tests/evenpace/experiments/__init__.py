@@ -1,0 +1,1 @@
+"""Tests of the experiments and of the paper's figures, on small cases."""

@@ -1,0 +1,209 @@
+"""What an even split would have taken: estimated from a balanced job, against what it takes when played."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.policies import PolicyOptions, make_policy
+from evenpace.overview.even_split import even_durations, with_even_shares
+from evenpace.overview.job_view import JobView
+from tests import SHARED_DATA
+from tests.played import iteration, play, seconds
+
+STEP_TIMES = SHARED_DATA / "gpu-step-times" / "step_times.csv"
+
+
+def played(policy, slopes, fixed, noise, slowed=1.0, iterations=200, total=None, spikes=0.0, seed=1):
+    """Workers of given seconds per sample, and fixed cost in samples; the last slows down on the way.
+
+    Some of a worker's times, a share of `spikes`, are five times as long.
+    """
+    random = np.random.default_rng(seed)
+    chance = np.exp(noise * random.standard_normal((iterations, len(slopes))))
+    chance *= np.where(random.random(chance.shape) < spikes, 5.0, 1.0)
+
+    def time_of(worker, number, count):
+        factor = slowed if worker == len(slopes) - 1 and 80 <= number < 140 else 1.0
+        return factor * slopes[worker] * (fixed + count) * chance[number, worker]
+
+    return play(
+        make_policy(policy, PolicyOptions(predictor="ema")),
+        len(slopes),
+        total or 64 * len(slopes),
+        iterations,
+        time_of,
+    )
+
+
+def estimate(iterations):
+    """The speedup over all of them, as estimated."""
+    view = JobView()
+    view.add(iterations)
+    figures = view.figures()
+    return (figures.seconds + figures.saved_seconds) / figures.seconds
+
+
+@pytest.mark.parametrize("policy", ["proportional", "leader_straggler"])
+@pytest.mark.parametrize("fixed", [0, 16, 64])
+@pytest.mark.parametrize("slowed", [1.0, 2.5])
+def test_the_estimate_is_the_truth(policy, fixed, slowed):
+    """Known workers are played under both splits: the estimated speedup is close to the played one."""
+    slopes = [0.010, 0.008, 0.030, 0.012, 0.009, 0.015]
+    balanced = played(policy, slopes, fixed, 0.02, slowed)
+    even = played("even", slopes, fixed, 0.02, slowed)
+    truth = seconds(even) / seconds(balanced)
+    assert truth > 1.2
+    assert estimate(balanced) == pytest.approx(truth, rel=0.06)
+
+
+def test_a_straggler_whose_batches_shrink_is_not_taken_for_fixed_cost():
+    """A worker that slows down and is given less takes as long as ever; the estimate must not be taken in."""
+    balanced = played("proportional", [0.01] * 4, 0, 0.02, slowed=3.0)
+    assert estimate(balanced) == pytest.approx(
+        seconds(played("even", [0.01] * 4, 0, 0.02, slowed=3.0)) / seconds(balanced), rel=0.04
+    )
+
+
+def test_of_an_even_split_nothing_is_saved():
+    """Where shares are even, but for what cannot be divided, the estimate is the measured duration itself."""
+    view = JobView()
+    view.add(played("even", [0.01, 0.02, 0.015], 5, 0.1, total=100))
+    figures = view.figures()
+    assert (figures.speedup, figures.saved_seconds) == (1.0, 0.0)
+    assert figures.even_throughput == figures.throughput
+    assert figures.headline == "as fast as even"
+
+
+def test_a_bad_split_is_told_as_such():
+    """Where the slowest has been given most, it says so, and what was lost."""
+    view = JobView()
+    splits = [([80, 20], [1.6, 0.2]), ([90, 10], [1.8, 0.1])]
+    view.add(iteration(k, *splits[k >= 10]) for k in range(110))
+    figures = view.figures()
+    assert figures.speedup == pytest.approx(1.004 / 1.804, rel=0.03)
+    assert figures.headline.endswith("lost so far")
+    assert "slower than even" in figures.headline
+
+
+def test_where_shares_never_vary_only_bounds_are_known():
+    """From one split alone fixed costs cannot be told: what is told is at least so much."""
+    view = JobView()
+    view.add(iteration(k, [44, 316], [1.0, 1.0]) for k in range(50))
+    figures = view.figures()
+    assert 1 < figures.speedup_least < 1.3
+    assert 3 < figures.speedup_most < 180 / 44
+    assert figures.headline.startswith("at least ")
+    assert 0 < figures.saved_least < figures.saved_seconds < figures.saved_most
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.1, 0.05), (0.2, 0.08)])
+def test_noise_does_not_make_it_too_high(noise, within):
+    """With much noise and large fixed costs, estimates are as often too low as too high, by little."""
+    slopes = [0.010, 0.014, 0.020, 0.030]
+    errors = []
+    for seed in range(5):
+        balanced = played("proportional", slopes, 96, noise, spikes=0.01, seed=seed)
+        even = played("even", slopes, 96, noise, spikes=0.01, seed=seed)
+        errors.append(estimate(balanced) * seconds(balanced) / seconds(even) - 1)
+    assert abs(np.median(errors)) < within
+
+
+@settings(deadline=None, max_examples=12, derandomize=True)
+@given(
+    st.sampled_from(["proportional", "leader_straggler", "learned"]),
+    st.lists(st.floats(0.01, 0.1), min_size=2, max_size=6),
+    st.floats(0, 0.6),
+    st.sampled_from([0.0, 0.02, 0.05, 0.1]),
+    st.sampled_from([1.0, 2.0]),
+    st.sampled_from([0.0, 0.01]),
+)
+def test_no_more_is_claimed_than_is_true(policy, slopes, share, noise, slowed, spikes):
+    """Whatever the workers, their fixed costs, noise, hiccups and slow times: what is told at least holds."""
+    fixed = 64 * share / (1 - share)
+    balanced = played(policy, slopes, fixed, noise, slowed, iterations=120, spikes=spikes)
+    even = played("even", slopes, fixed, noise, slowed, iterations=120, spikes=spikes)
+    view = JobView()
+    view.add(balanced)
+    figures = view.figures()
+    truth = seconds(even) - seconds(balanced)
+    slack = 0.05 * seconds(even)
+    assert figures.saved_least <= truth + slack
+    assert figures.saved_seconds <= truth + 3 * slack
+
+
+def test_whoever_has_no_sample_would_have_some():
+    """A worker that is given nothing any more counts in an even split, as fast as it was last."""
+    view = JobView()
+    view.add([iteration(0, [50, 50], [0.5, 5.0]), iteration(1, [100, 0], [1.0, 0.001])])
+    assert view.timeline().even_durations[1] == pytest.approx(5.004)
+
+
+def test_gpus_that_were_measured_are_estimated_well():
+    """Real GPUs' step times, which are no lines: within a tenth of what an even split of the same takes."""
+    if not STEP_TIMES.exists():
+        pytest.skip("needs ../shared/data/gpu-step-times")
+    rows = np.genfromtxt(STEP_TIMES, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    gpus = ["T4", "V100", "A100", "RTX6000"]
+    curves = [rows[(rows["model"] == "imagenet") & (rows["gpu"] == gpu)] for gpu in gpus]
+    chance = np.exp(0.02 * np.random.default_rng(2).standard_normal((200, len(gpus))))
+
+    def time_of(worker, number, count):
+        curve = curves[worker]
+        return float(np.interp(count, curve["batch_size"], curve["step_time_s"])) * chance[number, worker]
+
+    runs = {
+        policy: play(make_policy(policy), len(gpus), 600, 200, time_of)
+        for policy in ("even", "proportional", "learned")
+    }
+    for policy in ("proportional", "learned"):
+        truth = seconds(runs["even"]) / seconds(runs[policy])
+        assert truth > 1.2
+        assert estimate(runs[policy]) == pytest.approx(truth, rel=0.1)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 6).flatmap(
+        lambda workers: st.lists(
+            st.tuples(
+                st.lists(st.integers(0, 500), min_size=workers, max_size=workers),
+                st.lists(st.floats(1e-4, 1e3), min_size=workers, max_size=workers),
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    ),
+    st.sampled_from([0.25, 8.0]),
+)
+def test_estimates_are_positive_and_know_no_unit(parts, scale):
+    """Whatever workers do, an estimate is above 0; in another unit of time it is the same."""
+    views = []
+    for factor in (1.0, scale):
+        view = JobView()
+        view.add(
+            iteration(k, sizes, [factor * time for time in times]) for k, (sizes, times) in enumerate(parts)
+        )
+        views.append(view)
+    ours, scaled = (view.timeline() for view in views)
+    for duration, even, other in zip(ours.durations, ours.even_durations, scaled.even_durations, strict=True):
+        assert (even is None) == (other is None)
+        if even is not None:
+            assert 0 < even < np.inf
+            overhead = 0.004 * (1 - scale)  # which is not scaled here
+            assert other + (scale - 1) * 0.004 == pytest.approx(
+                scale * even, rel=1e-6, abs=abs(overhead) * 1e-6
+            )
+        assert duration > 0
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=8), st.floats(0, 100))
+def test_more_samples_never_take_less(sizes, fixed):
+    """Who has less than an even share would have taken longer with it, and who has more, shorter."""
+    sizes = np.array(sizes, dtype=float)
+    times = np.ones(len(sizes))
+    even = with_even_shares(sizes, times, np.full(len(sizes), fixed))
+    assert (even[sizes < sizes.mean()] >= 1).all()
+    assert (even[sizes > sizes.mean()] <= 1).all()
+    found = even_durations(np.array([1.5]), sizes[None], times[None], np.full((1, len(sizes)), fixed))
+    assert found == pytest.approx(0.5 + even.max())

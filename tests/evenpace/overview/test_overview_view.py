@@ -1,0 +1,321 @@
+"""A job's course: what is made of its iterations, whatever they are, and how much of them is kept."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpace.overview import words
+from evenpace.overview.job_view import JobView
+from evenpace.overview.statistics import others_median, quantile
+from evenpace.traces import read_usage, response
+from tests import SHARED_DATA
+from tests.played import OVERHEAD, iteration
+
+MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
+
+
+def viewed(iterations):
+    """A view of them."""
+    view = JobView()
+    view.add(iterations)
+    return view
+
+
+def noisy(per_sample, iterations, sizes=None, noise=0.1, factor=lambda worker, number: 1.0, cpu=None):
+    """Workers of known seconds per sample, with noise, and factors on them."""
+    chance = np.exp(noise * np.random.default_rng(3).standard_normal((iterations, len(per_sample))))
+    sizes = sizes or [50] * len(per_sample)
+    return [
+        iteration(
+            k,
+            sizes,
+            [
+                size * each * factor(i, k) * chance[k, i]
+                for i, (size, each) in enumerate(zip(sizes, per_sample, strict=True))
+            ],
+            cpu=cpu and [cpu(i, k) for i in range(len(sizes))],
+        )
+        for k in range(iterations)
+    ]
+
+
+# -- verdicts
+
+
+def by_name(figures):
+    """The workers' figures."""
+    return {one.worker: one for one in figures.workers}
+
+
+def test_a_chronic_straggler_is_named_with_its_reason():
+    """Who takes 2.5 times as long per sample as the others, always, is chronic, in spite of noise."""
+    figures = viewed(noisy([0.01] * 5 + [0.025], 150)).figures()
+    worst = figures.workers[0]
+    assert (worst.worker, worst.verdict) == ("worker-5", "chronic")
+    assert worst.verdict_text == (
+        "takes 2.5 times as long per sample as the others' median, in 100 of the last 100 iterations"
+    )
+    assert figures.verdicts == {"chronic": 1, "passing": 0, "leader": 0, "even": 5}
+    assert worst.relative_to_others == pytest.approx(0.4, rel=0.05)
+
+
+def test_noise_makes_no_straggler():
+    """Equal workers, whose times vary by a tenth, are all called even."""
+    figures = viewed(noisy([0.01] * 50, 300)).figures()
+    assert figures.verdicts == {"chronic": 0, "passing": 0, "leader": 0, "even": 50}
+
+
+def test_a_passing_straggler_is_named_while_it_lasts():
+    """Who is slower than at its best for 12 iterations is passing, with what others take of its CPUs."""
+
+    def slow(worker, number):
+        return 1.8 if worker == 2 and 188 <= number < 200 else 1.0
+
+    iterations = noisy(
+        [0.01] * 5, 240, noise=0.01, factor=slow, cpu=lambda i, k: 0.45 if slow(i, k) > 1 else 0.0
+    )
+    view = viewed(iterations[:200])
+    one = by_name(view.figures())["worker-2"]
+    assert one.verdict == "passing"
+    assert (
+        one.verdict_text == "1.8 times slower than at its best for 12 iterations; others take 45% of its CPUs"
+    )
+    view.add(iterations[200:])
+    assert by_name(view.figures())["worker-2"].verdict == "even"
+
+
+def test_a_hiccup_is_no_verdict():
+    """Two slow iterations are not worth a name."""
+    slow = noisy([0.01] * 4, 100, noise=0.02, factor=lambda i, k: 5.0 if i == 1 and k >= 98 else 1.0)
+    assert viewed(slow).figures().verdicts["even"] == 4
+
+
+def test_who_takes_fewer_samples_is_not_slower_for_that():
+    """With fixed costs, samples cost more in a small batch; that makes nobody slower than at its best."""
+    random = np.random.default_rng(4)
+
+    def times(sizes):
+        return [0.01 * (40 + size) * float(np.exp(0.02 * random.standard_normal())) for size in sizes]
+
+    before = [iteration(k, [50, 50, 50], times([50, 50, 50])) for k in range(60)]
+    after = [iteration(60 + k, [10, 70, 70], times([10, 70, 70])) for k in range(30)]
+    assert by_name(viewed(before + after).figures())["worker-0"].verdict != "passing"
+
+
+def test_the_fastest_leads():
+    """Who is clearly faster than the others is the leader, and says by how much."""
+    one = by_name(viewed(noisy([0.01, 0.01, 0.005, 0.01], 50, noise=0.02)).figures())["worker-2"]
+    assert one.verdict == "leader"
+    assert one.verdict_text == "the fastest: 2.0 times as fast as the others' median"
+
+
+def test_what_the_balancer_did_is_told():
+    """A smaller batch is told with what it saves a straggler, a larger one with what it costs."""
+    before = [iteration(k, [300, 60], [300 / 44, 60 / 316]) for k in range(5)]
+    after = [iteration(k, [44, 316], [1.0, 1.0]) for k in range(5, 25)]
+    figures = by_name(viewed(before + after).figures())
+    assert figures["worker-0"].won_per_iteration == pytest.approx(180 / 44 - 1, rel=0.05)
+    assert figures["worker-0"].balanced_text == (
+        "takes 44 instead of 180 samples, which saves it "
+        f"{words.seconds(figures['worker-0'].won_per_iteration)} per iteration"
+    )
+    assert figures["worker-1"].won_per_iteration == pytest.approx(180 / 316 - 1, rel=0.05)
+    assert figures["worker-1"].balanced_text.startswith("takes 316 instead of 180 samples, 0.4")
+
+
+def test_machines_of_a_real_trace_are_told_apart():
+    """Among workers on a cluster's machines, those that are much slower than others are named, no other."""
+    if not MACHINES.exists():
+        pytest.skip("needs ../shared/data/google-vm-usage")
+    usage = list(read_usage(MACHINES).values())[:40]
+    speeds = np.array([200 * response(cpu, memory) for cpu, memory in usage])  # (machines, steps)
+    steps = speeds.shape[1]
+    view = viewed(
+        iteration(k, [50] * len(usage), 50 / speeds[:, k], cpu=[cpu[k] for cpu, _ in usage])
+        for k in range(steps)
+    )
+    typical = np.median(1 / speeds[:, -100:], axis=1)
+    for one in view.figures().workers:
+        ratio = typical[int(one.worker.removeprefix("worker-"))] / np.median(typical)
+        if one.verdict == "chronic":
+            assert ratio > 1.15
+        if ratio > 2:
+            assert one.verdict in ("chronic", "passing")
+
+
+# -- figures
+
+
+def test_sums_and_rates_of_a_job_worked_out_by_hand():
+    """Two workers with half the batch each, one twice as slow."""
+    view = viewed(
+        iteration(k, [10, 10], [1.0, 2.0], predicted=[8.0, 5.0], cpu=[0.25, 0.5]) for k in range(150)
+    )
+    figures = view.figures({"worker-0": "working", "worker-1": "waiting"})
+    assert (figures.iterations, figures.iteration, figures.epoch, figures.samples) == (150, 149, 1, 3000)
+    assert figures.seconds == pytest.approx(150 * (2 + OVERHEAD))
+    assert figures.throughput == pytest.approx(20 / (2 + OVERHEAD))
+    assert figures.iteration_time == pytest.approx(2 + OVERHEAD)
+    assert figures.waiting_share == pytest.approx(1 / 4)
+    assert figures.prediction_error == pytest.approx(np.sqrt(0.04 / 2))
+    slow, fast = figures.workers
+    assert [slow.worker, fast.worker] == ["worker-1", "worker-0"]
+    assert (slow.state, slow.batch_size, slow.even_batch_size) == ("waiting", 10, 10.0)
+    assert (slow.waiting_share, fast.waiting_share) == (0.0, 0.5)
+    assert (fast.waiting_time, fast.real_speed, fast.predicted_speed) == (1.0, 10.0, 8.0)
+    assert fast.prediction_error == pytest.approx(0.2)
+    assert (slow.cpu_usage, slow.memory_usage) == (0.5, 0.5)
+    assert slow.seconds_per_sample.median == pytest.approx(0.2)
+    assert [one.worker for one in view.figures(limit=1).workers] == ["worker-1"]
+    assert view.figures(limit=0).verdicts == figures.verdicts
+
+
+def test_workers_come_and_go():
+    """Who has left is gone, and then forgotten; who has come is compared over what it took part in."""
+    view = JobView()
+    view.add(iteration(k, [10, 10], [1.0, 1.0], ["stays", "leaves"]) for k in range(50))
+    view.add(iteration(50 + k, [10, 10], [1.0, 1.0], ["comes", "stays"]) for k in range(60))
+    states = {one.worker: one.state for one in view.figures({"stays": "working", "comes": "away"}).workers}
+    assert states == {"stays": "working", "comes": "away", "leaves": "gone"}
+    course = view.timeline(workers=["leaves", "comes", "nobody"]).workers
+    assert course["leaves"].batch_sizes == [10.0] * 50 + [None] * 60
+    assert course["comes"].speeds == [None] * 50 + [10.0] * 60
+    assert course["nobody"].batch_processing_times == [None] * 110
+    view.add(iteration(110 + k, [10, 10], [1.0, 1.0], ["comes", "stays"]) for k in range(40))
+    assert {one.worker for one in view.figures().workers} == {"stays", "comes"}
+
+
+def test_memory_is_bounded_where_many_come_and_go():
+    """Of three thousand workers over time, ten of which are there at once, most are forgotten."""
+    view = JobView()
+    for k in range(3000):
+        names = [f"w{k + i}" for i in range(10)]
+        view.add([iteration(k, [1] * 10, [1.0] * 10, names)])
+    assert view._slots.count < 1500
+    assert view._recent.values.size <= 2_000_000
+    assert len(view.figures().workers) == 109
+
+
+def test_a_long_course_is_thinned_and_its_sums_are_exact():
+    """Of 25,000 iterations at most 20,000 are kept, the last ones all; sums know of all of them."""
+    view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(25_000))
+    figures = view.figures()
+    assert figures.iterations == 25_000
+    assert figures.samples == sum(k % 7 + 4 for k in range(25_000))
+    assert figures.seconds == pytest.approx(25_000 * (0.5 + OVERHEAD), rel=1e-9)
+    assert len(view._course.rows) <= 20_000
+    everything = view.timeline(points=10**6).iterations
+    assert everything[-2000:] == list(range(23_000, 25_000))
+    assert everything == sorted(set(everything))
+    short = view.timeline()
+    assert 150 <= len(short.iterations) <= 300
+    assert short.iterations[-1] == 24_999
+    assert view.timeline(first=24_990).iterations == list(range(24_990, 25_000))
+
+
+def test_points_stay_where_they_are_while_a_job_goes_on():
+    """A plot that is drawn anew has the same points but for the last, until it has too many."""
+    view = viewed(iteration(k, [1, 1], [1.0, 1.0]) for k in range(1000))
+    before = view.timeline().iterations
+    view.add([iteration(1000, [1, 1], [1.0, 1.0])])
+    after = view.timeline().iterations
+    assert set(before[:-1]) <= set(after)
+
+
+def test_a_rewind_voids_what_was_done():
+    """What is done again replaces what was, and sums count it once."""
+    first = [iteration(k, [10, 30], [1.0, 1.0]) for k in range(100)]
+    again = [iteration(k, [20, 20], [0.5, 0.5], attempt=1) for k in range(60, 80)]
+    view, clean = viewed(first), viewed(first[:60])
+    for part in (view, clean):
+        part.add(again)
+    assert view.timeline() == clean.timeline()
+    ours, theirs = view.figures(), clean.figures()
+    assert (ours.iterations, ours.samples, ours.seconds) == (80, 3200, theirs.seconds)
+    assert ours.iteration == 79
+
+
+def test_nothing_and_one_iteration():
+    """A job without an iteration has no figures yet; with one, it has those that it can have."""
+    assert JobView().figures().headline == "no iteration is complete yet"
+    assert JobView().timeline(workers=["a"]).iterations == []
+    figures = viewed([iteration(0, [4, 4], [1.0, 3.0])]).figures()
+    assert figures.workers[0].verdict_text == "too early to tell, after 1 iteration"
+    alone = viewed(iteration(k, [4], [1.0]) for k in range(20)).figures()
+    assert alone.headline == "one worker: nothing to balance"
+    assert alone.workers[0].verdict_text == "has nobody to be compared with"
+
+
+part = st.tuples(
+    st.sampled_from(["a", "b", "c", "d", "e"]),
+    st.integers(0, 1000),
+    st.just(0.0) | st.floats(1e-9, 1e6),
+    st.floats(0, 1),
+    st.floats(0, 1e9) | st.just(float("nan")),
+)
+
+
+records = st.lists(
+    st.tuples(st.integers(0, 15), st.lists(part, min_size=1, max_size=4, unique_by=lambda one: one[0])),
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(records)
+def test_whatever_was_recorded_makes_values_that_json_has(records):
+    """Any workers, counts of 0, times of 0, rewinds and missing predictions: figures are finite or None."""
+    view = JobView()
+    for number, parts in records:
+        names, sizes, times, cpu, predicted = zip(*parts, strict=True)
+        view.add([iteration(number, sizes, times, names, cpu, predicted)])
+    figures, course = view.figures({"a": "working"}), view.timeline(workers=["a", "b"])
+    json.dumps([asdict(figures), asdict(course)], allow_nan=False)
+    assert figures.speedup is None or figures.speedup > 0
+    assert sum(figures.verdicts.values()) == len(figures.workers)
+    for lists in (course.durations, course.batch_sizes, course.workers["a"].speeds):
+        assert len(lists) == len(course.iterations)
+    for one in figures.workers:
+        assert one.waiting_share is None or 0 <= one.waiting_share <= 1
+        assert one.seconds_per_sample.median is None or (
+            one.seconds_per_sample.minimum
+            <= one.seconds_per_sample.median * (1 + 1e-9)
+            <= one.seconds_per_sample.maximum * (1 + 2e-9)
+        )
+
+
+# -- statistics
+
+
+values = st.lists(
+    st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), min_size=4, max_size=4), min_size=1, max_size=9
+).map(np.array)
+
+
+@given(values, st.floats(0, 1))
+def test_quantiles_are_those_of_numpy(array, share):
+    """Of each column, without NaN."""
+    for column, found in zip(array.T, quantile(array, share), strict=True):
+        known = column[~np.isnan(column)]
+        if len(known):
+            assert found == pytest.approx(np.quantile(known, share), abs=1e-6)
+        else:
+            assert np.isnan(found)
+
+
+@given(values)
+def test_others_are_all_but_oneself(array):
+    """For each value, the median of the row's others."""
+    found = others_median(array)
+    for row, medians in zip(array, found, strict=True):
+        for i, ours in enumerate(medians):
+            others = np.delete(row, i)
+            others = others[~np.isnan(others)]
+            if len(others):
+                assert ours == pytest.approx(np.median(others), abs=1e-6)
+            else:
+                assert np.isnan(ours)

@@ -1,0 +1,74 @@
+"""The reports in a real browser: no error in its console, nothing that keeps anybody from reading."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evenpace.cli import cli
+from evenpace.reports.demo import write_html
+from tests.evenpace.reports.test_report import make_report
+from tests.stored_runs import records, write_run
+
+SCREENSHOTS = Path("runs/screenshots")
+PATIENCE = 120_000  # ms; a browser needs much of a machine that may have other things to do
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, where it and what drives it are installed."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("axe_playwright_python.sync_playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=PATIENCE)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+def look_at(browser, page_file, name):
+    """Open a page in light and in dark; a phone's width must do, too."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 900})
+        page.set_default_timeout(PATIENCE)
+        said, asked = [], []
+        page.on("console", lambda message, said=said: said.append(message.text))
+        page.on("pageerror", lambda error, said=said: said.append(str(error)))
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.goto(page_file.resolve().as_uri())
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("[...document.querySelectorAll('figure svg')].every(s => s.clientHeight > 50)")
+        page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}.png", full_page=True)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert said == []
+        assert asked == [page_file.resolve().as_uri()]
+        page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "iterations"), [(4, 300), (200, 40)])
+def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations):
+    """With few workers and with many: light and dark, wide and narrow."""
+    from click.testing import CliRunner
+
+    said = ("worker-1 joined, for iteration 20 on",)
+    write_run(tmp_path, records(workers, iterations, late=20), said=said)
+    arguments = ["report", "digits", "--state", str(tmp_path), "--out", str(tmp_path / "page.html")]
+    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    look_at(browser, tmp_path / "page.html", f"run-report-{workers}")
+
+
+@pytest.mark.slow
+def test_the_demos_page_is_fit_for_everybody(browser, tmp_path):
+    """Light and dark, wide and narrow."""
+    write_html(make_report(), tmp_path / "report.html")
+    look_at(browser, tmp_path / "report.html", "demo-report")

@@ -1,0 +1,129 @@
+"""The command line, as a user meets it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from tests import EXAMPLES
+
+COMMANDS = [
+    *("manager", "ps", "worker", "health", "demo", "metrics"),
+    *("bench rpc", "bench ps", "bench predictors"),
+    *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
+    *("trace live", "trace usage", "trace contention"),
+    *(f"experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
+]
+
+
+def python(*arguments, cwd):
+    """Run Python; its result with output."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    """The help of each command ends with an example of it."""
+    result = CliRunner().invoke(cli, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert f"Example:\n    evenpace {command} " in result.output
+
+
+def test_the_help_names_all_commands():
+    """`evenpace --help` lists what there is."""
+    output = CliRunner().invoke(cli, ["--help"]).output
+    assert all(command.split()[0] in output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["worker.py", "ps.py", "rpc/__init__.py"])
+def test_a_module_that_hides_ours_is_named(tmp_path, name):
+    """`import evenpace` beside a module by the name of one of our packages says which file hides it."""
+    hiding = tmp_path / name
+    hiding.parent.mkdir(exist_ok=True)
+    hiding.write_text("")
+    (tmp_path / "train.py").write_text("import evenpace\n")
+    done = python("train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert str(hiding) in done.stderr
+    assert "rename it" in done.stderr
+
+
+def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
+    """`evenpace worker` says so, too, before it runs the script."""
+    (tmp_path / "worker.py").write_text("")
+    (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
+    worker = [str(Path(sys.executable).with_name("evenpace")), "worker"]
+    addresses = ["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1"]
+    done = subprocess.run(
+        [*worker, *addresses, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "worker.py has the name of evenpace's own package 'worker'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bogus", "train.py"], "No such option"),
+        (["--manager", "nowhere", "--ps", "127.0.0.1:1", "train.py"], "address 'nowhere': give HOST:PORT"),
+        (["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:99999", "train.py"], "'127.0.0.1:99999'"),
+        (["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1", "missing.py"], "'missing.py': no such file"),
+        (
+            [
+                *("--min-batch-size", "9", "--max-batch-size", "5"),
+                *("--manager", "h:1", "--ps", "h:1", "train.py"),
+            ],
+            "maximum batch size 5",
+        ),
+    ],
+)
+def test_wrong_options_of_a_worker_are_named(tmp_path, arguments, message):
+    """What is wrong with an option is said in one line."""
+    (tmp_path / "train.py").write_text("")
+    done = python("-m", "evenpace", "worker", *arguments, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
+    """An error in the user's code is shown as Python shows it."""
+    (tmp_path / "train.py").write_text("import sys\nraise ValueError(sys.argv[1:])\n")
+    done = python(
+        *("-m", "evenpace", "worker", "--manager", "h:1", "--ps", "h:1", "train.py", "--lr", "3"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ValueError: ['--lr', '3']" in done.stderr
+
+
+def test_a_script_without_a_session_is_told_how_to_start(tmp_path):
+    """A script that is run by itself learns of `evenpace worker`."""
+    done = python(str(EXAMPLES / "train_digits_evenpace.py"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "evenpace worker --manager HOST:PORT [--ps HOST:PORT] SCRIPT" in done.stderr
+
+
+def test_three_lines_make_the_example_distributed():
+    """The example with evenpace differs from the ordinary one in three lines, but for its first words."""
+    plain = (EXAMPLES / "train_digits.py").read_text().split('"""', 2)[2].splitlines()
+    ours = (EXAMPLES / "train_digits_evenpace.py").read_text().split('"""', 2)[2].splitlines()
+    added = [line for line in ours if line and line not in plain]
+    assert len(added) == 4  # the import of DataLoader became shorter, besides
+    assert sum("evenpace" in line for line in added) == 3
+
+
+def test_the_ordinary_example_learns_as_much(tmp_path):
+    """It ends with about the accuracy that the page on clusters shows of two workers."""
+    shown = re.search(r"^accuracy ([\d.]+)%$", (EXAMPLES.parent / "docs" / "cluster.md").read_text(), re.M)
+    done = python(str(EXAMPLES / "train_digits.py"), cwd=tmp_path)
+    accuracy = re.fullmatch(r"accuracy ([\d.]+)%\n", done.stdout)
+    assert abs(float(accuracy[1]) - float(shown[1])) < 3

@@ -1,0 +1,820 @@
+"""`evenpace doctor`: conditions that are made on purpose, and what is said of them."""
+
+import contextlib
+import datetime
+import http.server
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import evenpace
+from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from evenpace import certificates
+from evenpace.chaos import clocks
+from evenpace.chaos.errors import NotPossibleHereError
+from evenpace.cluster import LISTENING, end_process
+from evenpace.doctor import clock, gpu, limits, machine, network, secrets, services, state, versions
+from evenpace.doctor import run as running
+from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
+from evenpace.doctor.run import run
+from evenpace.doctor.show import as_json
+from evenpace.overview.client import ManagerClient
+from rpc import tokens
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.server import Security
+from tests.batchsize_manager.test_store import fill, small_disk  # noqa: F401 - a fixture
+from tests.services import (
+    MemberWorker,
+    address_of_our_own,
+    manager_process,
+    manager_service,
+    serving,
+    shard_process,
+    shard_service,
+)
+from tests.worker.test_monitors import Machine
+
+QUICK = 0.5  # seconds
+
+# `evenpace`, but that checks may take long: this machine may be held up, which a doctor would tell.
+PATIENT = "from evenpace.doctor import run; run._SECONDS = 120.0; from evenpace.cli import main; main()"
+
+
+def found(check, **subject):
+    """What a check finds, as (level, found and advice)."""
+    return [(one.level, f"{one.found} {one.advice}") for one in check(Subject(**subject))]
+
+
+def worst(check, **subject):
+    """The worst finding of a check."""
+    return max(found(check, **subject), key=lambda one: LEVELS.index(one[0]))
+
+
+def called(kind, address, credentials=None, timeout=60.0):
+    """What is found of a service."""
+    subject = Subject(credentials=credentials or Credentials(), timeout=timeout)
+    return list(getattr(services, kind)(subject, address))
+
+
+def told(findings):
+    """The worst level, and all words of what has it."""
+    level = max((one.level for one in findings), key=LEVELS.index)
+    return level, " ".join(f"{one.found} {one.advice}" for one in findings if one.level == level)
+
+
+def evenpace_doctor(*options, prefix=(), **run_options):
+    """The command's status, and its findings from JSON."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", PATIENT, "doctor", "--json", "--timeout", "60", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        **run_options,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["findings"]
+
+
+# -- findings, and how checks are run
+
+
+def test_a_warning_says_what_to_do():
+    """Findings that ask for something to be done say what; levels are the four that there are."""
+    for level in ("warning", "problem"):
+        with pytest.raises(ValueError, match="must say what to do"):
+            Finding(level, "x", "y")
+    with pytest.raises(ValueError, match="must be one of ok, note, warning, problem"):
+        Finding("error", "x", "y", "z")
+
+
+@given(st.lists(st.builds(Finding, st.sampled_from(LEVELS), st.text(), st.text(), st.text(min_size=1))))
+def test_findings_as_json(findings):
+    """Whatever names are made of, findings come back from JSON as they were, and are counted."""
+    read = json.loads(as_json(findings))
+    assert [Finding(**one) for one in read["findings"]] == findings
+    assert sum(read["counts"].values()) == len(findings)
+
+
+@given(st.integers(0, 2**60))
+def test_sizes_in_words(count):
+    """A size in words is the number to three digits."""
+    number, unit = size(count).split()
+    factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    assert float(number) * factor == pytest.approx(count, rel=0.006)
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch):
+    """What raises an error is told as a problem, after what it had found; the others are not disturbed."""
+    monkeypatch.setattr(running, "_SECONDS", 120.0)
+
+    def broken(subject):
+        yield ok("broken", "so far")
+        raise RuntimeError("no such thing")
+
+    findings = run(Subject(), {"broken": broken, "fine": lambda subject: [ok("fine", "well")]})
+    assert [one.level for one in findings] == ["ok", "problem", "ok"]
+    assert "RuntimeError: no such thing" in findings[1].found
+
+
+def test_a_check_that_hangs_is_left_alone(monkeypatch):
+    """What does not come back is told as a problem, and nobody waits for it."""
+    monkeypatch.setattr(running, "_SECONDS", 2.0)
+    go_on = threading.Event()
+
+    def hangs(subject):
+        yield ok("hangs", "so far")
+        go_on.wait()
+
+    try:
+        findings = run(Subject(), {"hangs": hangs, "fine": lambda subject: [ok("fine", "well")]})
+    finally:
+        go_on.set()
+    assert [(one.subject, one.level) for one in findings] == [
+        ("hangs", "ok"),
+        ("hangs", "problem"),
+        ("fine", "ok"),
+    ]
+    assert "did not end within 2 s" in findings[1].found
+
+
+def test_all_checks_work_here(monkeypatch):
+    """On a machine that runs the tests, no check fails or hangs."""
+    monkeypatch.setattr(running, "_SECONDS", 120.0)
+    for finding in run(Subject()):
+        assert "the check" not in finding.found, finding
+
+
+def test_nothing_is_changed(tmp_path):
+    """The folder of the state is as it was, and what is not there is not made."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "mine").write_text("kept")
+    assert worst(state.state, state=folder)[0] in ("ok", "warning")  # the disk may be slow, or small
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    assert any("not there yet" in text for _, text in found(state.state, state=tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()
+
+
+# -- services
+
+
+@pytest.fixture(scope="module")
+def partitions():
+    """A DataPartitionManager for all tests that can share one, and what it serves."""
+    service = DataPartitionService(PartitionServiceConfig())
+    with serving(service) as address:
+        yield address, service
+
+
+def test_services_that_are_well(manager, shard, partitions):
+    """Each kind of service is reached and answers; a manager tells its version."""
+    for kind, address in (("manager", manager), ("shard", shard), ("partitions", partitions[0])):
+        findings = called(kind, address)
+        assert not any(one.level == "problem" for one in findings), findings
+        assert "reached in" in findings[0].found
+        assert "a call takes" in findings[1].found
+    assert any(f"version {evenpace.__version__}" in one.found for one in called("manager", manager))
+
+
+def test_another_version(manager, monkeypatch):
+    """A manager of another version than this is told of."""
+    monkeypatch.setattr(evenpace, "__version__", "9.9.9")
+    level, text = told(called("manager", manager))
+    assert level == "warning"
+    assert "but this is 9.9.9" in text
+
+
+def test_a_name_that_does_not_resolve():
+    """A name that nobody knows is the problem, whatever the port."""
+    level, text = told(called("manager", Address("no-such-host.invalid", 4300)))
+    assert level == "problem"
+    assert "'no-such-host.invalid' does not resolve" in text
+
+
+def test_nobody_listens():
+    """A port that nobody listens on is told of, with what to start."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        level, text = told(called("manager", Address(*bound.getsockname())))
+    assert level == "problem"
+    assert "Connection refused" in text
+    assert "--listen" in text
+
+
+def test_a_black_hole():
+    """An address that drops all packets is given up after the timeout."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        while True:  # until its queue is full: then the kernel drops what comes
+            client = stack.enter_context(socket.socket())
+            client.settimeout(QUICK)
+            try:
+                client.connect(listener.getsockname())
+            except TimeoutError:
+                break
+        level, text = told(called("manager", Address(*listener.getsockname()), timeout=QUICK))
+    assert level == "problem"
+    assert "no answer in time" in text
+    assert "firewall" in text
+
+
+def test_a_service_that_is_frozen(monkeypatch):
+    """Who takes connections and says nothing is told of, within the time that a check has."""
+    monkeypatch.setattr(running, "_SECONDS", 30.0)  # less than calls have unless they are told
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        check = partial(services.shard, address=Address(*listener.getsockname()))
+        level, text = told(run(Subject(timeout=QUICK), {"shard": check}))
+    assert level == "problem"
+    assert "frozen" in text
+    assert "did not end" not in text
+
+
+@pytest.fixture
+def web_server():
+    """A plain HTTP server, in a thread."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Address(*server.server_address)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["manager", "shard", "partitions"])
+def test_a_web_server_in_its_place(web_server, kind):
+    """A web server at a service's address is recognised."""
+    level, text = told(called(kind, web_server))
+    assert level == "problem"
+    assert "is a web server (BaseHTTP" in text
+
+
+def test_the_other_service(manager, shard, partitions):
+    """Addresses that are mixed up are told apart, whichever it is for which."""
+    there = {
+        "manager": (manager, "BatchSizeManager"),
+        "shard": (shard, "ParameterServer"),
+        "partitions": (partitions[0], "DataPartitionManager"),
+    }
+    for kind, (other, (address, name)) in itertools.product(there, there.items()):
+        level, text = told(called(kind, address))
+        assert (f"is another service, {name}" in text) == (level == "problem") == (kind != other), text
+
+
+def test_a_look_at_partitions_leaves_no_trace(partitions):
+    """Calling a DataPartitionManager makes no job and no member there."""
+    address, service = partitions
+    assert told(called("partitions", address))[0] != "problem"
+    assert service.jobs == {}
+
+
+def test_a_cluster_of_which_a_service_is_away(partitions):
+    """The command calls the DataPartitionManager that it is given; one that is away is a problem."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        away = Address(*bound.getsockname())
+        for address, level in ((partitions[0], "ok"), (away, "problem")):
+            code, findings = evenpace_doctor("--partitions", str(address))
+            about = {one["level"] for one in findings if str(address) in one["subject"]}
+            assert level in about
+            assert ("problem" in about) == (level == "problem")
+            assert code == 1 or level == "ok"
+
+
+@pytest.mark.parametrize("second", ["127.0.0.2", "::1"])
+def test_an_address_of_two_at_which_nobody_answers(manager, monkeypatch, second):
+    """A name that leads to an address, too, where the service does not listen, is a warning."""
+    resolve = socket.getaddrinfo
+
+    def two(host, port, *more, **options):
+        hosts = [second, "127.0.0.1"] if host == "two.example" else [host]
+        return [entry for one in hosts for entry in resolve(one, port, *more, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    monkeypatch.setattr(Address, "is_loopback", True)
+    (of_addresses,) = [
+        one for one in called("manager", Address("two.example", manager.port)) if one.level == "warning"
+    ][:1]
+    assert f"'two.example' has addresses at which nobody answers: {second} (" in of_addresses.found
+
+
+# -- TLS and tokens
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """A folder with an authority, and a worker's certificate."""
+    folder = tmp_path_factory.mktemp("secrets")
+    certificates.create_authority(folder, 100)
+    certificates.issue(folder, "worker", [], 100)
+    return folder
+
+
+def issued(folder, name, hosts, monkeypatch, days=100, ago=0):
+    """A certificate that was issued some days ago."""
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=ago)
+    made = certificates._authority(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "_now", lambda: then)
+        patched.setattr(certificates, "_authority", lambda folder: made)
+        return certificates.issue(folder, name, hosts, days, force=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "text"),
+    [
+        ("fine", "ok", "its certificate (CN=fine), valid until"),
+        ("soon", "warning", "its certificate (CN=soon) expires on"),
+        ("expired", "problem", "its certificate (CN=expired) expired on"),
+        ("renamed", "problem", "is not for '127.0.0.1', but for manager.example.org, 10.0.0.1"),
+    ],
+)
+def test_certificates_of_services(authority, monkeypatch, kind, level, text):
+    """A service's certificate that is valid, expires soon, has expired, or is for another name."""
+    hosts = ["manager.example.org", "10.0.0.1"] if kind == "renamed" else ["127.0.0.1"]
+    ago = {"soon": 90, "expired": 101}.get(kind, 0)
+    service = issued(authority, kind, hosts, monkeypatch, ago=ago)
+    worker = Credentials.of_folder(authority / "worker")
+    with serving(manager_service(), security=Security(service)) as address:
+        findings = called("manager", address, worker)
+    of_certificate = [one for one in findings if "certificate" in one.found]
+    assert [one.level for one in of_certificate] == [level], findings
+    assert text in of_certificate[0].found
+    if level == "problem":
+        assert findings[-1] is of_certificate[0]
+        assert "evenpace certs issue" in of_certificate[0].advice
+
+
+def test_another_authority(authority, tmp_path, monkeypatch):
+    """Certificates of two authorities do not fit together, from either side."""
+    certificates.create_authority(tmp_path, 10)
+    stranger = certificates.issue(tmp_path, "stranger", [], 10)
+    service = issued(authority, "service", ["127.0.0.1"], monkeypatch)
+    with serving(manager_service(), security=Security(service)) as address:
+        level, text = told(called("manager", address, stranger))
+        assert level == "problem"
+        assert "is not trusted" in text
+        mixed = Credentials(service.ca, stranger.certificate, stranger.key)
+        level, text = told(called("manager", address, mixed))
+        assert level == "problem"
+        assert "does not take this side's certificate" in text
+
+
+def test_tls_on_one_side_alone(authority, monkeypatch, manager):
+    """Both ways round it is said which side speaks TLS."""
+    service = issued(authority, "service", ["127.0.0.1"], monkeypatch)
+    with serving(manager_service(), security=Security(service)) as address:
+        assert "speaks TLS" in told(called("manager", address))[1]
+    level, text = told(called("manager", manager, Credentials.of_folder(authority / "worker")))
+    assert level == "problem"
+    assert "does not speak TLS" in text
+
+
+def test_own_certificate(authority, tmp_path, monkeypatch):
+    """This side's certificate is looked at before anybody is called."""
+    fine = found(secrets.certificates, credentials=Credentials.of_folder(authority / "worker"))
+    assert [level for level, _ in fine] == ["ok", "ok"]
+    late = issued(authority, "late", [], monkeypatch, days=1, ago=3)
+    assert "expired on" in worst(secrets.certificates, credentials=late)[1]
+    os.chmod(late.key, 0o644)
+    assert any("others may read" in text for _, text in found(secrets.certificates, credentials=late))
+    assert late.key is not None
+    os.chmod(late.key, 0o600)
+    missing = Credentials.of_folder(tmp_path)
+    assert worst(secrets.certificates, credentials=missing)[0] == "problem"
+    assert not found(secrets.certificates)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "of_service"),
+    [
+        ("valid", ("ok", "for job 'digits', valid until"), ("ok", "")),
+        ("for all", ("ok", "for all jobs, for ever"), ("ok", "")),
+        ("soon", ("warning", "for job 'digits', expires on"), ("ok", "")),
+        ("expired", ("problem", "for job 'digits', expired on"), ("problem", "has expired")),
+        ("foreign", ("ok", "for job 'digits'"), ("problem", "not signed with a key of this service")),
+        ("garbage", ("problem", "not a token"), ("problem", "not a token")),
+        ("none", None, ("problem", "asks for a job's token, and none was given")),
+    ],
+)
+def test_tokens(tmp_path, kind, own, of_service):
+    """A token that is valid, expires, has expired, is another service's or none; and what services say."""
+    key, other, file = tmp_path / "key", tmp_path / "other", tmp_path / "token"
+    for one in (key, other):
+        tokens.write_new_key(one, add=False)
+    days = {"valid": 30, "soon": 3, "expired": -1, "foreign": 30}.get(kind, 0)
+    job = tokens.ALL_JOBS if kind == "for all" else "digits"
+    text = tokens.issue(
+        tokens.TokenKeys(other if kind == "foreign" else key),
+        job,
+        int(time.time() + days * 86400) if days else 0,
+    )
+    tokens.write_secret(file, "garbage" if kind == "garbage" else text)
+    credentials = Credentials(token=None if kind == "none" else file)
+    assert [level for level, _ in found(secrets.token, credentials=credentials)] == ([own[0]] if own else [])
+    if own:
+        assert own[1] in worst(secrets.token, credentials=credentials)[1]
+    kinds = {
+        "manager": manager_service(),
+        "shard": shard_service(),
+        "partitions": DataPartitionService(PartitionServiceConfig()),
+    }
+    for kind_of, service in kinds.items():
+        with serving(service, security=Security(token_keys=key)) as address:
+            findings = called(kind_of, address, credentials)
+        problems = [one.found for one in findings if one.level == "problem"]
+        assert bool(problems) == (of_service[0] == "problem"), findings
+        assert all(of_service[1] in problem for problem in problems)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+def test_a_manager_whose_clock_is_ahead(wait_until):
+    """The manager's clock is compared with this machine's, by what it says of a job."""
+    faked = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    with subprocess.Popen(
+        ["faketime", "-f", "+3600s", sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        env=os.environ | faked,
+        text=True,
+    ) as popen:
+        try:
+            address = Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
+            with ManagerClient(address, timeout=120.0) as client:
+                wait_until(lambda: client.jobs().uptime > 1.2, "a manager that is older than its job")
+            worker = MemberWorker(address)
+            worker.iterate()
+            findings = called("manager", address)
+            worker.close()
+        finally:
+            for child in psutil.Process(popen.pid).children(recursive=True):
+                child.terminate()
+            end_process(popen)
+    (apart,) = [one.found for one in findings if "clock" in one.found]
+    ahead = float(apart.split()[3])
+    assert "ahead of this machine's" in apart
+    assert abs(ahead - 3600) < 60
+
+
+# -- this machine
+
+
+def test_a_port_that_is_taken(web_server):
+    """Who has a service's port is named; a free one is free."""
+    (level, text) = worst(network.ports, ports=(web_server.port,))
+    assert level == "warning"
+    assert f"{web_server.port} is taken by process {os.getpid()}" in text
+    port = address_of_our_own().port
+    assert worst(network.ports, ports=(port,)) == ("ok", f"{port} is free ")
+
+
+def test_a_port_that_evenpace_has():
+    """A service of evenpace's on its port is no finding."""
+    with manager_process() as address:
+        level, text = worst(network.ports, ports=(address.port,))
+    assert (level, "taken by evenpace" in text) == ("ok", True)
+
+
+@pytest.mark.slow
+def test_few_open_files():
+    """A low limit of open files is a problem, and the status says so; a middling one is a warning."""
+    for limit, level, status in ((200, "problem", {1}), (4000, "warning", {0, 1})):
+        code, findings = evenpace_doctor(prefix=("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"))
+        (of_files,) = [one for one in findings if one["subject"] == "open files"]
+        assert (of_files["level"], of_files["found"].split()[0]) == (level, str(limit))
+        assert code in status
+        assert code == any(one["level"] == "problem" for one in findings)
+
+
+@pytest.mark.slow
+def test_a_network_without_loopback():
+    """In a network of its own whose loopback is down, that is the problem."""
+    prefix = ("unshare", "--net")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    code, findings = evenpace_doctor(prefix=prefix)
+    (problem,) = [one for one in findings if one["subject"] == "loopback" and one["level"] == "problem"]
+    assert "127.0.0.1 does not work" in problem["found"]
+    assert any(one["subject"] == "interfaces" and "none but loopback" in one["found"] for one in findings)
+    assert code == 1
+
+
+def test_a_folder_that_hides_a_package(tmp_path, monkeypatch):
+    """A module beside the user's scripts by the name of one of ours is a problem."""
+    (tmp_path / "worker.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    level, text = worst(versions.packages_hidden)
+    assert level == "problem"
+    assert "rename it (to my_worker, say)" in text
+
+
+def test_versions_that_are_too_old(monkeypatch):
+    """What evenpace's metadata asks for is compared with what is installed."""
+    import importlib.metadata
+
+    assert worst(versions.versions)[0] in ("ok", "note")
+    of_evenpace = importlib.metadata.distribution("evenpace")
+
+    demanding = SimpleNamespace(
+        version=of_evenpace.version,
+        metadata={"Requires-Python": ">=4"},
+        requires=["numpy>=1000", "no-such-package>=1", "other-package>=1; extra == 'other'", "click>=1"],
+    )
+    of_others = importlib.metadata.distribution
+    monkeypatch.setattr(
+        importlib.metadata, "distribution", lambda name: demanding if name == "evenpace" else of_others(name)
+    )
+    findings = {one.subject: one for one in versions.versions(Subject())}
+    assert findings["Python"].level == findings["numpy"].level == "problem"
+    assert findings["numpy"].advice == "pip install 'numpy>=1000'"
+    assert findings["no-such-package"].found == "not installed"
+    assert "other-package (other)" in findings["extras"].found
+    assert findings["packages"].found.startswith("click ")
+
+
+def test_the_build_of_torch():
+    """What torch says of itself is found without importing it."""
+    import torch
+
+    assert versions.torch_version() == (torch.__version__, torch.version.cuda)
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """A made-up tree of control groups, on four of eight CPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_quotas_of_control_groups(groups, monkeypatch, version):
+    """A quota is told with its period, and threads are to be as many as it has cores."""
+    if version == 2:
+        groups.mount_v2(membership="/box")
+        groups.v2_counts("/sys/fs/cgroup/box", cpu_max="150000 100000")
+    else:
+        groups.mount_v1(membership="/box")
+        groups.v1_counts("/box", quota=150000)
+    level, text = worst(limits.cpu, root=groups.root)
+    assert (level, "a quota of 1.5 cores on 4 CPUs, over periods of 100 ms" in text) == ("note", True)
+    level, text = worst(limits.threads, root=groups.root)
+    assert (level, "set OMP_NUM_THREADS=2" in text) == ("warning", True)
+    for value, expected in (("2", "ok"), ("4", "warning"), ("many", "warning")):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert worst(limits.threads, root=groups.root)[0] == expected
+
+
+def test_a_short_period_is_well(groups):
+    """With a short period there is nothing to say against a quota; without a quota neither."""
+    groups.mount_v2(membership="/box")
+    groups.v2_counts("/sys/fs/cgroup/box", cpu_max="15000 10000")
+    assert worst(limits.cpu, root=groups.root)[0] == "ok"
+    groups.v2_counts("/sys/fs/cgroup/box")
+    assert (
+        worst(limits.cpu, root=groups.root) == ("ok", f"4 of {os.cpu_count()} CPUs ") or os.cpu_count() == 4
+    )
+    assert worst(limits.threads, root=groups.root)[0] == "ok"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_control_groups(groups, version):
+    """Memory that is scarce within a group is a warning, whatever the machine has."""
+    mib = 2**20
+    for used, level in ((990, "warning"), (100, "ok")):
+        if version == 2:
+            groups.mount_v2(membership="/box")
+            groups.v2_counts("/sys/fs/cgroup/box", limit=1000 * mib, used=used * mib)
+        else:
+            groups.mount_v1(membership="/box")
+            groups.v1_counts("/box", limit=1000 * mib, used=used * mib)
+        now, text = worst(limits.memory, root=groups.root)
+        assert now == level
+        assert "of the control group's 1000 MiB are free" in text
+
+
+def test_few_processes(groups):
+    """A control group with few processes is a warning."""
+    groups.write("/proc/self/cgroup", "0::/box")
+    groups.mount_v2(membership="/box")
+    groups.write("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids")
+    groups.v2_counts("/sys/fs/cgroup/box")
+    groups.write("/sys/fs/cgroup/box/pids.max", "100")
+    level, text = worst(limits.processes, root=groups.root)
+    assert (level, "100 processes and threads allowed, by the control group's" in text) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("governor", "driver", "level"),
+    [
+        ("powersave", "acpi-cpufreq", "warning"),
+        ("powersave", "intel_pstate", "ok"),
+        ("performance", "acpi-cpufreq", "ok"),
+    ],
+)
+def test_governors(groups, governor, driver, level):
+    """CPUs that are kept slow are a warning, but not where the name means something else."""
+    for cpu in range(4):
+        folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        groups.write(f"{folder}/scaling_governor", governor)
+        groups.write(f"{folder}/scaling_driver", driver)
+    assert worst(machine.governor, root=groups.root)[0] == level
+
+
+def test_little_shared_memory(small_disk, tmp_path):  # noqa: F811 - a fixture
+    """A /dev/shm as small as container engines make it is a warning; none at all, too."""
+    (tmp_path / "dev").mkdir()
+    assert worst(limits.shared_memory, root=tmp_path)[0] == "warning"
+    (tmp_path / "dev/shm").symlink_to(small_disk)
+    level, text = worst(limits.shared_memory, root=tmp_path)
+    assert (level, "of 1 MiB are free in /dev/shm" in text) == ("warning", True)
+
+
+def test_a_clock_that_is_watched():
+    """While time goes by as it should there is no jump; whether the clock is synchronised is said."""
+    assert not any("jumped" in text for _, text in found(clock.steady))
+    assert len(found(clock.synchronised)) >= 1
+
+
+JUMPING = """
+import pathlib, sys, threading, types
+from evenpace.chaos import clocks
+from evenpace.doctor import clock
+from evenpace.doctor.findings import Subject
+
+class Pause(threading.Event):
+    def wait(self, timeout=None):  # between two looks at the clock, whatever holds this process up
+        clocks.set_offset(pathlib.Path(sys.argv[1]), 30)
+        return super().wait(timeout)
+
+clock.threading = types.SimpleNamespace(Event=Pause)
+print(*[one.found for one in clock.steady(Subject())], sep="\\n")
+"""
+
+
+def test_a_clock_that_jumps(tmp_path):
+    """A clock that is set forward while it is watched is told of, with how far."""
+    try:
+        library = clocks.find_library()
+    except NotPossibleHereError as error:
+        pytest.skip(str(error))
+    offset = tmp_path / "offset"
+    clocks.set_offset(offset, 0)
+    faked = clocks.environment(library, offset) | {"FAKETIME_NO_CACHE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", JUMPING, str(offset)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | faked,
+    )
+    (jumped,) = [line for line in done.stdout.splitlines() if "jumped" in line]
+    assert 29_000 < float(jumped.split()[3]) < 31_000
+
+
+# -- the state's folder
+
+
+def test_a_full_disk(small_disk):  # noqa: F811 - a fixture
+    """A disk without room is a problem, and so is one that is read only."""
+    fill(small_disk / "ballast")
+    texts = [text for level, text in found(state.state, state=small_disk) if level == "problem"]
+    assert any("is full" in text for text in texts), texts
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    level, text = worst(state.state, state=small_disk)
+    assert (level, "may not be written to" in text) == ("problem", True)
+
+
+def test_memory_for_a_disk(small_disk):  # noqa: F811 - a fixture
+    """What lies in memory is lost with the machine."""
+    assert any("is in memory, tmpfs" in text for _, text in found(state.state, state=small_disk))
+
+
+def test_a_file_for_a_folder(tmp_path):
+    """A file is no folder for a state."""
+    (tmp_path / "file").write_text("")
+    assert worst(state.state, state=tmp_path / "file")[0] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"), [("nfs4", "warning"), ("fuse.sshfs", "warning"), ("overlay", "note"), ("ext4", "ok")]
+)
+def test_kinds_of_file_systems(groups, tmp_path, kind, level):
+    """A network file system is a warning, by the mount that is nearest to the folder."""
+    folder = tmp_path / "a b" / "state"
+    folder.mkdir(parents=True)
+    mounted = str(folder.parent).replace(" ", "\\040")
+    groups.write(
+        "/proc/self/mountinfo",
+        "22 1 0:20 / / rw - btrfs /dev/root rw\n"
+        f"30 22 0:26 / {mounted} rw,nosuid shared:4 - {kind} server:/export rw\n"
+        f"31 22 0:27 / {mounted}/statement rw - ext3 /dev/other rw",
+    )
+    assert state.file_system(folder, groups.root) == kind
+    assert found(state.state, state=folder, root=groups.root)[0][0] == level
+
+
+# -- GPUs, by a program in nvidia-smi's place: none can be expected here
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  --query-gpu=*) echo "NVIDIA H200, 570.86.15, 20000, 143771" ;;
+  *) echo "| NVIDIA-SMI 570.86.15    Driver Version: 570.86.15    CUDA Version: {cuda}    |" ;;
+esac
+exit {status}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "can", "built", "level", "text"),
+    [
+        (0, "12.8", "12.6", "ok", "the driver runs CUDA 12.8, torch is built for 12.6"),
+        (0, "12.2", "12.6", "ok", "the driver runs CUDA 12.2"),
+        (0, "11.8", "12.6", "problem", "the driver runs CUDA 11.8, but torch is built for CUDA 12.6"),
+        (0, "12.8", None, "warning", "is built for CPUs alone: GPUs are not used"),
+        (9, "12.8", "12.6", "problem", "nvidia-smi does not work"),
+    ],
+)
+def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
+    """The driver is compared with what torch was built for, and a GPU that others use is told of."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI.format(cuda=can, status=status))
+    program.chmod(0o755)
+    monkeypatch.setattr(gpu, "_SECONDS", 120.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(gpu, "torch_version", lambda: ("2.13.0", built))
+    texts = found(gpu.gpu)
+    assert any(one == level and text in said for one, said in texts), texts
+    if not status:
+        used = "0: NVIDIA H200, driver 570.86.15; 19.5 GiB of 140 GiB in use by others"
+        assert any(used in said for _, said in texts)
+
+
+# -- the command
+
+
+def test_the_timeout_is_above_zero():
+    """A timeout of nothing is refused."""
+    with pytest.raises(ValueError, match="must be above 0 seconds"):
+        Subject(timeout=0.0)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_well(tmp_path):
+    """With TLS and tokens, manager and shard are well; the status is for problems; lines say the same."""
+    folder, key, token = tmp_path / "secrets", tmp_path / "key", tmp_path / "token"
+    certificates.create_authority(folder, 100)
+    for name, hosts in (("services", ["127.0.0.1"]), ("me", [])):
+        certificates.issue(folder, name, hosts, 100)
+    tokens.write_new_key(key, add=False)
+    tokens.write_secret(token, tokens.issue(tokens.TokenKeys(key), tokens.ALL_JOBS, 0))
+    secure = ("--tls", str(folder / "services"), "--token-key", str(key))
+    mine = ("--tls", str(folder / "me"), "--token-file", str(token), "--state", str(tmp_path / "state"))
+    with manager_process(*secure) as manager, shard_process(*secure) as shard:
+        options = ("--manager", str(manager), "--ps", str(shard), *mine)
+        code, findings = evenpace_doctor(*options)
+        lines = subprocess.run(
+            [sys.executable, "-c", PATIENT, "doctor", "--timeout", "60", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+    about = [one for one in findings if str(manager) in one["subject"] or str(shard) in one["subject"]]
+    assert len(about) == 7  # reached, certificate, call, for each; and the manager's version
+    assert all(one["level"] == "ok" or "a call takes" in one["found"] for one in about), about
+    subjects = {one["subject"] for one in findings}
+    assert {
+        "certificate",
+        "authority",
+        "token",
+        "clock",
+        "open files",
+        "state",
+        "GPU",
+        "containers",
+    } <= subjects
+    assert code == any(one["level"] == "problem" for one in findings)
+    assert lines.returncode == any(line.startswith("problem ") for line in lines.stdout.splitlines())
+    assert lines.stdout.count(f"manager {manager}: ") == 4
+    assert not (tmp_path / "state").exists()

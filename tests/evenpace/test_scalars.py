@@ -1,0 +1,407 @@
+"""Scalars for charts: what a worker's iterations took, told to TensorBoard and to loggers like W&B's."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import evenpace
+from batchsize_manager.plan import Assignment
+from evenpace.cluster import LocalCluster, end_process
+from evenpace.observer import Observer
+from rpc.errors import InvalidRequestError
+from tests import EXAMPLES
+from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
+from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
+from worker.layout import Group, Layout
+from worker.scalars import IterationTimes, Recorder
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+
+# TensorBoard reads files by itself; TensorFlow, which it would rather use, takes long to import.
+WITHOUT_TENSORFLOW = "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')"
+SERVER = f"{WITHOUT_TENSORFLOW}; from tensorboard.main import run_main; run_main()"
+
+NAMES = {
+    f"evenpace/{name}"
+    for name in (
+        "batch_size",
+        "batch_processing_time",
+        "iteration_time",
+        "waiting_share",
+        "speed",
+        "throughput",
+    )
+}
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.steps = []
+        self.closed = 0
+
+    def scalars(self, step, values):
+        """See `Scalars`."""
+        self.steps.append((step, dict(values)))
+
+    def close(self):
+        """Count."""
+        self.closed += 1
+
+
+class Broken:
+    """Raises an error at a step."""
+
+    def __init__(self, at):
+        self.at, self.calls = at, 0
+
+    def scalars(self, step, values):
+        """See `Scalars`."""
+        self.calls += 1
+        if step == self.at:
+            raise RuntimeError("the disk of the charts is full")
+
+
+def assigned(iteration, count=6, attempt=0, total=10):
+    """A part of an iteration's batch."""
+    return Assignment(iteration, 0, 0, count, total, attempt)
+
+
+# -- the recorder
+
+
+class Clock:
+    """Seconds that a test lets go by."""
+
+    now = 100.0
+
+    def __call__(self):
+        """The time."""
+        return self.now
+
+
+def test_values_of_an_iteration():
+    """An iteration of 2 s, of which 0.5 s were waited and 1.2 s computed, on 6 of 10 samples."""
+    clock, heard = Clock(), Heard()
+    recorder = Recorder(clock=clock)
+    recorder.tell(heard, 1)
+    recorder.begin()
+    clock.now += 2.0
+    recorder.measured(assigned(0), 1.2)
+    recorder.waited(0.5)
+    recorder.finished(assigned(1))
+    assert heard.steps == [
+        (
+            0,
+            {
+                "evenpace/batch_size": 6.0,
+                "evenpace/batch_processing_time": 1.2,
+                "evenpace/iteration_time": 2.0,
+                "evenpace/waiting_share": 0.25,
+                "evenpace/speed": pytest.approx(5.0),
+                "evenpace/throughput": 5.0,
+            },
+        )
+    ]
+
+
+def test_parts_of_one_iteration_are_summed_up():
+    """Who does a part of one that has gone, too, tells of the iteration once, with both."""
+    heard = Heard()
+    recorder = Recorder()
+    recorder.tell(heard, 1)
+    recorder.begin()
+    recorder.measured(assigned(3, 6), 1.0)
+    recorder.finished(assigned(3, 2))
+    assert not heard.steps
+    recorder.measured(assigned(3, 2), 0.5)
+    recorder.finished(None)
+    ((step, values),) = heard.steps
+    assert (step, values["evenpace/batch_size"], values["evenpace/batch_processing_time"]) == (3, 8.0, 1.5)
+
+
+def test_times_that_are_known_late():
+    """A GPU's times come with the report, maybe in another thread: nobody waits, and none is lost."""
+    heard = Heard()
+    recorder = Recorder()
+    recorder.tell(heard, 1)
+    recorder.begin()
+    asked = []
+    for i in range(4):
+        asked.append(recorder.measured(assigned(i), lambda i=i: float(i)))
+        recorder.finished(assigned(i + 1))
+    assert not heard.steps
+    thread = threading.Thread(target=lambda: [ask() for ask in asked[:2]])
+    thread.start()
+    thread.join()
+    recorder.measured(assigned(4), 4.0)
+    recorder.finished(assigned(5))
+    assert [step for step, _ in heard.steps] == [0, 1, 4]
+    assert (asked[2](), asked[3]()) == (2.0, 3.0)
+    recorder.close()
+    assert [(step, values["evenpace/batch_processing_time"]) for step, values in heard.steps] == [
+        (i, float(i)) for i in (0, 1, 4, 2, 3)
+    ]
+    assert heard.closed == 1
+
+
+def test_a_writer_that_fails_is_used_no_more(caplog):
+    """An error is logged once, with its reason and the worker; others are told as before."""
+    heard, broken = Heard(), Broken(at=2)
+    recorder = Recorder(lambda: {"job": "j", "worker": "w"})
+    recorder.tell(broken, 1)
+    recorder.tell(heard, 1)
+    recorder.begin()
+    for i in range(6):
+        recorder.measured(assigned(i), 1.0)
+        recorder.finished(assigned(i + 1))
+    assert broken.calls == 3
+    assert [step for step, _ in heard.steps] == list(range(6))
+    (record,) = caplog.records
+    assert (record.levelno, record.job, record.worker) == (logging.ERROR, "j", "w")
+    assert "the disk of the charts is full" in caplog.text
+
+
+@given(
+    iteration=st.integers(0, 2**40),
+    total=st.integers(1, 2**40),
+    share=st.floats(0, 1),
+    seconds=st.floats(0, 1e9),
+    waiting=st.floats(0, 1e9),
+    duration=st.floats(0, 1e9),
+)
+def test_values_are_finite_and_shares_are_shares(iteration, total, share, seconds, waiting, duration):
+    """Whatever was measured, charts get numbers, and a share is from 0 to 1."""
+    count = int(total * share)
+    values = IterationTimes(iteration, 0, total, count, seconds, 0, waiting, duration).values()
+    assert set(values) <= NAMES
+    assert all(np.isfinite(value) for value in values.values())
+    assert 0 <= values.get("evenpace/waiting_share", 0.0) <= 1
+    assert count or "evenpace/speed" not in values
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
+def test_every_is_a_whole_number(every):
+    """`every` is refused unless it is a whole number from 1."""
+    with pytest.raises(InvalidRequestError, match=f"every {every!r}: must be a whole number from 1"):
+        Recorder().tell(Heard(), every)
+
+
+# -- a session
+
+
+def train(session, manager, *, send_back_at=None):
+    """Two epochs of least squares."""
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
+    loader = DataLoader(dataset, SPEC.total_batch_size, session=session)
+    session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
+    for _ in range(2):
+        for inputs, targets in loader:
+            error = inputs.numpy() @ session.parameters - targets.numpy()
+            session.gradient[:] = error @ inputs.numpy() / len(targets)
+            done = session.assignment
+            if done.iteration == send_back_at and done.attempt == 0:
+                send_back(session, manager, 10)
+            session.finish_iteration()
+
+
+def test_iterations_that_come_again_are_told_again(tmp_path):
+    """Where the job is rewound, the iteration that was under way does not count, and steps go back."""
+    heard, seldom = Heard(), Heard()
+    shard = shard_service(state=tmp_path, checkpoint_every=10)
+    with serving(manager_service()) as manager, serving(shard) as address:
+        with contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session:
+            evenpace.scalars.write(heard, session=session)
+            evenpace.scalars.write(seldom, every=7, session=session)
+            train(session, manager, send_back_at=13)
+            count = 2 * SPEC.iterations_per_epoch
+        steps = [step for step, _ in heard.steps]
+        assert steps == [*range(13), *range(10, count)]
+    assert [step for step, _ in seldom.steps] == [step for step in steps if step % 7 == 0]
+    assert all(values["evenpace/batch_size"] > 0 for _, values in heard.steps)
+    assert heard.closed == seldom.closed == 1
+
+
+def test_loggers_like_weights_and_biases():
+    """An object with log(values, step=) is given plain dictionaries; one without is refused."""
+
+    class Run:
+        def __init__(self):
+            self.history = []
+
+        def log(self, data, step=None, commit=None):
+            self.history.append((step, type(data), data))
+
+    run = Run()
+    with (
+        serving(manager_service()) as manager,
+        serving(shard_service()) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        evenpace.scalars.write(evenpace.scalars.Logger(run), session=session)
+        train(session, manager)
+    assert [step for step, _, _ in run.history] == list(range(2 * SPEC.iterations_per_epoch))
+    assert all(kind is dict and set(values) == NAMES for _, kind, values in run.history)
+    with pytest.raises(TypeError, match=r"has no method log\(values, step=\)"):
+        evenpace.scalars.Logger(object())
+
+
+def test_without_tensorboard(tmp_path):
+    """Where TensorBoard is not installed, the message says what to install."""
+    (tmp_path / "tensorboard.py").write_text("raise ImportError('no tensorboard here')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import evenpace; evenpace.scalars.TensorBoard('runs', 'w')"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(evenpace.__file__).parent.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "pip install 'evenpace[tensorboard]'" in done.stderr.splitlines()[-1]
+
+
+@given(worker=st.text(max_size=30))
+def test_folders_stay_within_the_given_one(worker):
+    """Whatever a worker's name is made of, its folder is one part of a path, and no way up."""
+    name = evenpace.scalars._folder_name(worker)
+    assert name not in ("", ".", "..")
+    assert "/" not in name
+    assert "\0" not in name
+
+
+# -- trainings over real processes
+
+
+def read_events(folder):
+    """The scalars that TensorBoard reads from a folder: by tag, and then by step."""
+    exec(WITHOUT_TENSORFLOW)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]
+    }
+
+
+def with_scalars(example, line, epochs, folder):
+    """An example's script with one more line, after its loader."""
+    text = re.sub(r"^(loader = .*)$", rf"\1\n{line}", (EXAMPLES / example).read_text(), flags=re.M)
+    assert line in text
+    script = folder / example
+    text = re.sub(r"range\(15\)|epochs=15", lambda m: m[0].replace("15", str(epochs)), text)
+    script.write_text(f"{WITHOUT_TENSORFLOW}\n{text}")
+    return script
+
+
+def history(cluster, job="default"):
+    """All iterations, as the manager has them."""
+    with contextlib.closing(Observer(cluster.manager, (), job)) as observer:
+        assert observer.poll()
+        return observer.iterations
+
+
+def fetched(url):
+    """What a server answers, read as JSON."""
+    with urllib.request.urlopen(url, timeout=120) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
+    """Two workers write event files; their values are the manager's, and TensorBoard serves them."""
+    runs = tmp_path / "runs"
+    line = f"evenpace.scalars.write(evenpace.scalars.TensorBoard({str(runs)!r}))"
+    script = with_scalars("train_digits_evenpace.py", line, 3, tmp_path)
+    with LocalCluster(tmp_path, workers=2, manager_options=("--silence", "120")) as cluster:
+        for name, limit in (("w0", "128"), ("w1", "32")):
+            cluster.start_worker(name, script, options={"--max-batch-size": limit})
+        wait_until(lambda: not cluster.check(), "the end of training", 400)
+        iterations = history(cluster)
+    assert len(iterations) == 3 * 12
+    for name in ("w0", "w1"):
+        recorded = {
+            iteration.iteration: (worker, iteration)
+            for iteration in iterations
+            for worker in iteration.workers
+            if worker.worker == name
+        }
+        written = read_events(runs / name)
+        assert set(written) == NAMES
+        for step, (worker, iteration) in recorded.items():
+            values = {tag.removeprefix("evenpace/"): written[tag][step] for tag in NAMES}
+            assert values["batch_size"] == worker.batch_size
+            seconds = worker.batch_processing_time
+            assert values["batch_processing_time"] == pytest.approx(seconds, rel=1e-6)  # it keeps float32
+            assert values["speed"] == pytest.approx(worker.batch_size / seconds, rel=1e-6)
+            assert values["throughput"] * values["iteration_time"] == pytest.approx(iteration.total, rel=1e-5)
+            assert values["iteration_time"] >= seconds * (1 - 1e-6)
+            assert 0 <= values["waiting_share"] <= 1
+        assert set(written["evenpace/batch_size"]) == set(recorded)
+        # The manager's first iteration begins with its plan, a worker's with its first batch.
+        first, *others = (value for _, value in sorted(written["evenpace/iteration_time"].items()))
+        # An answer that is long on its way counts to this iteration here, and to the next there.
+        late = first + others[-1]
+        assert sum(others) == pytest.approx(sum(i.duration for i in iterations[1:]), rel=0.5, abs=late)
+
+    # At least 96 of a whole batch, which w1 leaves of 128, and at most 92 of an epoch's last.
+    sizes = {i.iteration: w.batch_size for i in iterations for w in i.workers if w.worker == "w0"}
+    port = address_of_our_own().port
+    command = [sys.executable, "-c", SERVER, "--logdir", str(runs), "--port", str(port)]
+    with (tmp_path / "tensorboard.log").open("w") as stream:
+        server = subprocess.Popen([*command, "--load_fast=false"], stdout=stream, stderr=stream)
+    try:
+        base = f"http://127.0.0.1:{port}/data/plugin/scalars"
+        query = urllib.parse.urlencode({"run": "w0", "tag": "evenpace/batch_size"})
+
+        def served():
+            """The batch sizes; None while TensorBoard, which answers meanwhile, has not read all there is."""
+            with contextlib.suppress(OSError):
+                tags = {name: set(found) for name, found in fetched(f"{base}/tags").items()}
+                if tags == {"w0": NAMES, "w1": NAMES}:
+                    found = fetched(f"{base}/scalars?{query}")
+                    return found if len(found) >= len(sizes) else None
+            return None
+
+        shown = wait_until(served, "TensorBoard's charts of both workers")
+    finally:
+        end_process(server)
+    assert {step: value for _, step, value in shown} == sizes
+    assert min(sizes.values()) <= 92 < 96 <= max(sizes.values())
+
+
+@pytest.mark.slow
+def test_the_line_is_the_same_for_every_framework(tmp_path, wait_until, monkeypatch):
+    """PyTorch with a parameter server, Keras and JAX: one and the same line tells of every iteration."""
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    line = "evenpace.scalars.write(evenpace.scalars.TensorBoard({!r}))".format(str(tmp_path / "runs"))
+    with LocalCluster(tmp_path, workers=1) as cluster:
+        for name in ("digits", "digits_keras", "digits_jax"):
+            script = with_scalars(f"train_{name}_evenpace.py", line, 2, tmp_path)
+            options = {"--job": name, "--granularity": "8" if name == "digits_jax" else "1"}
+            cluster.start_worker(name, script, options=options)
+        wait_until(lambda: not cluster.check(), "the end of training", 500)
+        recorded = {name: history(cluster, name) for name in ("digits", "digits_keras", "digits_jax")}
+    for name, iterations in recorded.items():
+        told = read_events(tmp_path / "runs" / name)
+        expected = {i.iteration: i.workers[0].batch_size for i in iterations}
+        assert told["evenpace/batch_size"] == expected
+        assert len(expected) == 24
+        assert told["evenpace/batch_processing_time"] == {
+            i.iteration: pytest.approx(i.workers[0].batch_processing_time, rel=1e-6) for i in iterations
+        }

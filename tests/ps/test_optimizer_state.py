@@ -1,0 +1,313 @@
+"""The optimiser's state at the parameter server: pulled slot by slot, and set before the parameters."""
+
+import uuid
+
+import numpy as np
+import pytest
+import thriftpy2
+import torch
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.transport import TFramedTransportFactory
+
+from ps.asynchronous import AsynchronousShard
+from ps.optimizers import translate
+from ps.parameters import Group, Layout
+from ps.shard import Shard
+from ps.state import State
+from rpc.errors import InvalidRequestError
+from tests import ROOT
+from tests.ps.test_shard import OPTIMIZERS, TORCH, push, values
+from tests.services import serving, shard_service
+
+IDL = ROOT / "idl"
+SLOTS = {"sgd": {"momentum_buffer"}, "adam": {"exp_avg", "exp_avg_sq"}, "adamw": {"exp_avg", "exp_avg_sq"}}
+SIZES = (5, 0, 3)
+
+stock = thriftpy2.load(str(IDL / "parameter_server.thrift"), module_name="state_shard_thrift")
+
+
+def layout(name, options):
+    """Lay out three groups of parameters, one of them empty, and statistics between them."""
+    other = {**options, "lr": options["lr"] / 3}
+    first, second, third = SIZES
+    groups = (
+        Group(first, options),
+        Group(second, options),
+        Group(2, {}, statistics=True),
+        Group(third, other),
+    )
+    return Layout("float64", name, groups)
+
+
+def trained(flat):
+    """Return the parts of a flat tensor in which the parameters of the three groups lie."""
+    return flat[:5], flat[5:5], flat[7:]
+
+
+def numbers(memory):
+    """Return a copy of float64 bytes as a tensor."""
+    return torch.frombuffer(bytearray(memory), dtype=torch.float64)
+
+
+def saved(shard):
+    """Return a copy of the shard's parameters and state."""
+    return values(shard), State(shard.steps, {slot: numbers(shard.slot(slot)) for slot in shard.slots()})
+
+
+def steps(shard, count, seed):
+    """Step with gradients that depend on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        push(shard, 0, 1, 1, torch.randn(shard.layout.elements, dtype=torch.float64, generator=generator))
+        shard.step()
+
+
+# -- going on
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_a_shard_goes_on_as_if_it_had_not_stopped(name, options, before):
+    """Parameters and state, taken over by a new shard, make the same steps to the last bit."""
+    first, second = Shard(layout(name, options)), Shard(layout(name, options))
+    first.initialise(torch.ones(10, dtype=torch.float64), 0)
+    steps(first, before, seed=1)
+    parameters, state = saved(first)
+    assert second.initialise(parameters, before, state)
+    assert saved(second)[1].slots.keys() == state.slots.keys()
+    for shard in (first, second):
+        steps(shard, 3, seed=2)
+    assert torch.equal(values(first), values(second))
+    assert first.steps == before + 3
+    for slot, there in saved(first)[1].slots.items():
+        assert torch.equal(there, saved(second)[1].slots[slot])
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_slots_are_torchs(name, options):
+    """The state is what torch.optim itself keeps, in float64 to the last bit."""
+    shard = Shard(layout(name, options))
+    shard.initialise(torch.ones(10, dtype=torch.float64), 0)
+    groups = [shard.layout.groups[i] for i in (0, 1, 3)]
+    parameters = [torch.ones(size, dtype=torch.float64, requires_grad=True) for size in SIZES]
+    reference = TORCH[name](
+        [{"params": [p], **translate(name, g.options)} for p, g in zip(parameters, groups, strict=True)]
+    )
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        gradient = torch.randn(10, dtype=torch.float64, generator=generator)
+        push(shard, 0, 1, 1, gradient)
+        shard.step()
+        for parameter, part in zip(parameters, trained(gradient), strict=True):
+            parameter.grad = part
+        reference.step()
+    expected = SLOTS[name] if name != "sgd" or "momentum" in options else set()
+    expected = expected | ({"max_exp_avg_sq"} if "amsgrad" in options else set())
+    assert set(shard.slots()) == expected
+    for slot in expected:
+        there = numbers(shard.slot(slot))
+        assert there[5:7].tolist() == [0, 0]  # of the statistics
+        for parameter, part in zip(parameters, trained(there), strict=True):
+            assert torch.equal(reference.state[parameter][slot], part)
+
+
+def test_a_group_without_momentum_stays_without():
+    """A slot that a group has no use for is zero, and absent again for whoever goes on."""
+    with_, without = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, {"lr": 0.1, "dampening": 0.5}
+    shards = [Shard(Layout("float64", "sgd", (Group(2, with_), Group(2, without)))) for _ in range(2)]
+    shards[0].initialise(torch.ones(4, dtype=torch.float64), 0)
+    steps(shards[0], 2, seed=1)
+    parameters, state = saved(shards[0])
+    assert state.slots["momentum_buffer"][:2].abs().min() > 0
+    assert state.slots["momentum_buffer"][2:].tolist() == [0, 0]
+    shards[1].initialise(parameters, 2, state)
+    for shard in shards:
+        steps(shard, 1, seed=2)
+        # The first step with momentum is not dampened: it must be a first one here as well.
+        shard.set_options([Group(2, with_), Group(2, with_)])
+        steps(shard, 2, seed=3)
+    assert torch.equal(values(shards[0]), values(shards[1]))
+
+
+def test_slots_that_are_left_out_are_zero():
+    """Half a state is a state: the rest of it starts from zero, and nothing breaks."""
+    options = {"lr": 0.1, "amsgrad": 1.0}
+    shard, whole = (Shard(Layout("float64", "adam", (Group(2, options),))) for _ in range(2))
+    average = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    zeros = torch.zeros(2, dtype=torch.float64)
+    shard.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone()}))
+    rest = {"exp_avg_sq": zeros.clone(), "max_exp_avg_sq": zeros.clone()}
+    whole.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone(), **rest}))
+    for each in (shard, whole):
+        steps(each, 2, seed=1)
+    assert torch.equal(values(shard), values(whole))
+
+
+def test_slots_stay_as_they_were_given_out():
+    """Memory that was given out is not touched by the next step."""
+    shard = AsynchronousShard(Layout("float64", "sgd", (Group(3, {"lr": 1.0, "momentum": 0.5}),)))
+    shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
+    held = []
+    for iteration in range(3):
+        contribution = shard.begin(iteration, 0, 1, 1, "w")
+        shard.add(contribution, torch.ones(3, dtype=torch.float64))
+        shard.step()
+        held.append(shard.slot("momentum_buffer"))
+    assert [numbers(memory).tolist() for memory in held] == [[1] * 3, [1.5] * 3, [1.75] * 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "slot"),
+    [
+        ("sgd", {"lr": 1.0}, "momentum_buffer"),
+        ("sgd", {"lr": 1.0, "momentum": 0.9}, "exp_avg"),
+        ("adam", {"lr": 1.0}, "max_exp_avg_sq"),
+        ("adam", {"lr": 1.0}, "step"),
+    ],
+)
+def test_unknown_slots_are_refused(name, options, slot):
+    """A slot that the optimiser would not have is refused, with those that it has."""
+    shard = Shard(Layout("float64", name, (Group(2, options),)))
+    zeros = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(InvalidRequestError, match=f"slot '{slot}': {name} with these options has"):
+        shard.initialise(zeros, 0, State(1, {slot: zeros}))
+    assert not shard.initialised
+
+
+# -- on the wire, with a stock client
+
+
+class Peer:
+    """A worker of one job of four float64 elements, by means of a stock Thrift client."""
+
+    ELEMENTS = 4
+
+    def __init__(self, address, job, worker, optimizer="adam", **options):
+        self.client = make_client(
+            stock.ParameterServer,
+            *address,
+            proto_factory=TBinaryProtocolFactory(),
+            trans_factory=TFramedTransportFactory(),
+            timeout=30_000,
+        )
+        self.identity = stock.common.Identity(job, worker, uuid.uuid4().hex)
+        groups = [stock.ParameterGroup(self.ELEMENTS, {"lr": 0.1, **options})]
+        self.opened = self.client.open(stock.OpenRequest(self.identity, "float64", optimizer, groups))
+
+    def initialise(self, values, slot=None, steps=None, version=0):
+        """Set the parameters, or a slot before them; whether it was accepted."""
+        request = stock.InitialiseRequest(self.identity, version, slot, steps)
+        return self.client.initialise(request, np.full(self.ELEMENTS, values, float).tobytes()).accepted
+
+    def state(self):
+        """The steps and the slots, by name."""
+        reply = self.client.state(stock.StateRequest(self.identity))
+        assert reply.identity == self.identity
+        return reply.steps, {slot: self.pull(slot).tolist() for slot in reply.slots}
+
+    def pull(self, slot=None, version=-1):
+        """The parameters or a slot, (elements,)."""
+        return np.frombuffer(
+            self.client.pull(stock.PullRequest(self.identity, version, slot)).parameters, float
+        )
+
+    def push(self, iteration, value):
+        """Push the gradient of a whole batch."""
+        assignment = stock.common.Assignment(iteration, 0, 0, 1, 1)
+        gradient = np.full(self.ELEMENTS, value, float).tobytes()
+        self.client.push(stock.PushRequest(self.identity, assignment), gradient)
+
+
+@pytest.fixture
+def peer(shard):
+    """Gives a function that lets workers open one job at a shard; they are closed at the end."""
+    peers, job = [], f"job-{uuid.uuid4().hex}/run"
+
+    def peer(worker, address=shard, **options):
+        peers.append(Peer(address, job, worker, **options))
+        return peers[-1]
+
+    yield peer
+    for each in peers:
+        each.client.close()
+
+
+def test_only_the_accepted_workers_slots_count(peer):
+    """Two workers bring a state; the job starts from that of the one whose parameters are taken."""
+    a, b = peer("a"), peer("b")
+    assert not b.opened.initialised
+    assert a.initialise(1, "exp_avg", steps=3)
+    assert b.initialise(2, "exp_avg", steps=5)
+    assert b.initialise(20, "exp_avg_sq", steps=5)
+    assert a.initialise(10, "exp_avg_sq", steps=3)
+    assert b.initialise(7)
+    assert not a.initialise(30, "exp_avg", steps=3)
+    assert not a.initialise(8)
+    assert a.pull().tolist() == [7] * 4
+    for each in (a, b):
+        assert each.state() == (5, {"exp_avg": [2] * 4, "exp_avg_sq": [20] * 4})
+    a.push(0, 1.0)
+    steps, slots = b.state()
+    assert steps == 6
+    np.testing.assert_allclose(slots["exp_avg"], 0.9 * 2 + 0.1)
+
+
+def test_slots_of_another_incarnation_do_not_count(peer):
+    """A worker that has started anew does not go on from what it sent before."""
+    peer("a").initialise(1, "exp_avg", steps=3)
+    again = peer("a")
+    assert again.initialise(0)
+    assert again.state() == (0, {})
+
+
+def test_a_slot_that_is_sent_again_counts_once(peer):
+    """Of the same slot, the latest holds."""
+    a = peer("a", optimizer="sgd", momentum=0.9)
+    a.initialise(1, "momentum_buffer", steps=3)
+    a.initialise(2, "momentum_buffer", steps=3)
+    a.initialise(0)
+    assert a.state() == (3, {"momentum_buffer": [2] * 4})
+
+
+def test_what_makes_no_sense_is_refused(peer):
+    """Each mistake is named; the connection goes on, and nothing has changed."""
+    a = peer("a")
+    with pytest.raises(stock.common.InvalidRequest, match="before the parameters are initialised"):
+        a.state()
+    for slot, steps, said in (
+        ("momentum_buffer", 1, "slot 'momentum_buffer': adam .* has exp_avg, exp_avg_sq"),
+        ("", 1, "slot ''"),
+        ("exp_avg", None, "steps is missing"),
+        ("exp_avg", -1, "steps -1"),
+        ("exp_avg", 2**63 - 1, "steps"),
+    ):
+        with pytest.raises(stock.common.InvalidRequest, match=said):
+            a.initialise(0, slot, steps)
+    with pytest.raises(stock.common.InvalidRequest, match="31 bytes, but the shard's 4 elements"):
+        a.client.initialise(stock.InitialiseRequest(a.identity, 0, "exp_avg", 1), bytes(31))
+    assert a.initialise(0)
+    with pytest.raises(stock.common.InvalidRequest, match="slot 'exp_avg': by now there are none"):
+        a.pull("exp_avg")
+    a.push(0, 1.0)
+    with pytest.raises(stock.common.InvalidRequest, match="slot 'x': by now there are exp_avg, exp_avg_sq"):
+        a.pull("x", version=1)
+    assert a.pull("exp_avg").tolist() == pytest.approx([0.1] * 4)
+    assert a.state()[0] == 1
+    a.identity.job = "another"
+    with pytest.raises(stock.common.NotMember, match="has not opened"):
+        a.state()
+
+
+def test_slots_that_wait_take_memory(peer):
+    """State that waits for its parameters counts against the limit, until it is dropped."""
+    nbytes = 8 * Peer.ELEMENTS
+    with serving(shard_service(memory_bytes=3 * nbytes)) as address:
+        a, b = peer("a", address), peer("b", address)
+        a.initialise(1, "exp_avg", steps=1)
+        b.initialise(1, "exp_avg", steps=1)
+        with pytest.raises(stock.common.InvalidRequest, match=f"may hold {3 * nbytes}"):
+            b.initialise(1, "exp_avg_sq", steps=1)
+        assert a.initialise(0)
+        assert Peer(address, "another/run", "c").initialise(0)
+        assert Peer(address, "a third/run", "c").initialise(0)

@@ -1,0 +1,382 @@
+"""A shard's checkpoints: files that are whole or not there, from which it goes on to the last bit."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.synchronisation import Synchronisation
+from ps import checkpoint as files
+from ps.checkpoint import Checkpoint, UnreadableError
+from ps.jobs import Jobs, ParameterServerConfig
+from ps.layout import DTYPES, Group, Layout
+from ps.model import Model, Tensor
+from ps.shard import Shard
+from ps.store import Store
+from rpc.errors import InvalidRequestError, UnavailableError
+from tests.ps.test_shard import OPTIMIZERS, push, values
+
+KERAS = [
+    ("keras_sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": 1.0}),
+    ("keras_adam", {"lr": 0.01, "amsgrad": 1.0}),
+    ("keras_adamw", {"lr": 0.01, "weight_decay": 0.1}),
+]
+LAYOUT = Layout("float64", "sgd", (Group(3, {"lr": 0.1, "momentum": 0.9}),))
+
+
+def groups(options, lr):
+    """Lay out parameters with different options, a group of none, and statistics."""
+    other = {**options, "lr": lr}
+    return (Group(5, options), Group(0, options), Group(2, {}, statistics=True), Group(3, other))
+
+
+def gradient(shard, seed):
+    """Make a gradient that depends on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = DTYPES[shard.layout.dtype]
+    return torch.randn(shard.layout.elements, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def step(shard, seed):
+    """Take a step with two uneven gradients that depend on the seed alone."""
+    push(shard, 0, 1, 4, gradient(shard, seed))
+    push(shard, 1, 3, 4, gradient(shard, seed + 1))
+    shard.step()
+
+
+def checkpoint(shard, job="job/run", attempt=0, model=None):
+    """Make the checkpoint of a shard as it is now."""
+    return Checkpoint(job, attempt, Synchronisation(), model, shard.snapshot())
+
+
+# -- the file
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "options"), [*OPTIMIZERS, *KERAS])
+def test_a_restored_shard_goes_on_to_the_last_bit(tmp_path, name, options, dtype, before):
+    """Parameters, statistics and every optimiser's state, through a file: the same steps from then on."""
+    first = Shard(Layout(dtype, name, groups(options, 0.01)))
+    first.initialise(torch.ones(10, dtype=DTYPES[dtype]), 40)
+    for seed in range(before):
+        step(first, seed)
+    first.set_options(groups({"lr": 0.03} if "lr" in options else options, 0.02))
+    files.write(tmp_path / "file", checkpoint(first))
+
+    second = Shard(first.layout)
+    second.restore(files.read(tmp_path / "file").snapshot)
+    assert (second.version, second.steps) == (40 + before, before)
+    for seed in range(10, 14):
+        for shard in (first, second):
+            step(shard, seed)
+        assert torch.equal(values(first), values(second))
+    assert first.slots() == second.slots()
+    for slot in first.slots():
+        assert first.slot(slot) == second.slot(slot)
+
+
+def test_all_that_a_job_is_survives(tmp_path):
+    """What workers have agreed on comes back as it was, names in any script included."""
+    model = Model("wörker", [Tensor("", (3, 2), "float64"), Tensor("schicht.0", (), "int64")])
+    shard = Shard(LAYOUT)
+    shard.initialise(torch.arange(3, dtype=torch.float64), 7)
+    written = checkpoint(shard, "jöb/run", 5, model)
+    files.write(tmp_path / "file", written)
+    there = files.read(tmp_path / "file")
+    assert (there.job, there.attempt, there.synchronisation, there.model) == (
+        *("jöb/run", 5),
+        *(Synchronisation(), model),
+    )
+    assert there.snapshot.layout == LAYOUT
+    assert torch.equal(there.snapshot.parameters, written.snapshot.parameters)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_no_torn_file_is_taken(tmp_path_factory, data):
+    """A file that ends early, or of which any bit has changed, is known as torn."""
+    path = tmp_path_factory.mktemp("torn") / "file"
+    shard = Shard(LAYOUT)
+    shard.initialise(torch.ones(3, dtype=torch.float64), 0)
+    step(shard, 0)
+    files.write(path, checkpoint(shard))
+    there = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(there) - 1))
+    if data.draw(st.booleans(), label="cut"):
+        there = there[:position]
+    else:
+        there[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(there)
+    for look in (files.check, files.read):
+        with pytest.raises(UnreadableError, match=r"torn|not a checkpoint"):
+            look(path)
+
+
+# -- the folder
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A shard's folder."""
+    store = Store(tmp_path / "state", ledger=tmp_path / "ledgers")
+    yield store
+    store.close()
+
+
+def save(job, versions):
+    """Have checkpoints of some versions written."""
+    for version in versions:
+        shard = Shard(LAYOUT)
+        shard.initialise(torch.full((3,), float(version), dtype=torch.float64), version)
+        job.save(checkpoint(shard))
+    job.settle()
+
+
+def saved(store, versions):
+    """Make what keeps a job's checkpoints, with some of them."""
+    job = store.job("job/run")
+    save(job, versions)
+    return job
+
+
+def test_the_latest_stay_and_what_all_have(store):
+    """Three checkpoints are kept, and the latest that all shards have, for as long as that is the latest."""
+    job = saved(store, range(5))
+    assert job.versions == (2, 3, 4)
+    job.keep(3)
+    save(job, (5, 6, 7))
+    assert job.versions == (3, 5, 6, 7)
+    job.keep(6)
+    save(job, (8,))
+    assert job.versions == store.job("job/run").versions == (6, 7, 8)
+
+
+def test_a_checkpoint_is_on_the_disk_before_others_go(store, tmp_path, disk_calls):
+    """All of the file before it has its name, and the name before an older one goes."""
+    job = saved(store, (10, 20, 30, 40))
+    (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
+    expected = [("fsync", str(folder.parent))]  # where the job's folder has been made
+    for version in (10, 20, 30, 40):
+        part, path = (str(folder / f"{version:012d}.{suffix}") for suffix in ("part", "checkpoint"))
+        size = (folder / "000000000040.checkpoint").stat().st_size
+        expected += [("fsync", part, size), ("replace", part, path), ("fsync", str(folder))]
+    expected.append(("unlink", str(folder / "000000000010.checkpoint")))
+    assert disk_calls == expected
+    assert job.versions == (20, 30, 40)
+
+
+def test_a_torn_checkpoint_is_skipped(store, tmp_path, caplog):
+    """After a restart, a file that is torn is not counted, an older one serves, and leftovers go."""
+    saved(store, (10, 20, 30))
+    (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
+    newest = max(folder.glob("*.checkpoint"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    (folder / "000000000040.part").write_bytes(b"half")
+    job = store.job("job/run")
+    assert job.versions == (10, 20)
+    assert job.newest().snapshot.version == 20
+    assert "torn" in caplog.text
+    assert not list(folder.glob("*.part"))
+    # One that goes while the process runs is no different.
+    max(folder.glob("*20.checkpoint")).write_bytes(b"")
+    with pytest.raises(InvalidRequestError, match="version 20 cannot be read"):
+        job.read(20)
+    assert job.newest().snapshot.version == 10
+
+
+def test_going_back_forgets_what_came_after(store):
+    """Checkpoints of a future that is no more go, even those that are being written right then."""
+    job = saved(store, (10, 20, 30))
+    shard = Shard(LAYOUT)
+    shard.initialise(torch.zeros(3, dtype=torch.float64), 40)
+    held, go = threading.Event(), threading.Event()
+    store._writer.submit(lambda: (held.set(), go.wait(30)))
+    held.wait(30)
+    job.save(checkpoint(shard))  # waits behind what was submitted before
+    job.go_back(20)
+    go.set()
+    job.settle()
+    assert job.versions == store.job("job/run").versions == (10, 20)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", ".", "x" * 200, "名前/*?", "a b"])
+def test_any_name_is_a_folder_of_its_own(tmp_path, name):
+    """A job's name cannot lead out of the folder, nor into another job's."""
+    store = Store(tmp_path / "state")
+    shard = Shard(LAYOUT)
+    shard.initialise(torch.zeros(3, dtype=torch.float64), 1)
+    for each in (name, name + "_", "a_b"):
+        job = store.job(each)
+        job.save(checkpoint(shard, each))
+        job.settle()
+        assert store.job(each).newest().job == each
+    assert len([path for path in (tmp_path / "state").iterdir() if path.is_dir()]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    store.close()
+
+
+def test_a_folder_has_one_shard(tmp_path):
+    """A second shard on a folder is refused with the reason, and may have it once the first has gone."""
+    first = Store(tmp_path)
+    with pytest.raises(UnavailableError, match="in use by another shard"):
+        Store(tmp_path)
+    first.close()
+    Store(tmp_path).close()
+
+
+def test_old_jobs_are_removed(store, tmp_path):
+    """What has not been written to for long goes, unless the job is still held."""
+    saved(store, (10,))
+    (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
+    store.remove_old(3600, ())
+    for path in (folder, *folder.iterdir()):
+        os.utime(path, (0, 0))
+    store.remove_old(3600, {"job/run"})
+    assert store.job("job/run").versions == (10,)
+    store.remove_old(3600, {"another"})
+    assert store.job("job/run").versions == ()
+    assert (tmp_path / "state" / "lock").exists()
+
+
+def test_a_shard_that_was_away_for_long_keeps_its_jobs(store, tmp_path):
+    """Their workers have as much time to come back as if it had been there, and its clock had not jumped."""
+    saved(store, (10,))
+    store.close()
+    (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
+    for path in (folder, *folder.iterdir()):
+        os.utime(path, (0, 0))
+    jobs = Jobs(ParameterServerConfig(state=tmp_path / "state", keep=100.0))
+    jobs.forget(1000.0)
+    jobs.forget(1099.0)
+    assert folder.is_dir()
+    jobs.forget(1101.0)
+    assert not folder.exists()
+    jobs.close()
+
+
+def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
+    """The ledger goes on behind a line that its process could not finish."""
+    job = saved(store, (1,))
+    job.note({"iteration": 1})
+    store._writer.submit(int).result()  # by then all before has been written
+    (ledger,) = tmp_path.glob("ledgers/*.jsonl")
+    ledger.write_bytes(ledger.read_bytes() + b'{"iterat')
+    job.note({"iteration": 2})
+    store._writer.submit(int).result()
+    assert ledger.read_text().splitlines() == ['{"iteration": 1}', '{"iterat', '{"iteration": 2}']
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"memory_bytes": 0}, "memory_bytes 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every 0"),
+        ({"keep": 0.0}, "keep 0"),
+        ({"ledger": Path("here")}, "ledger 'here': tells of checkpoints"),
+    ],
+)
+def test_configurations_that_make_no_sense(arguments, said):
+    """Each mistake is named."""
+    with pytest.raises(ValueError, match=said):
+        ParameterServerConfig(**arguments)
+
+
+# -- a job
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, deterministic, data):
+    """Through steps, new attempts at any version there is, and restarts: what steps alone would give."""
+    layout = Layout("float64", "adam", (Group(4, {"lr": 0.1}),))
+    expected = [torch.zeros(4, dtype=torch.float64)]  # by version
+    reference = Shard(layout, deterministic)
+    reference.initialise(expected[0].clone(), 0)
+    folder = tmp_path_factory.mktemp("state")
+    every = data.draw(st.integers(1, 4), label="every")
+    config = ParameterServerConfig(deterministic, state=folder, checkpoint_every=every, ledger=folder / "l")
+    jobs = Jobs(config)
+    hosted = jobs.add("j", layout, Synchronisation(), None)
+    hosted.initialise("w", "i", expected[0].clone(), 0, 0)
+    actions = st.tuples(st.sampled_from(["step", "step", "part", "fence", "restart"]), st.integers(0, 99))
+    for what, which in data.draw(st.lists(actions, max_size=25), label="actions"):
+        shard = hosted.shard
+        version = shard.version
+        if what == "step":
+            if not shard.has_used(version, 0, 1):
+                push(shard, 0, 1, 4, gradient(shard, version))
+            push(shard, 1, 3, 4, gradient(shard, version + 1))
+            shard.step()
+            hosted.stepped()
+            if shard.version == len(expected):
+                step(reference, version)
+                expected.append(values(reference))
+        elif what == "part" and not shard.has_used(version, 0, 1):
+            push(shard, 0, 1, 4, gradient(shard, version))
+        elif what == "fence":
+            assert hosted.fence(hosted.attempt + 1)
+            hosted.store.settle()
+            there = [*hosted.checkpoints, version]
+            hosted.rewind(there[which % len(there)])
+            hosted.rewind(there[which % len(there)])
+        elif what == "restart":
+            jobs._store.close()  # as if killed once the last checkpoint was written
+            jobs = Jobs(config)
+            hosted = jobs.find("j")
+            assert hosted.shard.version == version - version % every
+        torch.testing.assert_close(values(hosted.shard), expected[hosted.shard.version], rtol=1e-9, atol=0)
+    version = hosted.shard.version
+    jobs.close()
+    check_ledger(folder, version)
+    jobs = Jobs(config)
+    assert jobs.find("j").shard.version == version  # a clean end loses nothing
+    jobs.close()
+
+
+def test_the_ledger_tells_what_broke_off(tmp_path):
+    """The slices of a step tile its batch; of one that broke off, the elements that counted are named."""
+    jobs = Jobs(ParameterServerConfig(state=tmp_path, ledger=tmp_path / "l"))
+    hosted = jobs.add("j", LAYOUT, Synchronisation(), None)
+    shard = hosted.shard
+    hosted.initialise("w", "i", torch.zeros(3, dtype=torch.float64), 7, 2)
+    ones = torch.ones(3, dtype=torch.float64)
+    for start, count, worker, brings in ((0, 6, "a", 2), (0, 2, "b", 1), (2, 4, "c", 1), (6, 2, "d", 3)):
+        contribution = shard.begin(7, start, count, 8, worker, 0)
+        shard.add(contribution, ones[:brings])
+        shard.broken(contribution)
+    assert shard.complete
+    shard.step()
+    hosted.stepped()
+    jobs.close()
+    (ledger,) = tmp_path.glob("l/*.jsonl")
+    assert [json.loads(line) for line in ledger.read_text().splitlines()] == [
+        {"attempt": 2, "initialised": 7},
+        {
+            "attempt": 2,
+            "iteration": 7,
+            "slices": [[0, 2, "b"], [2, 4, "c"], [6, 2, "d"]],
+            "broken": [[0, 6, "a", 2]],
+        },
+    ]
+
+
+def check_ledger(folder, version):
+    """See that every step up to a version is there, each with the whole batch, and follows from the last."""
+    (path,) = folder.glob("l/*.jsonl")
+    at = None
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        for begins in ("initialised", "rewound", "restored"):
+            at = record.get(begins, at)
+        if "iteration" in record:
+            assert record["iteration"] == at
+            assert record["slices"] == [[0, 1, ""], [1, 3, ""]]
+            at += 1
+    assert at == version

@@ -1,0 +1,233 @@
+"""Shards that are killed and started again, as processes: they come back, and go on together."""
+
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import idl
+from rpc.client import Client
+from rpc.errors import EvenpaceError, RewoundError
+from tests.ps.test_shard_attempts import AttemptWorker
+from tests.services import ends_with, open_request, serving, shard_service, signalled_process
+
+_ps = idl.parameter_server
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Gives a function that starts a shard with a folder, and its process and address."""
+    with contextlib.ExitStack() as stack:
+
+        def start(name):
+            arguments = ("--state", str(tmp_path / name), "--checkpoint-every", "5")
+            arguments += ("--ledger", str(tmp_path / name / "l"))
+            return stack.enter_context(signalled_process("ps", *arguments))
+
+        yield start
+
+
+@contextlib.contextmanager
+def here(folder, every=5):
+    """Serve from such a folder in this process."""
+    with serving(shard_service(state=folder, checkpoint_every=every, ledger=folder / "l")) as address:
+        yield address
+
+
+class Resumed(AttemptWorker):
+    """A worker that goes on at a shard that was started again; its gradients depend on the version alone."""
+
+    def __init__(self, address, old):
+        super().__init__(address, old.elements, old.identity.job, initialise=False)
+        self.opened = self.open()
+        self.at(self.opened.version)
+
+    def at(self, version):
+        """Expect the parameters of a version."""
+        self.version, self.expected = 0, np.zeros(self.elements, dtype=np.float32)
+        for _ in range(version):
+            self.stepped()
+
+
+def iterate(worker, times):
+    """Take so many steps, each checked to the last bit."""
+    for _ in range(times):
+        worker.iterate()
+
+
+def ledger(folder):
+    """What the ledger of the only job says."""
+    (path,) = folder.glob("l/*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until):
+    """After SIGKILL a shard is at its newest checkpoint, and refuses whoever relies on the process before."""
+    popen, address = shards("a")
+    worker = AttemptWorker(address)
+    iterate(worker, 13)
+    wait_until(lambda: list(tmp_path.glob("a/*/*10.checkpoint")), "the checkpoint")
+    ends_with(popen, signal.SIGKILL)
+    worker.close()
+
+    popen, address = shards("a")
+    client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+    with pytest.raises(RewoundError, match="started again"):  # nobody has opened the job there
+        client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
+    reply = client.call("fence", _ps.FenceRequest(worker.identity, 1))
+    assert (reply.initialised, reply.version, reply.checkpoints) == (True, 10, [0, 5, 10])
+    client.close()
+    again = Resumed(address, worker)
+    assert (again.opened.initialised, again.version, again.attempt) == (True, 10, 1)
+    assert again.instance != worker.instance
+    again.rewind(1, 5)
+    again.at(5)
+    again.check()
+    iterate(again, 3)
+    assert ends_with(popen, signal.SIGTERM) == 0
+    again.close()
+
+    # A shard that ends as it should loses nothing.
+    with here(tmp_path / "a") as address:
+        last = Resumed(address, again)
+        assert (last.version, last.attempt) == (8, 1)
+        iterate(last, 1)
+        last.close()
+    said = [(key, r[key]) for r in ledger(tmp_path / "a") for key in r if key not in ("attempt", "slices")]
+    assert said == [
+        ("initialised", 0),
+        *(("iteration", i) for i in range(len(said) - 8)),
+        *(("restored", 10), ("rewound", 5), ("iteration", 5), ("iteration", 6), ("iteration", 7)),
+        *(("restored", 8), ("iteration", 8)),
+    ]
+    assert 10 <= len(said) - 8 <= 13  # a kill may take the last lines with it, but none before a checkpoint
+    assert ledger(tmp_path / "a")[-1]["slices"] == [[0, 8, "good"]]
+
+
+def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
+    """One shard is killed and lags behind: both go on from the latest version that both can go back to."""
+    popen, address = shards("a")
+    with here(tmp_path / "b") as b:
+        workers = [AttemptWorker(address, name="j/r"), AttemptWorker(b, name="j/r")]
+        iterate(workers[0], 12)
+        iterate(workers[1], 11)
+        for name in "ab":
+            wait_until(lambda name=name: list(tmp_path.glob(f"{name}/*/*10.checkpoint")), "the checkpoint")
+        workers[1].push(start=0, count=3)
+        ends_with(popen, signal.SIGKILL)
+        workers[0].close()
+        workers[0] = Resumed(shards("a")[1], workers[0])
+
+        replies = [worker.fence(1) for worker in workers]
+        assert [(r.version, r.checkpoints) for r in replies] == [(10, [0, 5, 10]), (11, [0, 5, 10])]
+        there = [{r.version, *r.checkpoints} for r in replies]
+        version = max(there[0] & there[1])
+        for worker in workers:
+            worker.rewind(1, version)
+            Resumed.at(worker, version)
+            worker.check()
+            iterate(worker, 6)
+            worker.close()
+
+
+def test_workers_say_what_all_shards_have(tmp_path):
+    """Answers to pushes name the latest checkpoint, and what workers say is common is not removed."""
+    with here(tmp_path, every=1) as address:
+        worker = AttemptWorker(address)
+        request = worker.push_request
+
+        def said(**part):
+            asked = request(**part)
+            asked.kept = 2
+            return asked
+
+        worker.push_request = said
+        iterate(worker, 9)
+        assert worker.fence(1).checkpoints == [2, 7, 8, 9]
+        worker.rewind(1, 9)
+        reply = worker.client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
+        assert reply.checkpoint == 9
+        worker.close()
+
+
+def test_a_full_disk_stops_nothing(shards, tmp_path, wait_until):
+    """While files cannot be written, training goes on and what is there stays; later there is more."""
+    popen, address = shards("a")
+    worker = AttemptWorker(address, 100_000)
+    iterate(worker, 5)
+    wait_until(lambda: list(tmp_path.glob("a/*/*05.checkpoint")), "the checkpoint")
+    limits = resource.prlimit(popen.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    iterate(worker, 6)
+    assert worker.fence(1).checkpoints == [0, 5]
+    assert not list(tmp_path.glob("a/*/*.part"))
+    resource.prlimit(popen.pid, resource.RLIMIT_FSIZE, limits)
+    worker.rewind(1, 11)
+    iterate(worker, 5)
+    assert worker.fence(2).checkpoints == [0, 5, 15]
+    worker.rewind(2, 5)
+    Resumed.at(worker, 5)
+    iterate(worker, 1)
+    worker.close()
+
+
+def test_one_folder_is_for_one_shard(tmp_path):
+    """A second process on a folder ends with the reason, and the first goes on."""
+    with here(tmp_path) as address:
+        line = [sys.executable, "-m", "evenpace", "ps", "--listen", "127.0.0.1:0", "--state", str(tmp_path)]
+        ended = subprocess.run(line, check=False, capture_output=True, text=True, timeout=240)
+        assert ended.returncode != 0
+        assert "is in use by another shard" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        worker = AttemptWorker(address)
+        worker.iterate()
+        worker.close()
+
+
+def test_other_modes_have_no_checkpoints(tmp_path, caplog):
+    """Where a step is not everybody's, there is nothing to go back to, which the log says once."""
+    with serving(shard_service(state=tmp_path, checkpoint_every=1)) as address:
+        client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+        identity = idl.common.Identity("j/r", "w", "i")
+        asked = open_request(identity, 3, synchronisation=idl.common.Synchronisation("asp"))
+        for _ in range(2):
+            client.call("open", asked)
+        zeros = np.zeros(3, dtype=np.float32).data.cast("B")
+        client.call("initialise", _ps.InitialiseRequest(identity, 0), bulk=zeros)
+        assignment = idl.common.Assignment(0, 0, 0, 1, 1)
+        reply = client.call("push", _ps.PushRequest(identity, assignment), bulk=zeros)
+        assert reply.checkpoint is None
+        assert client.call("fence", _ps.FenceRequest(identity, 1)).checkpoints == []
+        with pytest.raises(RewoundError, match=r"version 7: there is \d, and no checkpoint"):
+            client.call("rewind", _ps.RewindRequest(identity, 1, 7))
+        client.close()
+    assert caplog.text.count("no checkpoints, there are none with asp") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
+    """A job that was dropped from memory is as it was when somebody asks for it."""
+    service = shard_service(state=tmp_path, memory_bytes=4000)
+
+    def all_have_left():
+        return all(job.left_at is not None for job in service.jobs)
+
+    with serving(service) as address:
+        worker = AttemptWorker(address, 1000)
+        iterate(worker, 3)
+        worker.close()
+        wait_until(all_have_left, "its leaving")
+        other = AttemptWorker(address, 900)
+        other.iterate()
+        with pytest.raises(EvenpaceError, match="may hold 4000"):
+            Resumed(address, worker)
+        other.close()
+        wait_until(all_have_left, "its leaving")
+        again = Resumed(address, worker)
+        assert again.version == 3
+        iterate(again, 2)
+        again.close()

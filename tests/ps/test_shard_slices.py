@@ -1,0 +1,204 @@
+"""Slices are known by their place: whoever brings them, and however often, each sample counts once."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps.layout import Group, Layout
+from ps.parameters import Contribution
+from ps.shard import GradientSink, Shard
+from rpc.errors import InvalidRequestError, UnavailableError
+from tests.ps.test_shard import plain_sgd, push, send, tensor, values, wire
+
+ELEMENTS = 7
+
+
+@dataclasses.dataclass(eq=False)
+class Brought:
+    """A push that is under way."""
+
+    contribution: Contribution
+    gradient: torch.Tensor
+    repeated: bool  # somebody else has the slice, or parts of it, to bring as well
+
+
+class Redone:
+    """One batch at a shard, whose parts break off, are shared out anew, and come more than once."""
+
+    def __init__(self, shard, samples, start, counts, says_batch_start):
+        self.shard = shard
+        self.samples = samples  # (total, elements)
+        self.start = start
+        self.batch_start = start if says_batch_start else None
+        self.parts = [(start + sum(counts[:i]), count) for i, count in enumerate(counts)]
+        self.given_out = list(self.parts)
+        self.todo = list(self.parts)
+        self.under_way = []
+        self.stale = []
+
+    def begin(self, place, repeated=False):
+        """Begin to bring a slice, unless others have; or put it off while others do."""
+        if self.shard.has_used(self.shard.version, *place):
+            return
+        start, count = place
+        try:
+            contribution = self.shard.begin(
+                self.shard.version, start, count, len(self.samples), "w", self.batch_start
+            )
+        except UnavailableError:
+            if not repeated:
+                self.todo.append(place)
+            return
+        within = start - self.start
+        gradient = self.samples[within : within + count].mean(dim=0)
+        self.under_way.append(Brought(contribution, gradient, repeated))
+
+    def go_on(self, brought, n):
+        """Bring the next elements."""
+        contribution = brought.contribution
+        self.shard.add(contribution, brought.gradient[contribution.done : contribution.done + n])
+        if contribution.done == ELEMENTS:
+            contribution.open = False
+            self.under_way.remove(brought)
+
+    def break_off(self, brought, cut):
+        """Break a push off; its slice is given out again, in two parts if `cut` lies within."""
+        self.under_way.remove(brought)
+        self.shard.broken(brought.contribution)
+        if brought.repeated:
+            return
+        start, count = brought.contribution.start, brought.contribution.count
+        cut %= count
+        pieces = [(start, cut), (start + cut, count - cut)] if cut else [(start, count)]
+        self.given_out += pieces
+        self.todo += pieces
+
+    def drop(self):
+        """Begin anew, as with another attempt; what is under way still comes."""
+        self.shard.drop()
+        self.stale += self.under_way
+        self.given_out, self.todo, self.under_way = list(self.parts), list(self.parts), []
+
+    def finish(self):
+        """Bring everything that is left."""
+        while self.under_way:
+            self.go_on(self.under_way[0], ELEMENTS)
+        while self.todo:
+            self.begin(self.todo.pop())
+            while self.under_way:
+                self.go_on(self.under_way[0], ELEMENTS)
+
+    def late(self):
+        """What nobody waits for any more comes all the same."""
+        for stale in self.stale:
+            self.shard.add(stale.contribution, stale.gradient)
+            self.shard.broken(stale.contribution)
+
+
+@pytest.mark.parametrize("says_batch_start", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_each_sample_counts_once(deterministic, says_batch_start, data):
+    """Through pushes in any order, breaks, pieces, repetitions and new attempts: one big batch's steps."""
+    layout = Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 0.5, "momentum": 0.9}),))
+    shard = Shard(layout, deterministic)
+    shard.initialise(torch.zeros(ELEMENTS, dtype=torch.float64), 0)
+    expected = torch.zeros(ELEMENTS, dtype=torch.float64, requires_grad=True)
+    reference = torch.optim.SGD([expected], lr=0.5, momentum=0.9)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
+    action = st.tuples(
+        st.sampled_from(["begin", "begin", "go on", "go on", "break", "again", "drop"]),
+        st.integers(0, 99),
+        st.integers(1, ELEMENTS),
+    )
+    start = 0
+    for version in range(1, 3):
+        counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4), label="counts")
+        samples = torch.randn(sum(counts), ELEMENTS, dtype=torch.float64, generator=generator)
+        batch = Redone(shard, samples, start, counts, says_batch_start)
+        for what, which, n in data.draw(st.lists(action, max_size=40), label="actions"):
+            if what == "begin" and batch.todo:
+                batch.begin(batch.todo.pop(which % len(batch.todo)))
+            elif what == "go on" and batch.under_way:
+                batch.go_on(batch.under_way[which % len(batch.under_way)], n)
+            elif what == "break" and batch.under_way:
+                batch.break_off(batch.under_way[which % len(batch.under_way)], n)
+            elif what == "again":
+                batch.begin(batch.given_out[which % len(batch.given_out)], repeated=True)
+            elif what == "drop" and which < 20:
+                batch.drop()
+        batch.finish()
+        assert shard.complete
+        shard.step()
+        batch.late()
+        whole = [c for c in shard.used if c.done == ELEMENTS]
+        assert sum(c.count for c in whole) == len(samples)
+        expected.grad = samples.mean(dim=0)
+        reference.step()
+        torch.testing.assert_close(values(shard), expected.detach(), rtol=1e-12, atol=1e-13)
+        assert (shard.version, shard.complete) == (version, False)
+        assert all(shard.has_used(version - 1, *place) for place in batch.given_out)
+        start += len(samples)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_pieces_take_over_where_a_slice_broke_off(deterministic):
+    """On the wire, pieces of a slice bring their whole gradients, and what had come counts once."""
+    elements = 2**16 + 5
+    shard = plain_sgd(elements, deterministic=deterministic)
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(8, elements, dtype=torch.float64, generator=generator)
+    push(shard, 6, 2, 8, samples[6:].mean(dim=0))
+    sink = GradientSink(shard, shard.begin(0, 0, 6, 8))
+    send(sink, wire(samples[:6].mean(dim=0))[: 2**18 + 100])
+    with pytest.raises(UnavailableError, match="slice at 1 is still coming"):
+        shard.begin(0, 1, 2, 8)
+    sink.abort()
+    push(shard, 0, 1, 8, samples[0], [2**17, 1, 2**18])
+    with pytest.raises(UnavailableError, match="in parts, such as 0 to 1"):
+        shard.begin(0, 0, 6, 8)
+    assert not shard.complete
+    push(shard, 1, 5, 8, samples[1:6].mean(dim=0))
+    assert shard.complete
+    shard.step()
+
+    torch.testing.assert_close(values(shard), -samples.mean(dim=0), rtol=1e-12, atol=1e-14)
+
+
+def test_a_push_that_brought_nothing_leaves_nothing():
+    """A slice of which no element came binds nobody to its borders, or to its batch."""
+    shard = plain_sgd(1)
+    sink = GradientSink(shard, shard.begin(0, 0, 5, 8, batch_start=0))
+    sink.abort()
+    push(shard, 3, 4, 9, tensor(1))
+    push(shard, 7, 5, 9, tensor(1))
+    assert shard.complete
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_crossing_slices_are_refused(deterministic):
+    """Slices of two plans whose borders cross cannot both count, whether they are whole or not."""
+    shard = plain_sgd(1, deterministic=deterministic)
+    push(shard, 4, 4, 16, tensor(1))
+    for start, count in ((2, 4), (6, 4)):
+        with pytest.raises(InvalidRequestError, match="overlaps 4 to 8"):
+            shard.begin(0, start, count, 16)
+    with pytest.raises(UnavailableError, match="in parts"):
+        shard.begin(0, 2, 8, 16)
+
+
+def test_the_batchs_place_is_kept_to():
+    """A slice beyond the batch, or of a batch that begins elsewhere, is refused with both."""
+    shard = plain_sgd(1)
+    shard.begin(0, 10, 2, 8, batch_start=8)
+    for start, said in ((6, "slice 6 to 8"), (15, "slice 15 to 17")):
+        for batch_start in (8, None):
+            with pytest.raises(InvalidRequestError, match=f"{said} is not within the batch, 8 to 16"):
+                shard.begin(0, start, 2, 8, batch_start=batch_start)
+    with pytest.raises(InvalidRequestError, match=r"batch_start 10, .* at 8"):
+        shard.begin(0, 12, 2, 8, batch_start=10)
+    shard.begin(0, 14, 2, 8, batch_start=8)

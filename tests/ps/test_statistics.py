@@ -1,0 +1,209 @@
+"""Statistics, such as batch normalisation's: the weighted mean over the samples, and no optimiser on them."""
+
+import contextlib
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from batchsize_manager.rounding import Bounds
+from ps.asynchronous import AsynchronousShard
+from ps.backup import BackupShard
+from ps.parameters import Group, Layout
+from ps.shard import GradientSink, Shard
+from rpc.errors import InvalidRequestError
+from tests.ps.test_shard import push, send, slices, tensor, values, wire
+from tests.services import manager_service, open_request, serving, shard_service
+from tests.worker.test_torch_adapter import in_threads
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+from worker.torch_optimizer import distribute
+
+MOMENTUM = {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.1}
+
+
+def mixed(kind=Shard, parameters=2, statistics=3, options=MOMENTUM, **arguments):
+    """Make a shard of ones: parameters, statistics, and one parameter more."""
+    groups = (Group(parameters, options), Group(statistics, {}, statistics=True), Group(1, options))
+    layout = Layout("float64", "sgd", groups)
+    shard = kind(layout, **arguments)
+    shard.initialise(torch.ones(layout.elements, dtype=torch.float64), 0)
+    return shard
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None)
+@given(st.data())
+def test_statistics_are_the_mean_over_the_samples(deterministic, data):
+    """Whatever slices break off, and come again, each element is the mean over all samples."""
+    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    shard = mixed(deterministic=deterministic)
+    elements, total = shard.layout.elements, sum(counts)
+    arrived = data.draw(
+        st.lists(st.integers(0, elements), min_size=len(counts), max_size=len(counts)), label="arrived"
+    )
+    seed = data.draw(st.integers(0, 2**32))
+    told = torch.randn(
+        len(counts), elements, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    for (start, count), done, new in zip(slices(counts), arrived, told, strict=True):
+        contribution = shard.begin(0, start, count, total)
+        shard.add(contribution, new[:done])
+        shard.broken(contribution)
+        if done < elements:
+            again = shard.begin(0, start, count, total)
+            shard.add(again, new[again.first :])
+    assert shard.complete
+    shard.step()
+
+    expected = torch.tensor(counts, dtype=torch.float64) @ told / total
+    torch.testing.assert_close(values(shard)[2:5], expected[2:5], rtol=1e-12, atol=1e-12)
+
+
+def test_the_optimiser_does_not_see_statistics():
+    """Parameters beside statistics go the same way, to the last bit, as without them."""
+    beside = mixed()
+    alone = Shard(Layout("float64", "sgd", (Group(2, MOMENTUM), Group(1, MOMENTUM))))
+    alone.initialise(torch.ones(3, dtype=torch.float64), 0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        new = torch.randn(6, dtype=torch.float64, generator=generator)
+        push(beside, 0, 1, 1, new)
+        push(alone, 0, 1, 1, new[[0, 1, 5]])
+        for shard in (beside, alone):
+            shard.step()
+        assert torch.equal(values(beside)[[0, 1, 5]], values(alone))
+        assert torch.equal(values(beside)[2:5], new[2:5])
+    slot = torch.frombuffer(bytearray(beside.slot("momentum_buffer")), dtype=torch.float64)
+    assert slot[2:5].tolist() == [0, 0, 0]
+    assert slot[[0, 1, 5]].abs().min() > 0
+
+
+def test_statistics_of_a_batch_that_is_lost_stay():
+    """Where nothing arrives, neither parameters nor statistics change."""
+    shard = mixed(BackupShard, replicas_to_aggregate=1)
+    shard.forfeit(0, 0, 3, 3)
+    shard.step()
+    assert values(shard).tolist() == [1] * 6
+    assert shard.version == 1
+
+
+def test_statistics_in_the_other_modes():
+    """With backup workers, those that came count; asynchronously, each push brings the new values."""
+    backup = mixed(BackupShard, replicas_to_aggregate=1)
+    push(backup, 1, 3, 4, tensor(0, 0, 5, 6, 7, 0))
+    backup.step()
+    assert values(backup)[2:5].tolist() == [5, 6, 7]
+
+    shard = mixed(AsynchronousShard)
+    for worker, new in (("a", (1, 2, 3)), ("b", (4, 5, 6))):
+        sink = GradientSink(shard, shard.begin(0, 0, 1, 2, worker))
+        send(sink, wire(tensor(0, 0, *new, 0)))
+        sink.close()
+        shard.step()
+        assert values(shard)[2:5].tolist() == list(new)
+
+
+@pytest.mark.parametrize("kind", [Shard, AsynchronousShard])
+def test_options_change_beside_statistics(kind):
+    """A schedule's new options go to the groups that have some."""
+    shard = mixed(kind, options={"lr": 1.0})
+    new = [Group(2, {"lr": 0.5}), Group(3, {}, statistics=True), Group(1, {"lr": 0.25})]
+    shard.set_options(new, "w")
+    sink = GradientSink(shard, shard.begin(0, 0, 1, 1, "w"))
+    send(sink, wire(tensor(1, 1, 8, 8, 8, 1)))
+    sink.close()
+    shard.step()
+    assert values(shard).tolist() == [0.5, 0.5, 8, 8, 8, 0.75]
+
+    with pytest.raises(InvalidRequestError, match="may not change"):
+        shard.set_options([Group(2, {"lr": 0.5}), Group(3, {"lr": 1.0}), Group(1, {"lr": 0.25})], "w")
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ((Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}, statistics=True)), "statistics have no options"),
+        ((Group(1, {}, statistics=True),), "all are of statistics"),
+    ],
+)
+def test_layouts_of_statistics_that_make_no_sense(groups, said):
+    """Statistics have no options, and there must be something to train."""
+    with pytest.raises(InvalidRequestError, match=said):
+        Layout("float32", "sgd", groups)
+
+
+def test_statistics_are_a_part_of_what_workers_must_agree_on(pusher):
+    """A worker that takes for parameters what others take for statistics is refused."""
+    group = type(open_request(pusher.identity, 1).groups[0])
+    groups = [group(1, {"lr": 1.0}), group(999, None, True)]
+    with pytest.raises(InvalidRequestError, match=r"1000 elements.*999 statistics"):
+        pusher.client.call("open", open_request(pusher.identity, 1000, groups=groups))
+
+
+class Rows:
+    """Ten samples of two features, each far from the others."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.tensor([1.0, -1.0], dtype=torch.float64) * index**2
+
+
+def normalised():
+    """Make the same network with batch normalisation every time; one layer of it keeps no statistics."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(2, 3),
+        nn.BatchNorm1d(3),
+        nn.BatchNorm1d(3, track_running_stats=False),
+        nn.Linear(3, 1),
+    ).double()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_batch_normalisation_is_averaged_by_weight(shards):
+    """After each step, every worker has the mean of what their uneven batches made of the statistics."""
+    made = {}  # by worker: after each batch its size, and the statistics before and after the step
+
+    def train(session):
+        loader = DataLoader(Rows(), 10, session=session)
+        model = normalised()
+        optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.0), loader, model)
+        seen = made[session.config.worker] = []
+        for _ in range(3):
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).mean().backward()
+                before = running(model)
+                optimizer.step()
+                seen.append((len(batch), before, running(model)))
+        assert model[1].num_batches_tracked == 3
+
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(manager_service(workers=2, silence=120.0)))
+        addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
+        sessions = [
+            Session(
+                SessionConfig(manager, addresses, worker=name, bounds=Bounds(2, most), barrier_timeout=120)
+            )
+            for name, most in (("a", 8), ("b", 4))
+        ]
+        for session in sessions:
+            stack.callback(session.close)
+        in_threads(*(functools.partial(train, session) for session in sessions))
+    for (count_a, before_a, after_a), (count_b, before_b, after_b) in zip(made["a"], made["b"], strict=True):
+        assert count_a + count_b == 10
+        expected = (count_a * before_a + count_b * before_b) / 10
+        assert (before_a - before_b).abs().max() > 0.1
+        torch.testing.assert_close(after_a, expected, rtol=1e-12, atol=1e-12)
+        assert torch.equal(after_a, after_b)
+
+
+def running(model):
+    """Return a copy of the running statistics, (6,)."""
+    return torch.cat((model[1].running_mean, model[1].running_var))

@@ -1,0 +1,1 @@
+"""Tests of the wire: framing, limits, TLS and tokens."""

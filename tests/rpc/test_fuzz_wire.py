@@ -1,0 +1,119 @@
+"""Messages made from the IDL and broken on purpose, for services on real sockets and for the codec."""
+
+import contextlib
+import importlib.util
+import itertools
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import idl
+from evenpace.bench.hostile_inputs import Inputs
+from rpc import codec
+from rpc.errors import ProtocolError
+from rpc.limits import ServerLimits
+from tests import ROOT
+from tests.fuzz import messages
+from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
+from tests.wire import framed
+
+PATIENT = ServerLimits(handshake_timeout=60.0, request_timeout=60.0)
+
+services = pytest.mark.parametrize(
+    ("definition", "service", "worker_type"),
+    [
+        (idl.batchsize_manager.BatchSizeManager, manager_service, MemberWorker),
+        (idl.parameter_server.ParameterServer, shard_service, ShardWorker),
+    ],
+    ids=["manager", "shard"],
+)
+
+
+def thrown(address, inputs, cuts=()):
+    """Send inputs over one connection, in pieces; the answers' frames until the server closes it."""
+    data = b"".join(one.data for one in inputs)
+    places = [0, *sorted(cut % len(data) for cut in cuts), len(data)]
+    with Raw(address) as raw:
+        for begin, end in itertools.pairwise(places):
+            raw.send(data[begin:end])
+        with contextlib.suppress(OSError):
+            raw.socket.shutdown(socket.SHUT_WR)
+        answers = []
+        while (answer := raw.read_frame()) is not None:
+            answers.append(answer)
+    return answers
+
+
+@services
+def test_broken_messages_leave_an_honest_worker_alone(definition, service, worker_type):
+    """Whatever is thrown, and in whatever pieces, an honest worker goes on, and its answers are right."""
+    with serving(service(), PATIENT) as address:
+        worker = worker_type(address)
+
+        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.integers(0, 2**32), st.integers(1, 12), st.lists(st.integers(0, 2**16), max_size=4))
+        def throw(seed: int, count: int, cuts: list[int]) -> None:
+            inputs = Inputs(definition, ("mallory", "mallory/x"), str(seed)).batch(count)
+            thrown(address, inputs, cuts)
+            worker.iterate()
+
+        throw()
+        worker.close()
+
+
+@services
+def test_no_message_meets_an_internal_error(definition, service, worker_type, caplog):
+    """Every message of the IDL, right or wrong, is taken or refused for a reason that the service knows."""
+    with serving(service(), PATIENT) as address:
+        inputs = Inputs(definition, ("mallory", "mallory/x"), "internal")
+        for _ in range(40):
+            for answer in thrown(address, inputs.batch(12)):
+                assert b"internal error" not in answer, caplog.text
+
+
+@given(st.integers(0, 2**32))
+def test_inputs_follow_from_their_seed(seed):
+    """The same seed gives the same inputs, so that what did harm can be done again."""
+    definition = idl.parameter_server.ParameterServer
+    first, second = (Inputs(definition, ("a",), str(seed)).batch(5) for _ in range(2))
+    assert first == second
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(messages.SERVICES),
+    st.integers(0, 2**32),
+    st.integers(0, 255),
+    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6),
+)
+def test_messages_are_decoded_or_refused(definition, seed, share, changes):
+    """What the fuzzer looks for holds for messages from the IDL with some of their bytes changed."""
+    data = bytearray(Inputs(definition, ("a", "b/c"), str(seed)).batch(1)[0].data[4:])
+    for place, value in changes:
+        if data:
+            data[place % len(data)] = value
+    messages.take(bytes([share]) + data)
+
+
+def test_fuzzer_finds_nothing_in_bounded_time(tmp_path):
+    """Coverage-guided inputs, started from messages of the IDL, are decoded or refused likewise."""
+    if importlib.util.find_spec("atheris") is None:
+        pytest.skip("atheris is not installed; it is in the extra `fuzz`")
+    messages.write_corpus(tmp_path)
+    command = [sys.executable, "-m", "tests.fuzz.messages", "-runs=20000", "-seed=1", "-max_len=800"]
+    done = subprocess.run([*command, str(tmp_path)], check=False, cwd=ROOT, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
+    assert b"Done 20000 runs" in done.stderr
+
+
+def test_what_the_fuzzer_calls_sees_a_broken_invariant(monkeypatch):
+    """The check that is fuzzed fails where a message does not come out as it went in."""
+    right = framed("history", idl.batchsize_manager.HistoryRequest("a", 0, 1))[4:]
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda header, body: encode(header, body)[:-1] + b"\x01")
+    with pytest.raises(ProtocolError):
+        messages.take(b"\xff" + right)

@@ -1,0 +1,464 @@
+"""TLS on real sockets: who is let in, who is not and learns why, and certificates that are replaced."""
+
+import contextlib
+import datetime
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import idl
+from evenpace import certificates
+from rpc import client as client_module
+from rpc import codec
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.errors import (
+    InvalidRequestError,
+    NotMemberError,
+    ProtocolError,
+    UnauthorisedError,
+)
+from rpc.limits import ServerLimits
+from rpc.server import Security
+from tests.rpc.test_wire_client import answering
+from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
+from tests.wire import answer, framed, pull_frame
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+HISTORY = _manager.HistoryRequest("j", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory) -> Path:
+    """A folder with an authority, and certificates of a service and a worker."""
+    folder = tmp_path_factory.mktemp("secrets")
+    certificates.create_authority(folder, 10)
+    certificates.issue(folder, "service", ["127.0.0.1", "localhost"], 10)
+    certificates.issue(folder, "worker", [], 10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory) -> Path:
+    """The same of another authority."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    certificates.create_authority(folder, 10)
+    certificates.issue(folder, "service", ["127.0.0.1"], 10)
+    certificates.issue(folder, "worker", [], 10)
+    return folder
+
+
+@pytest.fixture
+def service(secrets) -> Credentials:
+    """A service's certificate."""
+    return Credentials.of_folder(secrets / "service")
+
+
+@pytest.fixture
+def worker(secrets) -> Credentials:
+    """A worker's certificate."""
+    return Credentials.of_folder(secrets / "worker")
+
+
+@pytest.fixture(scope="module")
+def secure_manager(secrets) -> Iterator[Address]:
+    """A manager that speaks TLS."""
+    security = Security(Credentials.of_folder(secrets / "service"))
+    with serving(manager_service(reconnect_grace=30.0), security=security) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def secure_shard(secrets) -> Iterator[Address]:
+    """A shard that speaks TLS."""
+    security = Security(Credentials.of_folder(secrets / "service"))
+    with serving(shard_service(), security=security) as address:
+        yield address
+
+
+def history(address: Address, credentials: Credentials | None) -> Client:
+    """A client that has asked a manager, and was told that there is no such job."""
+    client = Client(
+        _manager.BatchSizeManager,
+        address,
+        "manager",
+        connect_timeout=60.0,
+        call_timeout=60.0,
+        credentials=credentials,
+    )
+    try:
+        with pytest.raises(InvalidRequestError, match="no job"):
+            client.call("history", HISTORY)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSLSocket:
+    """A bare TLS connection."""
+    context = credentials.contexts(server=False).current()
+    for name, value in changes.items():
+        setattr(context, name, value)
+    return context.wrap_socket(socket.create_connection(address, timeout=120), server_hostname=address.host)
+
+
+def raw_tls(address: Address, credentials: Credentials, receive_buffer: int | None = None) -> Raw:
+    """A bare TLS connection, on which a test writes what it likes."""
+    raw = Raw(address, receive_buffer)
+    context = credentials.contexts(server=False).current()
+    raw.socket = context.wrap_socket(raw.socket, server_hostname=address.host)
+    return raw
+
+
+# -- who is let in
+
+
+def test_members_and_shards_work_over_tls(secure_manager, secure_shard, worker):
+    """A worker trains over TLS as it does without, gradients of many pieces included, and exactly."""
+    member = MemberWorker(secure_manager, credentials=worker)
+    pusher = ShardWorker(secure_shard, elements=200_001, credentials=worker)
+    for _ in range(3):
+        member.iterate()
+        pusher.iterate()
+    assert isinstance(member.client._socket, ssl.SSLSocket)
+    assert member.client._socket.version() == "TLSv1.3"
+    member.close()
+    pusher.close()
+
+
+def test_older_tls_is_refused(secure_manager, worker):
+    """A client that speaks TLS 1.2 at most does not get in."""
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        tls_socket(
+            secure_manager,
+            worker,
+            minimum_version=ssl.TLSVersion.TLSv1_2,
+            maximum_version=ssl.TLSVersion.TLSv1_2,
+        )
+
+
+def test_client_without_a_certificate(secure_manager, secrets, caplog, wait_until):
+    """A client that trusts the service but shows no certificate is refused, and the service says so."""
+    context = ssl.create_default_context(cafile=secrets / "ca.pem")
+    connection = socket.create_connection(secure_manager, timeout=120)
+    with context.wrap_socket(connection, server_hostname="127.0.0.1") as bare:
+        bare.sendall(framed("history", HISTORY))
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+            bare.recv(1)
+    wait_until(lambda: "peer did not return a certificate" in caplog.text, "the reason in the log")
+
+
+def test_client_of_another_authority(secure_manager, secrets, elsewhere, caplog, wait_until):
+    """A client with a foreign certificate learns that it is not trusted, at once; so does the log."""
+    foreign = Credentials(
+        secrets / "ca.pem", elsewhere / "worker" / "certificate.pem", elsewhere / "worker" / "key.pem"
+    )
+    with pytest.raises(UnauthorisedError, match="it is of a certificate authority that the other side"):
+        history(secure_manager, foreign)
+    wait_until(lambda: "unable to get local issuer certificate" in caplog.text, "the reason in the log")
+
+
+def test_service_of_another_authority(secrets, elsewhere, worker, caplog, wait_until):
+    """A worker does not talk to a service whose certificate is foreign; both sides say why."""
+    security = Security(Credentials.of_folder(elsewhere / "service"))
+    with serving(manager_service(), security=security) as address:
+        with pytest.raises(UnauthorisedError, match="cannot be trusted: self-signed certificate in"):
+            history(address, worker)
+        wait_until(lambda: "unknown ca" in caplog.text, "the reason in the log")
+
+
+def test_host_names_are_checked(secrets, service, worker):
+    """A service must have a certificate for the name that it is called by, and one that is for services."""
+    certificates.issue(secrets, "other", ["10.1.2.3", "other.example.org"], 10)
+    for name, pattern in (("other", "IP address mismatch"), ("worker", "purpose")):
+        security = Security(Credentials.of_folder(secrets / name))
+        with (
+            serving(manager_service(), security=security) as address,
+            pytest.raises(UnauthorisedError, match=pattern),
+        ):
+            history(address, worker)
+    with serving(manager_service(), security=Security(service)) as address:
+        history(Address("localhost", address.port), worker).close()
+
+
+def test_certificates_that_have_expired(secrets, service, worker, monkeypatch, caplog, wait_until):
+    """An expired certificate is refused by the other side, and both say that it has expired."""
+    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=5)
+    authority = certificates._authority(secrets)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "_now", lambda: long_ago)
+        patched.setattr(certificates, "_authority", lambda folder: authority)
+        late_service = certificates.issue(secrets, "late-service", ["127.0.0.1"], 1)
+        late_worker = certificates.issue(secrets, "late-worker", [], 1)
+    with serving(manager_service(), security=Security(late_service)) as address:
+        with pytest.raises(UnauthorisedError, match="cannot be trusted: certificate has expired"):
+            history(address, worker)
+        wait_until(lambda: "certificate expired" in caplog.text, "the reason in the log")
+    caplog.clear()
+    with serving(manager_service(), security=Security(service)) as address:
+        with pytest.raises(UnauthorisedError, match="side's certificate: it has expired"):
+            history(address, late_worker)
+        wait_until(lambda: "certificate has expired" in caplog.text, "the reason in the log")
+
+
+def test_one_side_without_tls(secure_manager, manager, worker):
+    """Where only one side speaks TLS, the client says which."""
+    with pytest.raises(ProtocolError, match="speaks TLS: give your side certificates"):
+        history(secure_manager, None)
+    with pytest.raises(ProtocolError, match="does not speak TLS"):
+        history(manager, worker)
+
+
+# -- silent, slow and broken peers
+
+
+def test_silent_tls_peers_hold_up_nobody(service, worker, wait_until):
+    """Peers that stop in the middle of the handshake are cut off, and others are served meanwhile."""
+    limits = ServerLimits(handshake_timeout=1.0)
+    with serving(manager_service(reconnect_grace=30.0), limits, security=Security(service)) as address:
+        hello = ssl.MemoryBIO()
+        client = worker.contexts(server=False).current().wrap_bio(ssl.MemoryBIO(), hello)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        opening = hello.read()
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(Raw(address)) for _ in range(60)]
+            for number, raw in enumerate(silent):
+                raw.send(opening[: number * len(opening) // 60])
+            member = MemberWorker(address, credentials=worker)
+            for _ in range(20):
+                member.iterate()
+            for raw in silent:
+                while raw.read(4096):  # what the handshake brought, and then the end
+                    pass
+            member.iterate()
+            member.close()
+
+
+def test_slow_reader_over_tls_gets_one_version(secure_shard, worker):
+    """A pull over TLS that is still on its way when steps are taken brings the version it began with."""
+    pusher = ShardWorker(secure_shard, elements=2**21, credentials=worker)
+    pusher.iterate()
+    version, expected = pusher.version, pusher.expected.tobytes()
+    with raw_tls(secure_shard, worker, receive_buffer=2**16) as raw:
+        raw.send(pull_frame(pusher, -1))
+        head = raw.read(4)
+        pusher.iterate()
+        pusher.iterate()
+        data = raw.read(int.from_bytes(head))
+    reply = codec.decode(data, _ps.ParameterServer.pull_result).success
+    assert reply.version == version
+    assert reply.parameters == expected
+    pusher.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_pieces_of_any_size(secure_shard, worker, size):
+    """How the bytes of TLS are cut into segments makes no difference."""
+    pusher = ShardWorker(secure_shard, elements=3000, credentials=worker)
+    call = framed("push", pusher.push_request(), pusher.gradient())
+    with raw_tls(secure_shard, worker) as raw:
+        for start in range(0, len(call), size):
+            raw.socket.sendall(call[start : start + size])
+        assert answer(raw)[1].iteration == 0
+    pusher.stepped()
+    pusher.check()
+    pusher.iterate()
+    pusher.close()
+
+
+def test_garbage_after_the_handshake(secure_manager, worker):
+    """A TLS peer that speaks another protocol is told so, and the connection ends well."""
+    with raw_tls(secure_manager, worker) as raw:
+        raw.send(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(ProtocolError, match="not a strict binary-protocol"):
+            answer(raw)
+        assert raw.is_closed()
+
+
+def test_bytes_flipped_on_the_way_change_nothing(secure_shard, worker, caplog, wait_until):
+    """Whoever changes bytes on the way only breaks the connection: the gradient is not taken."""
+    pusher = ShardWorker(secure_shard, elements=100_000, credentials=worker)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = worker.contexts(server=False).current().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with Raw(secure_shard) as raw:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                raw.send(outgoing.read())
+                incoming.write(raw.socket.recv(65536))
+        tls.write(framed("push", pusher.push_request(), pusher.gradient()))
+        data = bytearray(outgoing.read())
+        data[len(data) // 2] ^= 1
+        raw.send(bytes(data))
+        wait_until(lambda: "decryption failed" in caplog.text, "the refusal")
+    pusher.push()  # the same slice, whole
+    pusher.stepped()
+    pusher.check()
+    pusher.close()
+
+
+# -- the client
+
+
+def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker, monkeypatch):
+    """Tickets that another's TLS sends are not taken for an answer; what is one, ends the connection."""
+    monkeypatch.setattr(client_module, "_ATTEMPT_SECONDS", 120.0)  # one attempt for each that is accepted
+    history(secure_manager, worker).close()
+    context = service.contexts(server=True).current()
+    context.num_tickets = 2
+    say = threading.Event()
+    served = []
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(2):
+            accepted, _ = listener.accept()
+            raw = Raw.__new__(Raw)
+            raw.socket = context.wrap_socket(accepted, server_side=True)
+            raw.socket.settimeout(120)
+            served.append(raw)
+            for _ in range(2 if len(served) == 1 else 1):
+                answering(["right"])(raw)
+            if len(served) == 1:
+                raw.send(b"unasked")
+                say.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        address = Address(*listener.getsockname()[:2])
+        client = Client(
+            _manager.BatchSizeManager, address, "manager", connect_timeout=120.0, credentials=worker
+        )
+        client.connect()
+        connection = client._socket
+        assert select.select([connection], [], [], 120)[0]  # the tickets
+        assert client.call("history", HISTORY).members == ["right"]
+        assert client.call("history", HISTORY).members == ["right"]
+        assert client._socket is connection
+        assert say.wait(120)
+        assert select.select([connection], [], [], 120)[0]
+        assert client.call("history", HISTORY).members == ["right"]
+        assert client._socket is not connection
+        client.close()
+        thread.join(120)
+    for raw in served:
+        raw.socket.close()
+
+
+def test_abandoned_over_tls(service, worker, wait_until):
+    """A call that waits over TLS ends when another thread abandons the client."""
+    with serving(manager_service(workers=2), security=Security(service)) as address:
+        errors: list[Exception] = []
+
+        def join() -> None:
+            try:
+                MemberWorker.__init__(member, address, credentials=worker)
+            except NotMemberError as error:
+                errors.append(error)
+
+        member = MemberWorker.__new__(MemberWorker)
+        thread = threading.Thread(target=join)
+        thread.start()
+        wait_until(lambda: getattr(member, "client", None) and member.client.connected, "the connection")
+        gone = NotMemberError("taken out")
+        member.client.abandon(gone)
+        thread.join(120)
+        assert errors == [gone]
+
+
+# -- rotation
+
+
+def replace(target: Credentials, source: Credentials, *names: str) -> None:
+    """Put another's files in the place of these, one after the other."""
+    for name in names:
+        getattr(target, name).write_bytes(getattr(source, name).read_bytes())
+
+
+def peer_number(client: Client) -> str:
+    """The number of the certificate that a client's peer has shown."""
+    return client._socket.getpeercert()["serialNumber"].lower().lstrip("0")
+
+
+def number(credentials: Credentials) -> str:
+    """The number of a certificate."""
+    return certificates.describe(credentials.certificate)[0].serial
+
+
+def test_rotation_of_certificates(secrets, tmp_path, caplog):
+    """New files are taken up with the next connection, on both sides; of halves, the old ones go on."""
+    folder = tmp_path / "authority"
+    certificates.create_authority(folder, 10)
+    live = certificates.issue(folder, "live", ["127.0.0.1"], 10)
+    ours = certificates.issue(folder, "worker", [], 10)
+    spare = certificates.issue(folder, "spare", ["127.0.0.1"], 10)
+    old = number(live)
+    with serving(manager_service(reconnect_grace=30.0), security=Security(live)) as address:
+        first = MemberWorker(address, credentials=ours)
+        assert peer_number(first.client) == old
+        replace(live, spare, "key")  # a half
+        halfway = history(address, ours)
+        assert peer_number(halfway) == old
+        assert "they do not belong together; going on with what was there before" in caplog.text
+        replace(live, spare, "certificate")
+        after = history(address, ours)
+        assert peer_number(after) == number(spare) != old
+        # The client's, too, and a connection that was there goes on.
+        replace(ours, certificates.issue(folder, "other", [], 10), "key")
+        after.close()
+        with pytest.raises(InvalidRequestError, match="no job"):
+            after.call("history", HISTORY)
+        first.iterate()
+        # Another authority: both are trusted for a while, then the old one no more.
+        certificates.create_authority(tmp_path / "next", 10)
+        moved = certificates.issue(tmp_path / "next", "worker", [], 10)
+        with pytest.raises(UnauthorisedError):
+            history(address, Credentials(live.ca, moved.certificate, moved.key))
+        live.ca.write_bytes((folder / "ca.pem").read_bytes() + (tmp_path / "next" / "ca.pem").read_bytes())
+        moved.ca.write_bytes((folder / "ca.pem").read_bytes())
+        history(address, moved).close()
+        history(address, spare).close()
+        live.ca.write_bytes((tmp_path / "next" / "ca.pem").read_bytes())
+        history(address, moved).close()
+        with pytest.raises(UnauthorisedError, match="does not trust"):
+            history(address, spare)
+        for client in (halfway, after):
+            client.close()
+        first.iterate()
+        first.close()
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
+def test_files_that_are_of_no_use(secrets, service, tmp_path, name):
+    """A service or a client does not start with files that are missing, or are no PEM files."""
+    broken = tmp_path / "broken.pem"
+    files = {"ca": service.ca, "certificate": service.certificate, "key": service.key} | {name: broken}
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"broken\.pem"):
+            Client(_manager.BatchSizeManager, Address("h", 1), "manager", credentials=Credentials(**files))
+        with (
+            pytest.raises(InvalidRequestError, match=r"broken\.pem"),
+            serving(manager_service(), security=Security(Credentials(**files))),
+        ):
+            pass
+        broken.write_text("no certificate")
+    with pytest.raises(InvalidRequestError, match="three files"):
+        Credentials(**{name: broken})
+
+
+def test_secrets_stay_out_of_what_is_printed(service):
+    """What is printed of credentials names files, never what is in them."""
+    shown = repr(service) + str(service) + repr(Security(service))
+    assert str(service.key) in shown
+    assert not any(line in shown for line in service.key.read_text().splitlines())

@@ -1,0 +1,487 @@
+"""Tokens: what a connection may do without one, with one, and with another job's. Where services listen."""
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import idl
+from evenpace import certificates
+from evenpace.cli import cli
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from rpc import tokens
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError
+from rpc.limits import ServerLimits
+from rpc.server import Security
+from tests import EXAMPLES, apache_client
+from tests.scripts import freeze_and_run
+from tests.services import (
+    MemberWorker,
+    Raw,
+    ShardWorker,
+    is_frozen,
+    join_request,
+    manager_service,
+    open_request,
+    serving,
+    shard_service,
+)
+from tests.wire import answer, framed
+
+_manager = idl.batchsize_manager
+_ps = idl.parameter_server
+Identity = idl.common.Identity
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory) -> Path:
+    """A key file with one key."""
+    file = tmp_path_factory.mktemp("keys") / "tokens.key"
+    tokens.write_new_key(file, add=False)
+    return file
+
+
+def issued(key: Path, job: str, expires: float = 0) -> str:
+    """A token."""
+    return tokens.issue(tokens.TokenKeys(key), job, int(expires))
+
+
+def of_job(key: Path, job: str, folder: Path) -> Credentials:
+    """Credentials with a job's token."""
+    file = folder / f"{job}.token"
+    tokens.write_secret(file, issued(key, job) + "\n")
+    return Credentials(token=file)
+
+
+@pytest.fixture(scope="module")
+def guarded_manager(key) -> Iterator[Address]:
+    """A manager that asks for tokens."""
+    with serving(manager_service(reconnect_grace=30.0), security=Security(token_keys=key)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def guarded_shard(key) -> Iterator[Address]:
+    """A shard that asks for tokens."""
+    with serving(shard_service(), security=Security(token_keys=key)) as address:
+        yield address
+
+
+def authenticate(job: str, token: str, sequence_id: int = 1) -> bytes:
+    """A call of `authenticate`."""
+    # Both services have it: the frame is the same.
+    return framed("authenticate", idl.common.AuthenticateRequest(job, token), sequence_id=sequence_id)
+
+
+# -- the tokens themselves
+
+
+@settings(deadline=None)
+@given(job=st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=200))
+def test_a_token_is_good_for_its_job_and_time_alone(key, job):
+    """What was issued is accepted for its job until it expires, and for no other."""
+    keys = tokens.TokenKeys(key)
+    if "/" in job:
+        with pytest.raises(InvalidRequestError, match="without '/'"):
+            tokens.issue(keys, job, 0)
+        return
+    token = tokens.issue(keys, job, 1000)
+    keys.check(token, job, 999.9)
+    for other in (job + "x", job[:-1], job + "/", job + "\0"):
+        with pytest.raises(UnauthorisedError, match="is for job"):
+            keys.check(token, other, 0.0)
+    with pytest.raises(UnauthorisedError, match="has expired"):
+        keys.check(token, job, 1000.0)
+    keys.check(tokens.issue(keys, job, 0), job, 1e12)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_token_that_was_changed_is_none(key, data):
+    """Whatever is changed in a token, it is refused, and the refusal does not show it."""
+    token = issued(key, "digits", 10**10)
+    place = data.draw(st.integers(0, len(token) - 1))
+    put = data.draw(st.text(st.characters(codec="utf-8"), max_size=3).filter(lambda t: t != token[place]))
+    changed = token[:place] + put + token[place + 1 :]
+    with pytest.raises(UnauthorisedError) as refusal:
+        tokens.TokenKeys(key).check(changed, "digits", 0.0)
+    assert token[10:30] not in str(refusal.value)
+
+
+@settings(deadline=None)
+@given(text=st.one_of(st.text(max_size=100), st.binary(max_size=60).map(lambda b: f"evenpace1.{b!r}.x")))
+def test_what_is_no_token(key, text):
+    """Any other text is refused in the same way."""
+    with pytest.raises(UnauthorisedError):
+        tokens.TokenKeys(key).check(text, "digits", 0.0)
+
+
+def test_a_secret_is_on_the_disk_before_it_replaces_another(tmp_path, disk_calls):
+    """Should power fail, there is the old file or the new one, whole."""
+    file = tmp_path / "job.token"
+    tokens.write_secret(file, "secret\n")
+    synced, replaced, *_ = disk_calls
+    assert synced == ("fsync", synced[1], len("secret\n"))
+    assert replaced == ("replace", synced[1], str(file))
+
+
+def test_keys_are_rotated(tmp_path, caplog):
+    """A new key signs at once, an old one is accepted until its line goes; a broken file changes nothing."""
+    file = tmp_path / "tokens.key"
+    tokens.write_new_key(file, add=False)
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(InvalidRequestError, match="is there already; --add"):
+        tokens.write_new_key(file, add=False)
+    keys = tokens.TokenKeys(file)
+    old = tokens.issue(keys, "j", 0)
+    tokens.write_new_key(file, add=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    new = tokens.issue(keys, "j", 0)
+    for token in (old, new):
+        keys.check(token, "j", 0.0)
+    file.write_text("not a key\n")
+    for token in (old, new):
+        keys.check(token, "j", 0.0)
+    assert caplog.text.count("going on with what was there before") == 1
+    with pytest.raises(InvalidRequestError, match="1 to 100 lines"):
+        tokens.TokenKeys(file)
+    file.write_bytes(keys.current()[0].hex().encode())
+    keys.check(new, "j", 0.0)
+    with pytest.raises(UnauthorisedError, match="not signed with a key"):
+        keys.check(old, "j", 0.0)
+
+
+# -- on connections
+
+
+def test_members_and_shards_work_with_tokens(guarded_manager, guarded_shard, key, tmp_path):
+    """Workers with their job's token go on as without; the shard's job is the manager's and its run."""
+    credentials = of_job(key, "digits", tmp_path)
+    member = MemberWorker(guarded_manager, "digits", credentials)
+    pusher = ShardWorker(guarded_shard, 100_000, "digits/run", credentials)
+    for _ in range(2):
+        member.iterate()
+        pusher.iterate()
+    member.client.close()  # a new connection begins with the token as well
+    pusher.client.close()
+    member.iterate()
+    pusher.iterate()
+    member.close()
+    pusher.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("history", _manager.HistoryRequest("other", 0, 1)),
+        ("join", join_request(Identity("other", "a", "a"))),
+        ("leave", _manager.LeaveRequest(Identity("other", "a", "a"))),
+        ("checkpoint", _manager.CheckpointRequest(Identity("digit", "a", "a"))),
+        ("join", join_request(Identity("digits2", "a", "a"))),
+        ("history", _manager.HistoryRequest(None, 0, 1)),
+        ("leave", _manager.LeaveRequest(None)),
+        ("leave", None),
+    ],
+)
+def test_a_token_opens_its_own_job_only(guarded_manager, key, tmp_path, method, request_):
+    """A connection with a job's token can neither see nor touch another's; its own work goes on."""
+    member = MemberWorker(guarded_manager, "digits", of_job(key, "digits", tmp_path))
+    with Raw(guarded_manager) as raw:
+        raw.send(authenticate("digits", issued(key, "digits")) + framed(method, request_, sequence_id=2))
+        assert answer(raw)[1].job == "digits"
+        with pytest.raises(UnauthorisedError, match="is for job 'digits', not for"):
+            answer(raw)
+    member.iterate()
+    member.close()
+
+
+def test_a_token_is_for_one_job_not_for_many(guarded_manager, key):
+    """Nobody can fill the manager with jobs whose names begin like its own."""
+    with Raw(guarded_manager) as raw:
+        raw.send(authenticate("digits", issued(key, "digits")))
+        answer(raw)
+        raw.send(framed("join", join_request(Identity("digits/2", "a", "a"))))
+        with pytest.raises(InvalidRequestError, match="must not contain '/'"):
+            answer(raw)
+
+
+@pytest.mark.parametrize("name", ["other/run", "digits2/run", "run/digits", "/digits"])
+def test_a_token_opens_its_own_jobs_parameters_only(guarded_shard, key, tmp_path, name):
+    """At a shard, too; a large gradient for another job is read away and dropped."""
+    own = f"digits/{uuid.uuid4().hex}"
+    pusher = ShardWorker(guarded_shard, 100_000, own, of_job(key, "digits", tmp_path))
+    stranger = Identity(name, "a", "a")
+    assignment = idl.common.Assignment(0, 0, 0, 8, 8)
+    with Raw(guarded_shard) as raw:
+        raw.send(authenticate("digits", issued(key, "digits")))
+        assert answer(raw)[1].job == "digits"
+        raw.send(framed("open", open_request(stranger, 10), sequence_id=2))
+        raw.send(framed("push", _ps.PushRequest(stranger, assignment), bytes(400_000), sequence_id=3))
+        raw.send(framed("pull", _ps.PullRequest(stranger, -1), sequence_id=4))
+        raw.send(framed("pull", _ps.PullRequest(pusher.identity, -1), sequence_id=5))
+        for _ in range(3):
+            with pytest.raises(UnauthorisedError, match="is for job 'digits', not for"):
+                answer(raw)
+        assert answer(raw)[1].parameters == pusher.expected.tobytes()
+    pusher.iterate()
+    pusher.close()
+
+
+@pytest.mark.parametrize("kind", ["none", "expired", "foreign", "other job", "garbage", "empty", "missing"])
+def test_no_valid_token(guarded_manager, key, tmp_path, kind, caplog):
+    """Without a valid token nothing is answered but that; the client says what is wrong, at once."""
+    caplog.set_level(logging.DEBUG)
+    if kind == "foreign":
+        key = tmp_path / "other.key"
+        tokens.write_new_key(key, add=False)
+    text = {"garbage": "xyz", "empty": ""}.get(kind) or issued(
+        key, "digits", time.time() - 1 if kind == "expired" else 0
+    )
+    if kind == "empty":
+        text = ""
+    file = tmp_path / "t"
+    if kind != "missing":
+        file.write_text(text)
+    pattern = {
+        "none": "asks for a job's token",
+        "expired": "job 'digits' has expired",
+        "foreign": "not signed with a key of this service",
+        "other job": "is for job 'digits', not for 'other'",
+        "missing": "No such file",
+    }.get(kind, "not a token")
+    credentials = None if kind == "none" else Credentials(token=file)
+    client = Client(_manager.BatchSizeManager, guarded_manager, "manager", credentials=credentials)
+    job = "other" if kind == "other job" else "digits"
+    with pytest.raises((UnauthorisedError, InvalidRequestError), match=pattern):
+        client.call("history", _manager.HistoryRequest(job, 0, 1))
+    client.close()
+    assert not text or len(text) < 10 or text[12:40] not in caplog.text
+
+
+def test_one_connection_is_for_one_job(guarded_manager, key):
+    """A connection cannot go over to another job, even with its token; the same token again is no mistake."""
+    with Raw(guarded_manager) as raw:
+        for job in ("a", "a"):
+            raw.send(authenticate(job, issued(key, job)))
+            assert answer(raw)[1].job == job
+        raw.send(authenticate("b", issued(key, "b")))
+        with pytest.raises(InvalidRequestError, match="is for job 'a' already"):
+            answer(raw)
+        raw.send(framed("history", _manager.HistoryRequest("b", 0, 1)))
+        with pytest.raises(UnauthorisedError):
+            answer(raw)
+
+
+def test_a_stock_client_can_authenticate(guarded_manager, key):
+    """Apache Thrift's own client calls `authenticate`, and hears what is wrong as a declared exception."""
+    client = apache_client.ApacheClient(*guarded_manager)
+    leave = apache_client.LeaveRequest(apache_client.Identity("stock", "a", "a"))
+    with pytest.raises(apache_client.Unauthorised, match="asks for a job's token"):
+        client.leave(leave)
+    shown = apache_client.AuthenticateRequest("stock", issued(key, "stock"))
+    assert client.authenticate(shown).job == "stock"
+    with pytest.raises(apache_client.NotMember, match="no job 'stock'"):
+        client.leave(leave)
+    client.close()
+
+
+def test_a_service_without_keys_takes_any_token(manager, key, tmp_path):
+    """A client with a token works with a service that asks for none."""
+    member = MemberWorker(manager, "digits", of_job(key, "digits", tmp_path))
+    member.iterate()
+    member.close()
+
+
+def test_a_token_never_goes_over_the_network_in_the_clear(key, tmp_path):
+    """A client with a token and no TLS refuses to call another machine."""
+    with pytest.raises(InvalidRequestError, match=r"in the clear: give certificates"):
+        Client(
+            _manager.BatchSizeManager,
+            Address("10.1.2.3", 4300),
+            "manager",
+            credentials=of_job(key, "j", tmp_path),
+        )
+
+
+@pytest.mark.parametrize("service", ["manager", "ps"])
+def test_health_needs_no_token(guarded_manager, guarded_shard, service):
+    """A service that asks for tokens is alive for `evenpace health` without one."""
+    address = str(guarded_manager if service == "manager" else guarded_shard)
+    result = CliRunner().invoke(cli, ["health", f"--{service}", address, "--timeout", "120"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_key_that_was_told(tmp_path):
+    """Processes that were told one key talk to each other with tokens of their own; it is never shown."""
+    key = tokens.new_key()
+    security = Security(token_key=key)
+    with serving(manager_service(reconnect_grace=30.0), security=security) as address:
+        own = Credentials(token_text=tokens.issue(tokens.TokenKeys(key), "digits", 0))
+        member = MemberWorker(address, "digits", own)
+        member.iterate()
+        member.close()
+        other = Credentials(token_text=tokens.issue(tokens.TokenKeys(tokens.new_key()), "digits", 0))
+        with pytest.raises(UnauthorisedError, match="not signed with a key"):
+            MemberWorker(address, "digits", other)
+    for shown in (repr(own), repr(security)):
+        assert own.token_text not in shown
+        assert repr(key) not in shown
+    with pytest.raises(InvalidRequestError, match="must be 32"):
+        tokens.TokenKeys(b"short")
+
+
+# -- strangers
+
+
+def test_strangers_send_little(guarded_shard, key):
+    """Before authentication no long message is taken, however it begins."""
+    for data in (
+        framed("authenticate", idl.common.AuthenticateRequest("j", "x" * 5000)),
+        framed("initialise", _ps.InitialiseRequest(Identity("j/r", "a", "a"), 0), bytes(10_000)),
+    ):
+        with Raw(guarded_shard) as raw:
+            raw.send(data[:100])
+            with pytest.raises(ProtocolError, match="before authentication"):
+                answer(raw)
+            assert raw.is_closed()
+
+
+def test_strangers_call_seldom(guarded_manager, key):
+    """Who tries tokens is cut off after a few."""
+    with Raw(guarded_manager) as raw:
+        raw.send(b"".join(authenticate("j", "evenpace1.a.b") for _ in range(9)))
+        for _ in range(8):
+            with pytest.raises(UnauthorisedError):
+                answer(raw)
+        with pytest.raises(ProtocolError, match="9 calls without authentication"):
+            answer(raw)
+        assert raw.is_closed()
+
+
+def test_strangers_do_not_stay(key, tmp_path, wait_until):
+    """Calls without a token do not put off the end of a connection."""
+    limits = ServerLimits(handshake_timeout=3.0)
+    with serving(manager_service(), limits, security=Security(token_keys=key)) as address:
+        member = MemberWorker(address, "digits", of_job(key, "digits", tmp_path))
+        call = framed("history", _manager.HistoryRequest("j", 0, 1))
+        with contextlib.ExitStack() as stack:
+
+            def called() -> Raw | None:
+                """None where this thread was held up before it called."""
+                raw = stack.enter_context(Raw(address))
+                raw.send(call)
+                try:
+                    answer(raw)
+                except UnauthorisedError:
+                    return raw
+                except ProtocolError as error:
+                    if "within 3 s of connecting" not in str(error):
+                        raise
+                return None
+
+            raw = wait_until(called, "a refusal of the call")
+            with pytest.raises(ProtocolError, match="within 3 s of connecting"):
+                answer(raw)
+            assert raw.is_closed()
+        member.iterate()
+        member.close()
+
+
+# -- where services listen
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [([], "TLS and tokens"), (["--tls", "{folder}/service"], "tokens"), (["--token-key", "{key}"], "TLS")],
+)
+@pytest.mark.parametrize("service", ["manager", "ps"])
+def test_nothing_listens_beyond_loopback_unprotected(key, tmp_path, service, options, missing):
+    """A service that others could reach needs TLS and tokens, or --insecure; the refusal says so."""
+    line = [word.format(folder=tmp_path, key=key) for word in options]
+    done = subprocess.run(
+        [sys.executable, "-m", "evenpace", service, "--listen", "0.0.0.0:0", *line],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert f"others could reach 0.0.0.0:0 without {missing}: give --tls and --token-key" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False)],
+)
+def test_what_counts_as_loopback(host, allowed):
+    """Loopback is what only this machine can reach."""
+    assert Address(host, 0).is_loopback == allowed
+    Security(insecure=True).check_address(Address(host, 0))
+    if allowed:
+        Security().check_address(Address(host, 0))
+    else:
+        with pytest.raises(InvalidRequestError, match="others could reach"):
+            Security().check_address(Address(host, 0))
+
+
+# -- a whole job
+
+
+@pytest.mark.slow
+def test_a_job_with_tls_and_tokens(tmp_path, wait_until):
+    """A job trains over TLS with tokens, and no process shows a secret."""
+    folder = tmp_path / "secrets"
+    certificates.create_authority(folder, 10)
+    certificates.issue(folder, "all", ["127.0.0.1"], 10)
+    key = folder / "tokens.key"
+    tokens.write_new_key(key, add=False)
+    shown = of_job(key, "default", folder)
+    credentials = Credentials.of_folder(folder / "all", shown.token)
+    secret = [
+        *(line for line in (folder / "all" / "key.pem").read_text().splitlines() if "-" not in line),
+        key.read_text().strip(),
+        credentials.read_token(),
+    ]
+    script = EXAMPLES / "train_digits_evenpace.py"
+    with LocalCluster(
+        tmp_path / "logs",
+        workers=2,
+        report_timeout=600.0,
+        manager_options=("--silence", "600"),
+        credentials=credentials,
+        token_key=key,
+    ) as cluster:
+        cluster.start_worker("w0", script)
+        # One stops for a while, so that the job is still there when it is looked at.
+        frozen = cluster.start_worker("w1", Path(freeze_and_run.__file__), ["10:report:0", str(script)]).popen
+        wait_until(lambda: is_frozen(frozen), "the freeze")
+        observer = Observer(cluster.manager, cluster.shard_addresses, credentials=credentials)
+        wait_until(lambda: observer.poll() and observer.iterations, "iterations")
+        with pytest.raises(ProtocolError, match="give your side certificates"):
+            Observer(cluster.manager, ()).poll()
+        processes = [p.popen.pid for p in cluster.processes]
+        lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in processes]
+        lines += [Path(f"/proc/{pid}/environ").read_text() for pid in processes]
+        assert all(lines)
+        frozen.send_signal(signal.SIGCONT)
+        wait_until(lambda: not cluster.check(), "the end of training")
+        observer.close()
+    logs = [file.read_text() for file in (tmp_path / "logs").iterdir()]
+    assert len(logs) == 4
+    for text in (*lines, *logs, repr(credentials), repr(Security(credentials, key))):
+        assert not any(part in text for part in secret)

@@ -1,0 +1,1 @@
+"""Tests of what runs in a training loop, framework by framework."""

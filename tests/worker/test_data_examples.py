@@ -1,0 +1,33 @@
+"""The examples of docs/data.md: its lines are theirs; the one that no page runs trains on uneven workers."""
+
+import re
+
+import pytest
+
+from evenpace.cluster import LocalCluster
+from tests.docs.test_docs import ROOT, fenced
+
+EXAMPLES = ROOT / "examples"
+STREAM, PARTITIONS = "train_digits_stream_evenpace.py", "train_digits_partitions_evenpace.py"
+
+
+def test_the_documents_lines_are_the_examples():
+    """Each line of Python that the page quotes stands in an example."""
+    examples = "\n".join((EXAMPLES / name).read_text() for name in (STREAM, PARTITIONS))
+    examples += (EXAMPLES / "train_digits_evenpace.py").read_text()
+    blocks = fenced(ROOT / "docs" / "data.md", "python")
+    assert len(blocks) == 3
+    for line in "".join(blocks).splitlines():
+        assert line in examples.splitlines()
+
+
+@pytest.mark.slow
+def test_the_stream_trains_on_uneven_workers(tmp_path, wait_until):
+    """Both workers end with the same model, and a good one."""
+    with LocalCluster(tmp_path, workers=2) as cluster:
+        for name, limit in (("large", "1000"), ("small", "20")):
+            cluster.start_worker(name, EXAMPLES / STREAM, options={"--max-batch-size": limit})
+        wait_until(lambda: not cluster.check(), "the end of training")
+    logs = [(tmp_path / f"{name}.log").read_text() for name in ("large", "small")]
+    accuracies = [float(re.search(r"accuracy ([\d.]+)%", log)[1]) for log in logs]
+    assert accuracies[0] == accuracies[1] > 85

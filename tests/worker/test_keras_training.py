@@ -1,0 +1,128 @@
+"""Training with Keras on TensorFlow over real processes."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from evenpace.cluster import LocalCluster
+from tests import EXAMPLES, SCRIPTS
+
+pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own
+
+LIMITS = (120, 90, 40)  # samples that each worker takes at most
+STEPS, LAST, BATCH, EPOCHS = 6, 2, 120, 6  # of an epoch, the last on a smaller batch
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, fresh_starts, wait_until):
+    """What three uneven workers wrote of each job, in one cluster, since importing TensorFlow takes long."""
+    folder = tmp_path_factory.mktemp("keras")
+    patient = ("--silence", "120")  # who is only held up keeps its part
+    services = LocalCluster(
+        folder, workers=3, shards=2, tolerance=0.0, predictor="memoryless", manager_options=patient
+    )
+    with services as cluster:
+        for i, limit in enumerate(LIMITS):
+            arguments = ["--out", str(folder / str(i)), *(["--alone"] if i == 0 else [])]
+            options = {"--max-batch-size": str(limit)}
+            cluster.start_worker(f"w{i}", SCRIPTS / "train_keras.py", arguments, options=options)
+        wait_until(lambda: not cluster.check(), "the end of training")
+    jobs = ("graph", "eager", "fit", "resumed", "statistics")
+    return {job: [dict(np.load(folder / f"{i}-{job}.npz")) for i in range(3)] for job in jobs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["graph", "eager", "fit", "resumed"])
+def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
+    """A traced loop, an eager one, `fit`, and `fit` saved and resumed end as Keras alone, to rounding."""
+    for worker in trained[job]:
+        assert np.abs(worker["variables"] - trained[job][0]["alone"]).max() < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["graph", "eager", "fit"])
+def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained, job):
+    """Sizes change and sum to each epoch's samples; where a worker has no part, it goes on all the same."""
+    sizes = [worker["sizes"] for worker in trained[job]]
+    assert sum(part.sum() for part in sizes) == EPOCHS * ((STEPS - 1) * BATCH + LAST)
+    assert min(len(part) for part in sizes) < EPOCHS * STEPS
+    assert all(part.max() <= limit for part, limit in zip(sizes, LIMITS, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["graph", "fit"])
+def test_changing_batch_sizes_are_not_traced_again(trained, job):
+    """A loop's function and `fit` are traced once for 20 batch sizes."""
+    assert len(set(trained[job][0]["sizes"])) >= 20
+    assert [int(worker["traces"]) for worker in trained[job]] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_statistics_are_the_weighted_mean(trained):
+    """Batch normalisation's moving mean is that of the whole batches, and all statistics are everybody's."""
+    means, variances = zip(*(np.split(w["statistics"], 2) for w in trained["statistics"]), strict=True)
+    alone, _ = np.split(trained["statistics"][0]["alone_statistics"], 2)
+    assert np.abs(means[0] - alone).max() < 1e-9
+    for mean, variance in zip(means, variances, strict=True):
+        assert np.array_equal(mean, means[0])
+        assert np.array_equal(variance, variances[0])
+
+
+def test_the_core_imports_no_framework():
+    """Users of one framework do not load the others."""
+    code = (
+        "import sys, evenpace, worker.session, worker.data, evenpace.context, batchsize_manager.service\n"
+        "loaded = {'torch', 'tensorflow', 'keras', 'jax'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_another_backend_is_refused():
+    """Where Keras runs on another backend, the import says what to set."""
+    environment = {**os.environ, "KERAS_BACKEND": "numpy", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, "-c", "import evenpace; evenpace.keras"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode
+    assert "its backend is numpy: set KERAS_BACKEND=tensorflow" in result.stderr
+
+
+def test_three_lines_make_the_example_distributed():
+    """The example with evenpace differs from the ordinary one in three lines, but for its first words."""
+    plain, ours = (
+        (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
+        for name in ("train_digits_keras.py", "train_digits_keras_evenpace.py")
+    )
+    added = [line for line in ours if line and line not in plain]
+    assert len(added) == 3
+    assert all("evenpace" in line for line in added)
+
+
+@pytest.mark.slow
+def test_the_examples_train_together(tmp_path, wait_until, monkeypatch):
+    """`fit` and a loop of one's own, as two workers of one job, end as accurate as the ordinary script."""
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    with LocalCluster(tmp_path, workers=2) as cluster:
+        workers = [
+            cluster.start_worker(name, EXAMPLES / f"train_digits_{name}_evenpace.py")
+            for name in ("keras", "tensorflow")
+        ]
+        alone = subprocess.run(
+            [sys.executable, EXAMPLES / "train_digits_keras.py"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=560,
+        )
+        wait_until(lambda: not cluster.check(), "the end of training")
+        printed = [process.log.read_text().splitlines()[-1] for process in workers]
+    assert printed[0] == printed[1]
+    accuracy, reference = (
+        float(text.splitlines()[-1].removeprefix("accuracy ").rstrip("%"))
+        for text in (printed[0], alone.stdout)
+    )
+    assert abs(accuracy - reference) < 5

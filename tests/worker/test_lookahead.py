@@ -1,0 +1,292 @@
+"""Plans ahead of their use: workers need not wait for their batch sizes. With real services between them."""
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import idl
+from batchsize_manager import policies
+from batchsize_manager.job import JobConfig
+from batchsize_manager.policies import Policy, Split
+from batchsize_manager.rounding import split
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.cluster import LocalCluster
+from evenpace.observer import Observer
+from rpc.address import Address
+from rpc.client import Client
+from rpc.errors import EvenpaceError
+from tests.least_squares import Worker, services, slices_follow_each_other, trained_alone
+from tests.scripts import train_float64 as script
+from tests.services import serving, shard_service
+from tests.worker.test_recovery import end_well, is_frozen, processes
+from tests.worker.test_training import train_alone
+
+SCRIPT = Path(script.__file__)
+
+
+class Gate:
+    """A way to a service through which answers can be held back."""
+
+    def __init__(self, address):
+        self._target = address
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname())
+        self.open = threading.Event()
+        self.open.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        """Take no more connections."""
+        self.open.set()
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                threading.Thread(target=self._carry, args=(near, far, None), daemon=True).start()
+                threading.Thread(target=self._carry, args=(far, near, self.open), daemon=True).start()
+
+    def _carry(self, source, sink, gate):
+        with contextlib.suppress(OSError), source, sink:
+            while data := source.recv(65536):
+                if gate is not None:
+                    gate.wait(240)
+                sink.sendall(data)
+
+
+# -- the course of a job
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+@pytest.mark.parametrize("policy", ["leader_straggler", "proportional"])
+def test_every_iteration_is_exact(lookahead, policy):
+    """However far ahead plans are made, slices cover each batch, and steps are the whole batch's."""
+    iterations = 40
+    with services(3, policy, lookahead=lookahead) as (manager, shards):
+        workers = [Worker(manager, shards, f"w{i}", iterations) for i in range(3)]
+        done = [worker.end() for worker in workers]
+    for iteration in range(iterations):
+        assert slices_follow_each_other([parts[iteration] for parts in done if iteration in parts], iteration)
+    for worker in workers:
+        assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_training_goes_on_while_the_manager_is_silent(wait_until, lookahead):
+    """With its answers held back, a worker goes through all that it knows, and only then waits."""
+    with services(1, lookahead=lookahead) as (manager, shards):
+        gate = Gate(manager)
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold(session):
+            if session.assignment.iteration == 5:
+                # All earlier reports have been answered, so what is planned is known.
+                wait_until(lambda: session.planned(5 + lookahead), "the plans ahead")
+                gate.open.clear()
+                held.set()
+                assert go_on.wait(240)
+
+        worker = Worker(gate.address, shards, "w", 30, hold)
+        assert held.wait(240)
+        go_on.set()
+        # Iterations 0 to 5 + lookahead are begun, and all of them are finished but the reports' answers.
+        wait_until(lambda: len(worker.done) >= 5 + lookahead, "the plans' end")
+        worker.join(0.2)
+        assert len(worker.done) == 5 + lookahead
+        gate.open.set()
+        assert len(worker.end()) == 30
+        gate.close()
+    assert np.abs(worker.session.parameters - trained_alone(30)).max() < 1e-12
+
+
+def test_the_training_thread_does_not_call_the_manager(monkeypatch, wait_until):
+    """Between joining and leaving, only threads beside it speak to the manager."""
+    calls = []
+    original = Client.call
+
+    def call(self, method, *arguments, **options):
+        if self.name == "BatchSizeManager":
+            calls.append((method, threading.current_thread().name))
+        return original(self, method, *arguments, **options)
+
+    monkeypatch.setattr(Client, "call", call)
+    beside = {"report": "evenpace-reports", "heartbeat": "evenpace-heartbeat"}
+
+    def at(session):
+        if session.assignment.iteration == 10:
+            wait_until(lambda: set(beside) <= {method for method, _ in calls}, "a report and a heartbeat")
+
+    with services(1, lookahead=1) as (manager, shards):
+        Worker(manager, shards, "w", 20, at).end()
+    assert [method for method, _ in calls if method not in beside] == ["join", "leave"]
+    assert {(method, thread) for method, thread in calls if method in beside} == set(beside.items())
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
+    """A plan made before may be above it; those made after the report are not."""
+    limit, told_at = 3, 4
+
+    def at(session):
+        if session.assignment.iteration == told_at:
+            session.lower_maximum(limit)
+
+    with services(2, lookahead=lookahead) as (manager, shards):
+        other = Worker(manager, shards, "other", 30)
+        short = Worker(manager, shards, "short", 30, at)
+        counts = [part.count for part in short.end().values()]
+        other.end()
+    assert counts[told_at] == 8
+    assert max(counts[told_at + lookahead + 1 :]) <= limit
+    for worker in (other, short):
+        assert np.abs(worker.session.parameters - trained_alone(30)).max() < 1e-12
+
+
+# -- going
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
+    """The others begin another attempt where it left; no sample is lost."""
+    with services(3, lookahead=lookahead) as (manager, shards):
+        workers = [Worker(manager, shards, f"w{i}", 10 if i == 1 else 40) for i in range(3)]
+        done = [worker.end() for worker in workers]
+    assert len(done[1]) == 10
+    for iteration in range(10, 40):
+        assert slices_follow_each_other([done[0][iteration], done[2][iteration]], iteration)
+    for worker in (workers[0], workers[2]):
+        assert np.abs(worker.session.parameters - trained_alone(40)).max() < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, lookahead):
+    """They wait in a pull for its gradient; the thread that reports learns of its death, and frees them."""
+    options = ["--lookahead", str(lookahead), "--silence", "600"]  # it is no silence that frees them
+    with (
+        LocalCluster(tmp_path, workers=3, manager_options=options) as cluster,
+        processes(
+            *(tmp_path, cluster.manager, cluster.shard_addresses, ["w0", "w1", "w2"]),
+            freeze={"w1": "5:push:0"},
+            script=SCRIPT,
+        ) as workers,
+    ):
+        wait_until(lambda: is_frozen(workers["w1"]), "its last moment")
+        workers["w1"].kill()
+        end_well(tmp_path, workers, wait_until, ["w0", "w2"], train_alone("sgd"))
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        observer.poll()
+    assert any(event.startswith("w1 died") for event in observer.events)
+    assert np.array_equal(np.load(tmp_path / "w0.npy"), np.load(tmp_path / "w2.npy"))
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_when_the_manager_dies_and_nobody_may_carry_on_every_worker_ends(lookahead):
+    """Those that wait in a pull, too, with an error that says who is gone."""
+    with serving(shard_service()) as shard:
+        shards = [shard]
+        reached = threading.Event()
+
+        def at(session):
+            if session.assignment.iteration == 5:
+                reached.set()
+
+        job = JobConfig(3, lookahead, carry_on=0)
+        with serving(ManagerService(ManagerConfig("even", job=job))) as manager:
+            workers = [Worker(manager, shards, f"w{i}", 10**6, at) for i in range(3)]
+            assert reached.wait(240)
+        for worker in workers:
+            with pytest.raises(EvenpaceError, match=r"BatchSizeManager|shutting down"):
+                worker.end()
+
+
+def test_what_fails_in_the_reporting_thread_ends_the_training():
+    """A time that cannot be measured is an error in the thread that trains, and no silence."""
+
+    def at(session):
+        if session.assignment.iteration == 3:
+            session.processing_time = lambda: measure
+
+    def measure():
+        raise RuntimeError("CUDA error: the device is gone")
+
+    with services(1, lookahead=1) as (manager, shards):
+        worker = Worker(manager, shards, "w", 30, at)
+        with pytest.raises(EvenpaceError, match="cannot report any more: CUDA error"):
+            worker.end()
+
+
+# -- release
+
+
+class WithoutSlow(Policy):
+    """Splits evenly, and after some iterations holds the worker `slow` to be dispensable."""
+
+    def __init__(self):
+        self._members = ()
+        self._observed = 0
+
+    def set_members(self, members):
+        """See `Policy`."""
+        self._members = members
+
+    def observe(self, observations):
+        """See `Policy`."""
+        self._observed += 1
+
+    def split(self, total):
+        """See `Policy`."""
+        names = [member.name for member in self._members]
+        counts = split([1.0] * len(names), total, [member.bounds for member in self._members])
+        dispensable = {"slow": "slow takes more time than it saves"}
+        return Split(counts, dispensable=dispensable if "slow" in names and self._observed >= 8 else {})
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead):
+    """It goes through all that was planned for it; the others take its part from then on."""
+    monkeypatch.setitem(policies.POLICIES, "without_slow", lambda options: WithoutSlow())
+    with services(3, "without_slow", lookahead=lookahead, release=True) as (manager, shards):
+        workers = [Worker(manager, shards, name, 40) for name in ("a", "slow", "b")]
+        done = [worker.end() for worker in workers]
+        client = Client(idl.batchsize_manager.BatchSizeManager, manager, "manager")
+        with contextlib.closing(client):
+            request = idl.batchsize_manager.HistoryRequest("default", 0, 100)
+            events = client.call("history", request).events
+    slow = workers[1].session
+    assert slow.released == "slow takes more time than it saves"
+    assert 8 <= len(done[1]) <= 8 + 2 * lookahead + 1
+    assert "slow was released: slow takes more time than it saves" in events
+    assert not any("died" in event or "in time" in event for event in events)
+    for iteration in range(40):
+        assert slices_follow_each_other([parts[iteration] for parts in done if iteration in parts], iteration)
+    for i in (0, 2):
+        assert np.abs(workers[i].session.parameters - trained_alone(40)).max() < 1e-12
+
+
+# -- real workers, with loading processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lookahead", "policy"), [(1, "leader_straggler"), (3, "proportional")])
+def test_loading_processes_keep_the_sums_exact(tmp_path, wait_until, lookahead, policy):
+    """With batches loaded ahead of uneven plans, three workers end with one process's parameters."""
+    # Nobody's part is to be done by others while a busy machine holds it up.
+    options = ["--lookahead", str(lookahead), "--silence", "600"]
+    with LocalCluster(tmp_path, workers=3, policy=policy, tolerance=0.0, manager_options=options) as cluster:
+        for i, limit in enumerate(("64", "20", "7")):
+            arguments = ["--out", str(tmp_path / f"{i}.npy"), "--num-workers", str(i)]
+            cluster.start_worker(f"w{i}", SCRIPT, arguments, options={"--max-batch-size": limit})
+        wait_until(lambda: not cluster.check(), "the end of training")
+    alone = train_alone("sgd")
+    sizes = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
+    assert [sum(parts) for parts in zip(*sizes, strict=True)] == ([64] * 7 + [52]) * 7
+    for i in range(3):
+        assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9

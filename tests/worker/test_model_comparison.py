@@ -1,0 +1,137 @@
+"""Workers whose models differ cannot train together, and are told in which tensor."""
+
+import contextlib
+import functools
+import threading
+import uuid
+
+import pytest
+import torch
+from torch import nn
+
+import idl
+from ps.model import Model, Tensor
+from rpc.client import Client
+from rpc.errors import InvalidRequestError
+from tests.services import manager_service, open_request, serving
+from tests.worker.test_torch_adapter import Squares, in_threads
+from worker.session import Session, SessionConfig
+from worker.torch_data import DataLoader
+from worker.torch_optimizer import distribute
+
+_ps = idl.parameter_server
+WEIGHT, BIAS = ("fc.weight", [2, 3], "float32"), ("fc.bias", [4], "float32")
+
+
+@pytest.fixture
+def opened(shard):
+    """Gives a function that opens one job of ten elements as a worker, with these tensors."""
+    name = f"job-{uuid.uuid4().hex}/run"
+    client = Client(_ps.ParameterServer, shard, "shard", call_timeout=120)
+
+    def opened(worker, tensors):
+        identity = idl.common.Identity(name, worker, uuid.uuid4().hex)
+        told = None if tensors is None else [_ps.Tensor(*tensor) for tensor in tensors]
+        client.call("open", open_request(identity, 10, tensors=told))
+
+    yield opened
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([WEIGHT, ("fc.bias", [2, 2], "float32")], r"tensor 1 of 'b'.*\(2, 2\).*that of 'a'.*\(4,\)"),
+        ([("fc.weight", [3, 2], "float32"), BIAS], r"tensor 0 .*shape \(3, 2\).*shape \(2, 3\)"),
+        ([WEIGHT, ("fc.bias", [4], "float16")], r"tensor 1 .*float16.*float32"),
+        ([WEIGHT, ("head.bias", [4], "float32")], r"tensor 1 .*'head.bias'.*'fc.bias'"),
+        ([BIAS, WEIGHT], r"tensor 0 .*'fc.bias'.*'fc.weight'"),
+        ([WEIGHT], r"tensor 1 of 'b' is missing, but that of 'a' is 'fc.bias'"),
+        ([WEIGHT, BIAS, WEIGHT], r"tensor 2 of 'b' is 'fc.weight'.* that of 'a' is missing"),
+    ],
+)
+def test_the_first_difference_is_named(opened, others, said):
+    """The error has the first tensor that differs, both workers, and both values."""
+    opened("a", [WEIGHT, BIAS])
+    with pytest.raises(InvalidRequestError, match=said):
+        opened("b", others)
+    opened("c", [WEIGHT, BIAS])
+
+
+def test_what_is_not_known_is_not_compared(opened):
+    """Who tells no tensors, or no names, is taken; the first who tells them is compared with."""
+    opened("a", None)
+    opened("b", [("", [2, 3], "float32"), BIAS])
+    opened("c", [])
+    opened("d", [WEIGHT, ("", [4], "float32")])
+    with pytest.raises(InvalidRequestError, match=r"tensor 1 of 'e' is 'fc.weight'.*'b'"):
+        opened("e", [("", [2, 3], "float32"), ("fc.weight", [4], "float32")])
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (("a\nb", [1], "float32"), "tensor 0, name"),
+        (("n" * 1001, [1], "float32"), "tensor 0, name"),
+        ((None, [1], "float32"), "tensor 0, name is missing"),
+        (("n", None, "float32"), "tensor 0, shape"),
+        (("n", [-1], "float32"), "tensor 0, shape -1"),
+        (("n", [1] * 65, "float32"), "tensor 0, shape"),
+        (("n", [1], ""), "tensor 0, dtype"),
+        (("n", [1], None), "tensor 0, dtype"),
+    ],
+)
+def test_rubbish_is_refused(opened, bad, said):
+    """A tensor that makes no sense is refused with its value, and the connection goes on."""
+    with pytest.raises(InvalidRequestError, match=said):
+        opened("a", [bad])
+    opened("a", [WEIGHT])
+
+
+def test_a_model_agrees_with_itself():
+    """There is no difference where there is none, scalars included."""
+    model = Model("a", (Tensor("x", (), "float64"), Tensor("", (0, 3), "float32")))
+    assert model.difference(Model("b", model.tensors)) is None
+
+
+class Network(nn.Module):
+    """One layer, under this name."""
+
+    def __init__(self, name):
+        super().__init__()
+        setattr(self, name, nn.Linear(3, 2))
+
+
+def distribute_both(shard, *networks):
+    """Let two workers begin: the first gives its optimiser the names, the second hands over its model."""
+
+    def start(number, network):
+        loader = DataLoader(Squares(10), 4, session=sessions[number])
+        sessions[number].join()
+        if number:
+            assert opened.wait(120)
+            distribute(torch.optim.SGD(network.parameters(), lr=0.1), loader, network)
+        else:
+            distribute(torch.optim.SGD(network.named_parameters(), lr=0.1), loader)
+            opened.set()
+
+    opened = threading.Event()
+    with serving(manager_service(workers=2, silence=120.0)) as manager, contextlib.ExitStack() as stack:
+        sessions = [
+            Session(SessionConfig(manager, (shard,), worker=f"w{number}", barrier_timeout=120))
+            for number in range(2)
+        ]
+        for session in sessions:
+            stack.callback(session.close)
+        in_threads(*(functools.partial(start, *numbered) for numbered in enumerate(networks)))
+
+
+def test_torchs_names_are_compared(shard):
+    """Networks of the same shapes whose parameters have other names are refused."""
+    with pytest.raises(InvalidRequestError, match=r"tensor 0 of 'w1' is 'back.weight'.*'front.weight'"):
+        distribute_both(shard, Network("front"), Network("back"))
+
+
+def test_a_compiled_model_has_the_same_names(shard):
+    """What torch.compile puts into names is no difference."""
+    distribute_both(shard, Network("front"), torch.compile(Network("front")))

@@ -1,0 +1,394 @@
+"""Any process may be killed or frozen: training goes on, and comes to what one process would have come to."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from batchsize_manager.job import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.cluster import end_process
+from evenpace.observer import Observer
+from rpc.errors import DeadlineExceededError
+from tests.least_squares import Worker, trained_alone
+from tests.scripts import freeze_and_run, train_float64, train_least_squares
+from tests.services import (
+    RestartableService,
+    address_of_our_own,
+    is_frozen,
+    restartable_manager,
+    serving,
+    shard_service,
+)
+from tests.worker.test_training import train_alone
+from worker.shards import Shards
+
+FREEZE_AND_RUN = Path(freeze_and_run.__file__)
+FLOAT64, LEAST_SQUARES = Path(train_float64.__file__), Path(train_least_squares.__file__)
+ITERATIONS = 60
+TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoever is held up keeps its part
+
+
+def once(iteration, action):
+    """For a worker's `at`: an action at an iteration, the first time that it is reached."""
+    left = [action]
+
+    def at(session):
+        if left and session.assignment.iteration >= iteration:
+            left.pop()()
+
+    return at
+
+
+def assert_trained(workers, iterations=ITERATIONS):
+    """All end well, with the parameters of one process that takes whole batches."""
+    for worker in workers:
+        worker.end()
+    for worker in workers:
+        assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+
+
+def in_process_manager(workers, policy="even", **job):
+    """A manager in this process."""
+    config = ManagerConfig(policy, job=JobConfig(workers=workers, **job))
+    return serving(ManagerService(config), address=address_of_our_own())
+
+
+# -- workers
+
+
+@contextlib.contextmanager
+def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=()):
+    """Workers that run a script; by name. Some freeze at a point; see `freeze_and_run`."""
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name in names:
+            log = stack.enter_context((folder / f"{name}.log").open("ab"))
+            command = [sys.executable, "-m", "evenpace", "worker", "--manager", str(manager), "--name", name]
+            command += [word for shard in shards for word in ("--ps", str(shard))]
+            if freeze and name in freeze:
+                command += [str(FREEZE_AND_RUN), freeze[name]]
+            command += [str(script), *arguments, "--out", str(folder / f"{name}.npy")]
+            popen = subprocess.Popen(command, stdout=log, stderr=log)
+            workers[name] = popen
+            stack.callback(end_process, popen)
+        yield workers
+
+
+def end_well(folder, workers, wait_until, names, expected):
+    """Wait for these; they end with the parameters of one process."""
+    for name in names:
+        wait_until(lambda name=name: workers[name].poll() is not None, f"the end of {name}")
+        assert workers[name].returncode == 0, (folder / f"{name}.log").read_text()[-3000:]
+        assert np.abs(np.load(folder / f"{name}.npy") - expected).max() < 1e-9
+
+
+POINTS = {"w1": "5:push:1", "w2": "15:report:0", "w3": "25:push:0"}
+FREEZE = {**POINTS, "w0": "30:report:0"}  # lest it ends while another that is held up counts as silent
+
+
+def has_stopped(popen):
+    """Whether a process has frozen itself, or ended."""
+    return popen.poll() is not None or psutil.Process(popen.pid).status() in (
+        psutil.STATUS_STOPPED,
+        psutil.STATUS_ZOMBIE,
+    )
+
+
+def kill_at_their_points(workers, wait_until):
+    """Kill those of `POINTS`, each once it has frozen: between two pushes, after both, before both.
+
+    The one that survives goes on from its own point then, see `FREEZE`.
+    """
+    for name in POINTS:
+        wait_until(lambda name=name: is_frozen(workers[name]), f"{name} to be at its point")
+        loading = psutil.Process(workers[name].pid).children(recursive=True)
+        workers[name].kill()
+        assert workers[name].wait(60) == -signal.SIGKILL
+        wait_until(lambda of=loading: not any(p.is_running() for p in of), f"the end of what {name} started")
+    wait_until(lambda: is_frozen(workers["w0"]), "w0 to be at its point")
+    workers["w0"].send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def shards_here(folder, count=2, every=1):
+    """Shards in this process that keep checkpoints; their addresses."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(serving(shard_service(state=folder / f"ps-{i}", checkpoint_every=every)))
+            for i in range(count)
+        ]
+
+
+@pytest.mark.slow
+def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_until):
+    """With PyTorch in float64: the one that survives has the parameters of one process."""
+    with (
+        in_process_manager(4, "proportional", heartbeat=0.5, silence=2.0) as manager,
+        serving(shard_service()) as first,
+        serving(shard_service()) as second,
+        processes(
+            tmp_path,
+            manager,
+            [first, second],
+            ["w0", *POINTS],
+            FREEZE,
+            FLOAT64,
+            ["--epochs", "7", "--num-workers", "1"],
+        ) as workers,
+    ):
+        kill_at_their_points(workers, wait_until)
+        end_well(tmp_path, workers, wait_until, ["w0"], train_alone("sgd"))
+        observer = Observer(manager, (first, second))
+        observer.poll()
+    assert {part.worker for part in observer.iterations[-1].workers} == {"w0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
+    """Blocking or ahead of the reports, the last one comes to what one process would have come to."""
+    with (
+        in_process_manager(4, "proportional", lookahead=lookahead) as manager,
+        shards_here(tmp_path) as shards,
+        processes(tmp_path, manager, shards, ["w0", *POINTS], FREEZE) as workers,
+    ):
+        kill_at_their_points(workers, wait_until)
+        end_well(tmp_path, workers, wait_until, ["w0"], trained_alone(60))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["10:push:1", "10:report:0"])
+def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
+    """The others do its part while it is silent; thawed, it goes on with them, and nothing counts twice.
+
+    They freeze themselves in turn, lest they come to their end before it is back.
+    """
+    names = ["w0", "w1", "w2"]
+    freeze = {"w1": point, "w0": "450:report:0", "w2": "450:push:0"}
+    arguments = ["--iterations", "500"]
+    with (
+        in_process_manager(3, heartbeat=0.2, silence=1.0, carry_on=0) as manager,
+        shards_here(tmp_path, every=100) as shards,
+        processes(tmp_path, manager, shards, names, freeze, arguments=arguments) as workers,
+    ):
+        wait_until(lambda: is_frozen(workers["w1"]), "w1 to be at its point")
+        observer = Observer(manager, tuple(shards))
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 15, "the others to go on")
+        workers["w1"].send_signal(signal.SIGCONT)
+        wait_until(
+            lambda: observer.poll() and "w1" in {p.worker for p in observer.iterations[-1].workers},
+            "w1 to take part again",
+        )
+        for name in ("w0", "w2"):  # who was held up until the others had come to the end does not freeze
+            wait_until(lambda name=name: has_stopped(workers[name]), f"{name} to be at its point")
+        for name in ("w0", "w2"):
+            workers[name].send_signal(signal.SIGCONT)
+        end_well(tmp_path, workers, wait_until, names, trained_alone(500))
+        observer.poll()
+    assert not any("died" in event for event in observer.events)
+
+
+@pytest.mark.slow
+def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
+    """Others of the same names go on from where the shards are.
+
+    The first of them goes on at once, and freezes itself, lest it comes to the end before the other is there.
+    """
+    names = ["w0", "w1"]
+    with in_process_manager(2, silence=600.0) as manager, shards_here(tmp_path) as shards:
+        observer = Observer(manager, tuple(shards))
+        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "20:push:0")) as workers:
+            wait_until(lambda: all(map(is_frozen, workers.values())), "both to be at their points", 120)
+            for worker in workers.values():
+                os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: observer.poll() and not observer.members, "both to be missed")
+        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "30:push:0")) as workers:
+            wait_until(lambda: observer.poll() and sorted(observer.members) == names, "both to be there")
+            frozen = set(names)
+            while frozen:
+                name = wait_until(
+                    lambda: next((n for n in frozen if is_frozen(workers[n])), None), "one at its point", 120
+                )
+                frozen.remove(name)
+                workers[name].send_signal(signal.SIGCONT)
+            end_well(tmp_path, workers, wait_until, names, trained_alone(60))
+        observer.poll()
+    assert [record.iteration for record in observer.iterations] == list(range(60))
+
+
+# -- shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lookahead):
+    """It comes back further behind than the other shard is."""
+    with (
+        in_process_manager(3, lookahead=lookahead) as manager,
+        shards_here(tmp_path, count=1, every=5) as shards,
+        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
+    ):
+
+        def again():
+            killed.kill()
+            killed.start()
+
+        addresses = [*shards, killed.address]
+        at = once(18, again)
+        workers = [
+            Worker(manager, addresses, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
+            for i in range(3)
+        ]
+        assert_trained(workers)
+
+
+@pytest.mark.slow
+def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
+    """Killed after all have agreed on a version that it has not kept: they agree on an earlier one."""
+    agreed = []
+    with (
+        restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
+        shards_here(tmp_path, count=1, every=5) as shards,
+        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
+    ):
+        rewind = Shards.rewind
+
+        def rewind_what_is_lost(self, attempt, version):
+            if not agreed:
+                agreed.append(version)
+                killed.kill()
+                killed.start()
+                self.fence(attempt)  # as each worker's heartbeat does
+            agreed.append(version)
+            rewind(self, attempt, version)
+
+        def again():
+            manager.kill()
+            manager.start()
+            # No push meanwhile, lest the shards are fenced with a step between them.
+            wait_until(lambda: agreed, "the other worker's proposal")
+
+        monkeypatch.setattr(Shards, "rewind", rewind_what_is_lost)
+        addresses = [*shards, killed.address]
+        at = once(18, again)
+        workers = [
+            Worker(manager.address, addresses, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
+            for i in range(2)
+        ]
+        assert_trained(workers)
+    assert agreed[0] % 5 != 0
+    assert 15 in agreed[1:]
+
+
+def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
+    """Without --state nothing can be gone back to, and the error says so."""
+    with in_process_manager(2) as manager, RestartableService("ps") as shard:
+
+        def again():
+            shard.kill()
+            shard.start()
+
+        workers = [
+            Worker(manager, [shard.address], f"w{i}", ITERATIONS, at)
+            for i, at in enumerate((once(8, again), lambda session: None))
+        ]
+        for worker in workers:
+            with pytest.raises(Exception, match=r"the job|--state"):
+                worker.end()
+        assert any("--state" in str(worker.error) for worker in workers)
+
+
+# -- the manager
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_without_the_manager_workers_carry_on_to_the_last_bit(tmp_path, lookahead):
+    """Killed in one iteration and started again 20 later, it leaves no trace in the parameters."""
+
+    def train(folder, kill, start):
+        options = [*TWO_EVENLY, "--lookahead", str(lookahead)]
+        with (
+            restartable_manager(folder, *options) as manager,
+            serving(shard_service(deterministic=True)) as shard,
+        ):
+            at = [once(20, manager.kill), once(40, manager.start)] if kill else []
+            workers = [
+                Worker(
+                    manager.address,
+                    [shard],
+                    f"w{i}",
+                    ITERATIONS,
+                    lambda session, i=i: [act(session) for act in at if i == 0],
+                )
+                for i in range(2)
+            ]
+            assert_trained(workers)
+            return [worker.session.parameters for worker in workers]
+
+    undisturbed = train(tmp_path / "a", kill=False, start=False)
+    disturbed = train(tmp_path / "b", kill=True, start=True)
+    assert np.array_equal(undisturbed, disturbed)
+
+
+@pytest.mark.slow
+def test_uneven_shares_are_carried_on_with(tmp_path):
+    """With a balanced split, too, what workers do by themselves makes whole batches."""
+    with (
+        restartable_manager(tmp_path / "state", "--workers", "3", "--policy", "proportional") as manager,
+        shards_here(tmp_path, every=5) as shards,
+    ):
+        at = once(15, manager.kill)
+        back = once(35, manager.start)
+        workers = [
+            Worker(
+                manager.address,
+                shards,
+                f"w{i}",
+                ITERATIONS,
+                lambda session, i=i: (at(session), back(session)) if i == 0 else None,
+            )
+            for i in range(3)
+        ]
+        assert_trained(workers)
+
+
+def test_where_it_is_not_allowed_nobody_carries_on(wait_until):
+    """With carry_on 0 a manager that is gone ends the training, as an error."""
+    with serving(shard_service()) as shard:
+        with in_process_manager(1, carry_on=0) as manager:
+            worker = Worker(manager, [shard], "w", 10**6)
+            wait_until(lambda: worker.done, "the first iterations")
+        with pytest.raises(Exception, match=r"BatchSizeManager|shutting down"):
+            worker.end()
+
+
+def test_worker_that_may_carry_on_no_further_says_what_it_waits_for(caplog, wait_until):
+    """With carry_on 3 a manager that is gone is waited for after three iterations, and the user is told."""
+    with serving(shard_service()) as shard:
+        with in_process_manager(1, carry_on=3) as manager:
+            worker = Worker(manager, [shard], "w", 10**6)
+            wait_until(lambda: worker.done, "the first iterations")
+            worker.session._membership._timeout = 3.0  # of its barriers; a call may take longer
+        with pytest.raises(DeadlineExceededError, match="the manager is away"):
+            worker.end()
+    assert "carried on for 3 iterations; now waiting up to 3 s for the manager" in caplog.text
+
+
+def test_a_session_that_is_closed_waits_in_no_join(wait_until):
+    """Closed by another thread while the job gathers its workers, it ends with an error at once."""
+    with in_process_manager(2) as manager, serving(shard_service()) as shard:
+        worker = Worker(manager, [shard], "w", 10)
+        observer = Observer(manager, [shard])
+        wait_until(lambda: observer.poll() and observer.members == ["w"], "its joining")
+        worker.session.close()
+        with pytest.raises(Exception, match="leaving"):
+            worker.end()
+        wait_until(lambda: not (observer.poll() and observer.members), "its leaving")

@@ -1,0 +1,278 @@
+"""All-reduce with torch.distributed: real processes, a real manager, gloo."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from batchsize_manager.plan import JobSpec, permutation
+from evenpace.cluster import end_process
+from evenpace.observer import Observer
+from evenpace.overview.client import ManagerClient
+from tests import EXAMPLES
+from tests.scripts import connect_and_run
+from tests.scripts import train_ddp as script
+from tests.services import address_of_our_own, manager_process
+
+CONNECT = Path(connect_and_run.__file__)
+RANKS = 4
+TOTALS = [script.BATCH] * 4 + [script.SAMPLES - 4 * script.BATCH]  # of an epoch
+FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow every speed
+
+pytestmark = pytest.mark.slow
+
+
+def start_ranks(stack, manager, ahead, folder, *scenarios, count=3):
+    """Processes that run scenarios, as torchrun starts them; they end with the stack at the latest."""
+    port = str(address_of_our_own().port)
+    places = "--manager", str(manager), "--ahead", str(ahead), "--folder", str(folder)
+    ranks = []
+    for rank in range(count):
+        with (folder / f"{rank}.log").open("w") as log:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", script.__name__, *places, *scenarios],
+                stderr=log,
+                env=os.environ
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+                | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            )
+        stack.callback(end_process, popen)
+        ranks.append(popen)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each of four ranks wrote, by scenario; they are started once for all of them."""
+    folder = tmp_path_factory.mktemp("ddp")
+    options = "--workers", str(RANKS), *FOLLOW
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(manager_process(*options))
+        ahead = stack.enter_context(manager_process(*options, "--lookahead", "1"))
+        ranks = start_ranks(stack, manager, ahead, folder, *script.SCENARIOS, count=RANKS)
+        for i, rank in enumerate(ranks):
+            assert rank.wait(540) == 0, (folder / f"{i}.log").read_text()[-6000:]
+    return {
+        name: [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in range(RANKS)]
+        for name in script.SCENARIOS
+    }
+
+
+SPEC = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
+
+
+def train_alone(make=script.make_model, clip=None, batch_norm=False, epochs=4):
+    """One process on the whole batches."""
+    batches = [SPEC.batch(iteration) for iteration in range(epochs * SPEC.iterations_per_epoch)]
+    return train_alone_on(batches, make(batch_norm=True) if batch_norm else make(), clip)
+
+
+def train_alone_on(batches, model=None, clip=None):
+    """One process on these batches, (epoch, start, total) each."""
+    inputs, labels = script.make_data()
+    model = model or script.make_model()
+    optimizer = script.make_optimizer(model)
+    for epoch, start, total in batches:
+        batch = torch.from_numpy(permutation(SPEC, epoch)[start : start + total])
+        optimizer.zero_grad()
+        script.plain(model, inputs[batch], labels[batch])
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def vector(model):
+    """All parameters, (elements,)."""
+    return nn.utils.parameters_to_vector([p.detach().double() for p in model.parameters()]).numpy()
+
+
+def check_equal(ranks, alone):
+    """The ranks went through uneven slices of every batch, and ended with the parameters of one process."""
+    sizes = np.array([rank["sizes"] for rank in ranks])  # (ranks, iterations)
+    assert sizes.sum(0).tolist() == TOTALS * (sizes.shape[1] // len(TOTALS))
+    assert (sizes == 0).any(), "an epoch's last batch has fewer samples than there are ranks"
+    assert len({tuple(column) for column in sizes.T.tolist()}) > 10, "batch sizes change"
+    for rank in ranks:
+        assert np.abs(rank["parameters"] - vector(alone)).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["hook", "static", "pieces_hook", "infinite", "fsdp"])
+def test_uneven_ranks_equal_one_process_on_the_big_batch(results, name):
+    """By the hook or the scaled loss, uneven and changing batches give the parameters of one process."""
+    check_equal(results[name], train_alone())
+
+
+def test_parameters_that_an_iteration_leaves_out_are_reduced_rightly(results):
+    """With find_unused_parameters, parts of the model may go without a gradient."""
+    check_equal(results["unused"], train_alone(script.Branches))
+
+
+@pytest.mark.parametrize("name", ["clip_hook", "pieces_loss"])
+def test_gradients_are_clipped_as_those_of_the_big_batch(results, name):
+    """After the reduction, clipping (under a GradScaler, too) sees the whole batch's gradient."""
+    alone = train_alone(clip=0.5)
+    assert np.abs(vector(alone) - vector(train_alone())).max() > 1e-3
+    check_equal(results[name], alone)
+
+
+def test_ddps_own_mean_is_biased(results):
+    """What the weights are for: the same slices end elsewhere under DDP alone."""
+    alone = vector(train_alone())
+    for rank in results["stock"]:
+        assert np.abs(rank["parameters"] - alone).max() > 1e-3
+
+
+def test_mistakes_are_named(results):
+    """Everything that would give a wrong gradient is refused, on all ranks, with what to do."""
+    expected = [
+        "Sequential: balance takes a model in torch's DistributedDataParallel",
+        "1 synchronises its statistics",
+        "broadcast_buffers=False",
+        "balance needs to be the model's only communication hook",
+        "the session has a parameter server, which weights gradients: leave out `ps`",
+        "before the parameter server weights them: leave out `ps`",
+        "weighted(loss): only for batches that an evenpace loader gave",
+        "samples 1000000: this worker's batch has",
+        "reduction 'none'",
+        "the gradient is weighted twice: by balance(model, loader), and by weighted(loss)",
+        "iteration 1 was finished, but its gradient was not weighted: call balance",
+    ]
+    for rank in results["refused"]:
+        assert len(rank["said"]) == len(expected)
+        for said, text in zip(rank["said"], expected, strict=True):
+            assert text in said
+
+
+def test_reductions_overlap_with_the_backward_pass(results):
+    """The first bucket's reduction begins before the last gradients are there, and there are several."""
+    for rank in results["overlap"]:
+        events = rank["events"].tolist()
+        gradients = [i for i, event in enumerate(events) if event.startswith("gradient")]
+        reductions = [i for i, event in enumerate(events) if event == "reduce"]
+        assert len(gradients) == 6
+        assert len(reductions) > 1
+        assert reductions[0] < gradients[-1] < reductions[-1] < events.index("end")
+
+
+def test_times_leave_out_the_wait_for_others(results):
+    """The rank that computes for longest says so; the others do not measure their wait for it."""
+    medians = [np.median(rank["times"]) for rank in results["slow_rank"]]
+    assert medians[2] > 3 * max(medians[0], medians[1], medians[3])
+
+
+def test_synchronised_batch_normalisation_equals_the_big_batch(results):
+    """With statistics over all workers and a weighted loss, uneven ranks equal one process."""
+    alone = train_alone(batch_norm=True)
+    check_equal(results["batch_norm"], alone)
+    for rank in results["batch_norm"]:
+        assert np.abs(rank["mean"] - alone[1].running_mean.numpy()).max() < 1e-9
+        assert np.abs(rank["var"] - alone[1].running_var.numpy()).max() < 1e-9
+        assert rank["tracked"] == alone[1].num_batches_tracked
+
+
+def test_running_statistics_are_averaged_by_samples(results):
+    """Each rank's statistics count with the samples that it has taken; all ranks end with the same."""
+    ranks = results["statistics"]
+    samples = [rank["sizes"].sum() for rank in ranks]
+    expected = np.average([rank["own"] for rank in ranks], axis=0, weights=samples)
+    assert np.ptp([rank["own"] for rank in ranks], axis=0).max() > 1e-3
+    for rank in ranks:
+        assert np.abs(rank["averaged"] - expected).max() < 1e-12
+
+
+def test_new_batch_sizes_do_not_compile_anew(results):
+    """A compiled model is compiled at most twice (once for a batch of 1), and trains as ever."""
+    check_equal(results["compiled"], train_alone(epochs=32))
+    assert max(len(set(rank["sizes"].tolist())) for rank in results["compiled"]) >= 20
+    for rank in results["compiled"]:
+        assert 1 <= rank["compilations"] <= 2
+
+
+def test_planning_ahead_and_prefetching_keep_sums_exact(results):
+    """With plans made ahead and processes that load ahead, too, the ranks equal one process."""
+    check_equal(results["prefetch"], train_alone())
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_operators_change_a_job_without_a_parameter_server(tmp_path, wait_until, lookahead):
+    """Whatever they change, and paused beyond a time-out, ranks end as one process on the same batches."""
+    options = "--workers", "3", "--lookahead", str(lookahead), *FOLLOW
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(manager_process(*options))
+        ranks = start_ranks(stack, manager, manager, tmp_path, "steered")
+        client = stack.enter_context(ManagerClient(manager, timeout=60.0))
+        wait_until(lambda: [job for job in client.jobs().jobs if job.state == "paused"], "the pause", 180)
+        waiting = ["waiting"] * 3
+        wait_until(lambda: [m.state for m in client.status("steered").members] == waiting, "all to wait")
+        before = client.status("steered").summary
+        longer = script.OPTIONS["steered"]["barrier_timeout"] + 2
+        wait_until(lambda: client.status("steered").summary.age > before.age + longer, "the time-out to pass")
+        assert client.status("steered").summary.iteration == before.iteration
+        client.resume("steered")
+        assert [rank.wait(180) for rank in ranks] == [0, 0, 0]
+    saved = [dict(np.load(tmp_path / f"steered-{rank}.npz")) for rank in range(3)]
+    said = saved[0]["said"].tolist()
+    assert "the batch size from 32 to 48, from iteration " in said[1]
+    assert "worker 'rank-1' cannot be drained: workers that reduce gradients among themselves" in said[3]
+    assert f"paused the job, from iteration {before.iteration} on" in said[4]
+    sizes = np.array([rank["sizes"] for rank in saved])  # (ranks, iterations)
+    batches = saved[0]["batches"].tolist()
+    assert all(rank["batches"].tolist() == batches for rank in saved)
+    assert sizes.sum(0).tolist() == [total for _, _, total in batches]
+    assert {total for _, _, total in batches} >= {32, 48, 20}
+    assert sizes[1, 10 + lookahead + 1 :].max() <= 6
+    at = (0, 0)
+    for epoch, start, total in batches:  # each sample of each epoch once
+        assert (epoch, start) == (at if at[1] < script.SAMPLES else (at[0] + 1, 0))
+        at = (epoch, start + total)
+    assert at == (script.OPTIONS["steered"]["epochs"] - 1, script.SAMPLES)
+    alone = train_alone_on(batches)
+    for rank in saved:
+        assert np.abs(rank["parameters"] - vector(alone)).max() < 1e-9
+
+
+def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
+    """A killed rank breaks the process group: the others end with an error, and none hangs."""
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
+        ranks = start_ranks(stack, manager, manager, tmp_path, "endless")
+        observer = Observer(manager, (), job="endless")
+        stack.callback(observer.close)
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations", 180)
+        ranks[1].kill()
+        for rank in (0, 2):
+            # Not always by the exception: gloo aborts a process that ends while its threads still read.
+            assert ranks[rank].wait(180) != 0
+
+
+@pytest.mark.parametrize("way", ["ddp", "connect"])
+def test_the_examples_train_under_torchrun(way):
+    """The ordinary script, and the balanced one by `evenpace.connect`, learn digits.
+
+    That one by `evenpace worker` is on the page of torch.distributed, which tests follow.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with contextlib.ExitStack() as stack:
+        if way == "ddp":
+            command = [*torchrun, str(EXAMPLES / "train_digits_ddp.py")]
+        else:
+            manager = str(stack.enter_context(manager_process("--workers", "2")))
+            example = str(EXAMPLES / "train_digits_ddp_evenpace.py")
+            command = [*torchrun, str(CONNECT), manager, example]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert float(re.search(r"accuracy ([0-9.]+)%", done.stdout)[1]) > 85
