@@ -74,7 +74,7 @@ def test_a_place_is_slowed_down_alone_and_nothing_stays(needs_network, wait_unti
     with Network(2) as net:
         net.limit(1, 4)
         limited = send_seconds(net, 1)
-        assert limited > 0.5
+        assert limited > 0.85  # a second, less what the filter's bucket holds; more if somebody is held up
         wait_until(lambda: send_seconds(net, 0) < limited / 5, "fast transfer from the other place")
         net.limit(1, 1000)
         wait_until(lambda: send_seconds(net, 1) < limited / 5, "fast transfer without the limit")

@@ -14,6 +14,7 @@ import pytest
 from evenpace.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
 from evenpace.experiments.schedule import Schedule, Task
 from evenpace.limits import limit_cpu
+from tests.services import cpu_seconds
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
 
@@ -37,16 +38,6 @@ def schedule(*tasks):
     return Schedule(tasks, "iterations", "made up")
 
 
-def cores_used(processes, seconds=0.5):
-    """Cores that each of some processes uses over some time."""
-    # Each process is looked at within what is taken for the time, lest it seem to use more than it does.
-    began, before = time.monotonic(), [sum(process.cpu_times()[:2]) for process in processes]
-    time.sleep(seconds)  # a measurement needs its time
-    after = [sum(process.cpu_times()[:2]) for process in processes]
-    took = time.monotonic() - began
-    return [(end - begin) / took for begin, end in zip(before, after, strict=True)]
-
-
 def stressors(name="stress-ng"):
     """The processes of stress-ng that this one has started."""
     found = []
@@ -66,7 +57,8 @@ def a_cpu(worker):
 def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wait_until):
     """Within the worker's own quota an equal competitor gets one half, and nothing once it has ended.
 
-    What others on this CPU use is taken from both alike, so that their parts of it tell.
+    Over all the time that both are there, the kernel counts the same CPU time for both. Where one
+    was held up, what it lacks tells less and less.
     """
     place = ProcessPlace(worker.pid, 0.4, 2**20, a_cpu(worker))
     try:
@@ -75,20 +67,22 @@ def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wai
         pytest.skip(f"no control group can be made here: {error}")
     with limit:
         contention = Contention(schedule(Task(0, 1, 2)), [place])
-        own = psutil.Process(worker.pid)
-
-        def contended():
-            used, *others = cores_used([own, *stressors()])
-            both = used + sum(others)
-            assert both < 0.5
-            return 0.3 * both < used < 0.7 * both and used
-
         try:
             contention.update(1)
-            half = wait_until(contended, "one half for each")
+            (stressor,) = wait_until(lambda: stressors("stress-ng-cpu"), "the stressor")
+            pids = (worker.pid, stressor.pid)
+            began, before = time.monotonic(), [cpu_seconds(pid) for pid in pids]
+
+            def halved():
+                used = [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
+                assert sum(used) < 0.42 * (time.monotonic() - began) + 0.05  # both are within one quota
+                return min(used) > 0.4 and 0.45 < used[0] / sum(used) < 0.55
+
+            wait_until(halved, "one half for each")
             contention.update(2)
             wait_until(lambda: not stressors(), "the stressor's end")
-            wait_until(lambda: cores_used([own])[0] > 1.25 * half, "all for the worker again")
+            gone = cpu_seconds(worker.pid)
+            wait_until(lambda: cpu_seconds(worker.pid) > gone + 0.1, "the worker's going on")
         finally:
             contention.close()
 
