@@ -22,6 +22,7 @@ from evenpace.overview.job_view import JobView
 from rpc.address import Address
 from tests import ROOT
 from tests.live_pages import Page, Uneven, managed_page, page_of
+from tests.scripts import lingering_demo
 from tests.services import (
     MemberWorker,
     address_of_our_own,
@@ -288,26 +289,10 @@ def test_a_thousand_workers(tmp_path, wait_until):
         assert not generators.errors
 
 
-# However quick a run is, its services stay until whoever looks at their page has said so.
-LINGERING_DEMO = """
-import sys
-from evenpace.cli import main
-from evenpace.cluster import LocalCluster
-stop = LocalCluster.stop
-
-def linger(self):
-    sys.stdin.readline()
-    stop(self)
-
-LocalCluster.stop = linger
-main()
-"""
-
-
 @pytest.mark.slow
 def test_the_demo_has_a_page(tmp_path, wait_until):
     """The demo says first where its page is; one that is open sees both runs there."""
-    command = [sys.executable, "-c", LINGERING_DEMO, "demo", "--out", str(tmp_path / "demo")]
+    command = [sys.executable, "-m", lingering_demo.__name__, "demo", "--out", str(tmp_path / "demo")]
     # Between the runs nobody has the page's port: it must not be one that the kernel gives to others.
     options = ["--shares", "0.8,0.4", "--epochs", "1", "--batch-size", "360"]
     options += ["--http", str(address_of_our_own())]

@@ -1,0 +1,17 @@
+"""The command line, whose clusters stay, however quick a run is, until whoever looks on has said so."""
+
+import sys
+
+from evenpace.cli import main
+from evenpace.cluster import LocalCluster
+
+
+def linger(cluster, stop=LocalCluster.stop):
+    """Stop a cluster once a line has come."""
+    sys.stdin.readline()
+    stop(cluster)
+
+
+if __name__ == "__main__":
+    LocalCluster.stop = linger
+    main()
