@@ -18,7 +18,8 @@ PYTEST = $(BIN)/pytest -n $(JOBS)
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
-	@echo "make test   run all tests but those with containers"
+	@echo "make test   run the tests; ONLY=ps takes those of one package, JOBS=4 shares them among four processes"
+	@echo "make test-all  run everything, for a release"
 	@echo "make check  run the linters, the format check and the type check"
 	@echo "make bench  measure the manager's rounds and the parameter server's transfers"
 	@echo "make figures  run the paper's table and figures in small, and draw them in one page"
