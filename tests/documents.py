@@ -131,6 +131,11 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
+def fenced(path: Path, language: str) -> list[str]:
+    """The blocks of a document that are marked with a language and that readers see."""
+    return [block.text for block in blocks(path) if block.language == language and not block.hidden]
+
+
 def _directives(words: str, path: Path, line: int) -> dict[str, str]:
     if words.strip().startswith("skip "):
         return {"skip": words.strip().removeprefix("skip ")}

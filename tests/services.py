@@ -22,6 +22,8 @@ import uvloop
 
 import idl
 from batchsize_manager.job import JobConfig
+from batchsize_manager.partitions import PartitionsConfig
+from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.bench.processes import server
 from evenpace.cluster import LISTENING, end_process
@@ -201,6 +203,11 @@ def manager_service(workers: int = 1, **job: Any) -> ManagerService:
 def shard_service(**config: Any) -> ParameterServerService:
     """A shard of the parameter server."""
     return ParameterServerService(ParameterServerConfig(**config))
+
+
+def partition_service(workers: int, **changes: Any) -> DataPartitionService:
+    """A DataPartitionManager whose jobs start with so many workers."""
+    return DataPartitionService(PartitionServiceConfig(PartitionsConfig(workers, **changes)))
 
 
 def with_token(key: Path, job: str) -> Credentials:

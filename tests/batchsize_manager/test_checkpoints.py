@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import uuid
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,16 +24,14 @@ from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
 from rpc.client import Client
 from rpc.errors import InvalidRequestError
+from tests import float64
 from tests.scripts import train_float64 as script
-from tests.services import manager_service, serving, shard_service
-from tests.worker import test_training
-from tests.worker.test_torch_adapter import in_threads
+from tests.services import in_threads, manager_service, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.shards import Group, Layout, Shards
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute
 
-SCRIPT = Path(script.__file__)
 EPOCHS, PER_EPOCH = 2, 8
 
 
@@ -350,13 +347,13 @@ def test_new_processes_go_on(tmp_path, wait_until):
                 files += ["--save", str(path)] if (name, i) == ("before", 1) else []
                 cluster.start_worker(
                     f"w{i}",
-                    SCRIPT,
+                    float64.SCRIPT,
                     ["--optimizer", optimizer, *arguments, *files],
                     options={"--max-batch-size": limit},
                 )
             wait_until(lambda running=cluster: not running.check(), "the end of training")
-    alone = test_training.train_alone(optimizer)
+    alone = float64.train_alone(optimizer)
     for i in range(3):
         assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
         sizes = json.loads((tmp_path / f"{i}.json").read_text())
-        assert len(sizes) == test_training.EPOCHS * PER_EPOCH - until
+        assert len(sizes) == float64.EPOCHS * PER_EPOCH - until

@@ -7,55 +7,10 @@ import pytest
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
 from rpc.errors import InvalidRequestError, NotMemberError
-
-
-class Driver:
-    """Speaks for the workers of one job; each worker's first incarnation is its name."""
-
-    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, **config):
-        self.now = 0.0
-        self.job = Job(
-            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_policy(policy)
-        )
-        for name in names:
-            self.join(name, bounds=(bounds or {}).get(name, Bounds()))
-
-    def join(self, name, incarnation=None, bounds=None):
-        """Let a worker join now."""
-        self.job.join(name, incarnation or name, bounds or Bounds(), self.now)
-
-    def next(self, name, incarnation=None):
-        """Ask for a worker's next assignment."""
-        return self.job.next_assignment(name, incarnation or name)
-
-    def report(self, name, iteration, seconds=1.0, incarnation=None, waiting=0.0):
-        """Let a worker report now."""
-        self.job.report(name, incarnation or name, Report(iteration, seconds, waiting), self.now)
-
-    def count(self, name):
-        """Return the count of a worker's next assignment, None without one."""
-        assignment = self.next(name)
-        return assignment and assignment.count
-
-    def iteration(self, name):
-        """Return the iteration of a worker's next assignment, None without one."""
-        assignment = self.next(name)
-        return assignment and assignment.iteration
-
-    def finish(self, *names):
-        """Let the workers take and report what is theirs next."""
-        for name in names:
-            self.report(name, self.iteration(name))
-
-    def tick_at(self, now):
-        """Move the clock and tick."""
-        self.now = now
-        self.job.tick(now)
-
+from tests.batchsize_manager.driver import Driver, asp, backup, ssp
 
 # -- the course of a job
 
@@ -518,22 +473,6 @@ def test_a_member_that_reports_is_not_late_for_being_behind():
 
 
 # -- the other ways to wait for each other
-
-
-def asp(*names, **config):
-    """Workers that never wait."""
-    return Driver(*names, synchronisation=Synchronisation("asp"), **config)
-
-
-def ssp(*names, staleness, **config):
-    """Workers that wait for those who are too far behind."""
-    return Driver(*names, synchronisation=Synchronisation("ssp", staleness), **config)
-
-
-def backup(*names, replicas, **config):
-    """Workers that wait for so many."""
-    sync = Synchronisation("backup", replicas_to_aggregate=replicas)
-    return Driver(*names, synchronisation=sync, **config)
 
 
 def test_ssp_stops_the_fastest_at_the_bound():

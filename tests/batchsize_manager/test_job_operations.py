@@ -11,8 +11,7 @@ from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
 from predictors import PredictorOptions
 from rpc.errors import InvalidRequestError
-from tests.batchsize_manager.test_job_recovery import restored
-from tests.batchsize_manager.test_job_redo import Beating
+from tests.batchsize_manager.driver import Beating, restored
 
 SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 

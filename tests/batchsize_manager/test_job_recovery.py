@@ -13,8 +13,7 @@ from batchsize_manager.records import IterationRecord, SavedMember
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
 from rpc.errors import InvalidRequestError
-from tests.batchsize_manager.test_job import asp
-from tests.batchsize_manager.test_job_redo import Beating
+from tests.batchsize_manager.driver import Beating, asp, restored
 
 # -- recover and rewind
 
@@ -126,23 +125,6 @@ def test_a_newcomer_during_recovery_is_planned_for():
 
 
 # -- restore
-
-
-def restored(job, config, policy="even", now=100.0, records=None, attempt=None, **saved):
-    """A job made from what another would have kept."""
-    return Job.restore(
-        job.spec,
-        config,
-        make_policy(policy),
-        first_iteration=job.first_iteration,
-        attempt=job.attempt if attempt is None else attempt,
-        members=job.saved_members,
-        records=job.history(0, 1000) if records is None else records,
-        events=list(job.events),
-        now=now,
-        batch_changes=job.batch_changes,
-        **saved,
-    )
 
 
 def test_a_restored_job_plans_what_it_would_have_planned():

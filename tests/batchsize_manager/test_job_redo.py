@@ -5,34 +5,9 @@ from dataclasses import replace
 import pytest
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError
-from tests.batchsize_manager.test_job import Driver
-
-
-class Beating(Driver):
-    """A driver whose workers can send heartbeats."""
-
-    def beat(self, *names):
-        """Let workers send a heartbeat now."""
-        for name in names:
-            self.job.heartbeat(name, name, self.job.attempt, self.now)
-
-    def report_part(self, name, part, attempt=None):
-        """Let a worker report the part that it names."""
-        attempt = part.attempt if attempt is None else attempt
-        self.job.report(name, name, Report(part.iteration, 1.0, attempt=attempt, start=part.start), self.now)
-
-    def span(self, name):
-        """Return iteration, first position and count of what a worker does next; None without anything."""
-        part = self.next(name)
-        return part and (part.iteration, part.start, part.count)
-
-    def last_events(self, count):
-        """Return what happened last, in words."""
-        return list(self.job.events)[-count:]
-
+from tests.batchsize_manager.driver import Beating
 
 # -- pieces
 

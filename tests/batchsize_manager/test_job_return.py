@@ -4,7 +4,7 @@ import pytest
 
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
-from tests.batchsize_manager.test_job_redo import Beating
+from tests.batchsize_manager.driver import Beating
 
 
 def cut_off(driver, name):

@@ -13,8 +13,8 @@ from rpc.errors import ConnectionLostError, InvalidRequestError, ProtocolError, 
 from rpc.server import Security
 from rpc.tokens import TokenKeys, issue, write_new_key
 from tests.scripts import hold_partition
-from tests.services import in_threads, serving
-from tests.worker.test_partitioned_training import SAMPLES, partition_service
+from tests.scripts.hold_partition import SAMPLES
+from tests.services import in_threads, partition_service, serving
 
 _wire = idl.data_partition
 

@@ -7,9 +7,7 @@ import itertools
 import random
 import shutil
 import sqlite3
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +26,7 @@ from batchsize_manager.state_file import StateFile
 from batchsize_manager.state_format import STATE_FILE, StateError, pack_records, unpack_records
 from batchsize_manager.state_reader import open_state
 from batchsize_manager.store import Retention, Store
+from tests.disks import fill
 
 pytestmark = pytest.mark.usefixtures("time_to_close")
 
@@ -500,23 +499,6 @@ def _run_names(folder):
         return [run.run for run in reader.runs()]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until):
     """What could not be written while the disk was full is written once there is room."""
     monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
@@ -536,15 +518,6 @@ def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until
     fill(ballast)
     with pytest.raises(StateError, match=r"cannot be used .*: see that its disk has room"):
         Store(small_disk)
-
-
-def fill(path: Path) -> None:
-    """Leave no room on a small disk."""
-    with path.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-        for size in (65536, 512):
-            with contextlib.suppress(OSError):
-                while stream.write(b"\0" * size):
-                    pass
 
 
 @pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import threading
 import uuid
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,16 +24,14 @@ from evenpace.cli import cli
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
-from tests.scripts import train_float64
+from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
 from tests.wire import LARGE, framed
-from tests.worker import test_training
 from worker.session import Session, SessionConfig
 from worker.shards import Group, Layout
 
 SSP = Synchronisation("ssp", staleness=5)
 ASP = Synchronisation("asp")
-SCRIPT = Path(train_float64.__file__)
 
 # -- the value
 
@@ -452,8 +449,8 @@ def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until, syn
     with LocalCluster(tmp_path, sync=sync, shards=2) as services:
         arguments = ["--optimizer", optimizer, "--out", str(tmp_path / "w.npy"), "--num-workers", "1"]
         services.start_worker("w", SCRIPT, arguments)
-        test_training.run(services, wait_until)
-    assert np.abs(np.load(tmp_path / "w.npy") - test_training.train_alone(optimizer)).max() < 1e-9
+        wait_for_end(services, wait_until)
+    assert np.abs(np.load(tmp_path / "w.npy") - train_alone(optimizer)).max() < 1e-9
 
 
 MODES = {
@@ -477,12 +474,10 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
         # The others wait for w1 there: they might be through before it is at its point.
         arguments = ["--epochs", "4", "--out"]
         workers = [
-            test_training.start_to_freeze(
-                services, f"w{i}", *arguments, str(tmp_path / f"{i}.npy"), iteration=12
-            )
+            start_to_freeze(services, f"w{i}", *arguments, str(tmp_path / f"{i}.npy"), iteration=12)
             for i in (0, 2)
         ]
-        leaver = test_training.start_to_freeze(services, "w1", "--epochs", "4").popen
+        leaver = start_to_freeze(services, "w1", "--epochs", "4").popen
         for popen in (leaver, *(process.popen for process in workers)):
             wait_until(lambda p=popen: is_frozen(p), "all to be at their points")
         if end is KILLED:

@@ -137,6 +137,17 @@ class Container:
         return Address(self.inspect("NetworkSettings.Networks")[self.network]["IPAddress"], port)
 
 
+def cpu_limit(container: Container) -> tuple[float, int]:
+    """The quota that is in force in a container, in cores, and how often it took effect."""
+    read = "cat /sys/fs/cgroup/cpu.max || cd /sys/fs/cgroup/cpu && cat cpu.cfs_quota_us cpu.cfs_period_us"
+    quota, period = container.run("sh", "-c", f"({read}) 2>/dev/null").split()
+    stat = container.run(
+        "sh", "-c", "cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat 2>/dev/null; true"
+    )
+    (throttled,) = (int(line.split()[1]) for line in stat.splitlines() if line.startswith("nr_throttled "))
+    return int(quota) / int(period), throttled
+
+
 class Cluster:
     """A manager and a parameter server on a private network, and the workers that are started on it.
 

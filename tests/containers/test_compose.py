@@ -9,9 +9,8 @@ import uuid
 
 import pytest
 
-from tests.containers.engine import ROOT, Container, compose_command, docker, labelled
-from tests.containers.test_training import cpu_limit
-from tests.evenpace.test_data import mnist_files, write
+from tests.containers.engine import ROOT, Container, compose_command, cpu_limit, docker, labelled
+from tests.mnist import mnist_files, write
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.containers.engine import Cluster, docker
-from tests.containers.test_training import assert_as_alone
+from tests.float64 import assert_as_alone
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 

@@ -9,30 +9,12 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.containers.engine import Cluster
-from tests.worker.test_training import EPOCHS, train_alone
+from tests.containers.engine import Cluster, cpu_limit
+from tests.float64 import assert_as_alone
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
 BITS_PER_SECOND = 256_000
-
-
-def assert_as_alone(folder, names, epochs=EPOCHS):
-    """All workers' final parameters are those of one process on the whole batches, to rounding."""
-    alone = train_alone("sgd", epochs=epochs)
-    for name in names:
-        assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-9
-
-
-def cpu_limit(container):
-    """The quota that is in force in a container, in cores, and how often it took effect."""
-    read = "cat /sys/fs/cgroup/cpu.max || cd /sys/fs/cgroup/cpu && cat cpu.cfs_quota_us cpu.cfs_period_us"
-    quota, period = container.run("sh", "-c", f"({read}) 2>/dev/null").split()
-    stat = container.run(
-        "sh", "-c", "cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat 2>/dev/null; true"
-    )
-    (throttled,) = (int(line.split()[1]) for line in stat.splitlines() if line.startswith("nr_throttled "))
-    return int(quota) / int(period), throttled
 
 
 def test_uneven_containers_equal_one_process_on_the_big_batch(tmp_path, wait_until):

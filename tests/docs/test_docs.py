@@ -10,12 +10,7 @@ import pytest
 from batchsize_manager.policies import Member, Observation
 from batchsize_manager.rounding import Bounds
 from evenpace.cli import cli
-from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks
-
-
-def fenced(path, language):
-    """The blocks of a document that are marked with a language and that readers see."""
-    return [block.text for block in blocks(path) if block.language == language and not block.hidden]
+from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
 
 
 def commands():

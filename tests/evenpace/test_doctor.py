@@ -36,7 +36,8 @@ from rpc import tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.server import Security
-from tests.batchsize_manager.test_store import fill, small_disk  # noqa: F401 - a fixture
+from tests.disks import fill
+from tests.machine import Machine
 from tests.services import (
     MemberWorker,
     address_of_our_own,
@@ -46,7 +47,6 @@ from tests.services import (
     shard_process,
     shard_service,
 )
-from tests.worker.test_monitors import Machine
 
 QUICK = 0.5  # seconds
 
@@ -641,7 +641,7 @@ def test_governors(groups, governor, driver, level):
     assert worst(machine.governor, root=groups.root)[0] == level
 
 
-def test_little_shared_memory(small_disk, tmp_path):  # noqa: F811 - a fixture
+def test_little_shared_memory(small_disk, tmp_path):
     """A /dev/shm as small as container engines make it is a warning; none at all, too."""
     (tmp_path / "dev").mkdir()
     assert worst(limits.shared_memory, root=tmp_path)[0] == "warning"
@@ -695,7 +695,7 @@ def test_a_clock_that_jumps(tmp_path):
 # -- the state's folder
 
 
-def test_a_full_disk(small_disk):  # noqa: F811 - a fixture
+def test_a_full_disk(small_disk):
     """A disk without room is a problem, and so is one that is read only."""
     fill(small_disk / "ballast")
     texts = [text for level, text in found(state.state, state=small_disk) if level == "problem"]
@@ -705,7 +705,7 @@ def test_a_full_disk(small_disk):  # noqa: F811 - a fixture
     assert (level, "may not be written to" in text) == ("problem", True)
 
 
-def test_memory_for_a_disk(small_disk):  # noqa: F811 - a fixture
+def test_memory_for_a_disk(small_disk):
     """What lies in memory is lost with the machine."""
     assert any("is in memory, tmpfs" in text for _, text in found(state.state, state=small_disk))
 

@@ -17,7 +17,7 @@ from ps.shard import Shard
 from ps.state import State
 from rpc.errors import InvalidRequestError
 from tests import ROOT
-from tests.ps.test_shard import OPTIMIZERS, TORCH, push, values
+from tests.ps.tensors import OPTIMIZERS, TORCH, push, values
 from tests.services import serving, shard_service
 
 IDL = ROOT / "idl"

@@ -19,7 +19,7 @@ from ps.model import Model, Tensor
 from ps.shard import Shard
 from ps.store import Store
 from rpc.errors import InvalidRequestError, UnavailableError
-from tests.ps.test_shard import OPTIMIZERS, push, values
+from tests.ps.tensors import OPTIMIZERS, push, values
 
 KERAS = [
     ("keras_sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": 1.0}),

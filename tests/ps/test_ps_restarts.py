@@ -13,7 +13,7 @@ import pytest
 import idl
 from rpc.client import Client
 from rpc.errors import EvenpaceError, RewoundError
-from tests.ps.test_shard_attempts import AttemptWorker
+from tests.ps.attempts import AttemptWorker
 from tests.services import ends_with, open_request, serving, shard_service, signalled_process
 
 _ps = idl.parameter_server

@@ -1,7 +1,6 @@
 """Attempts at a shard: fenced off, begun again at a version, and nothing of an earlier one counts."""
 
 import threading
-import uuid
 
 import numpy as np
 import pytest
@@ -9,62 +8,11 @@ import pytest
 import idl
 from rpc.client import Client
 from rpc.errors import InvalidRequestError, RewoundError, UnavailableError
-from tests.services import Raw, ShardWorker, open_request, serving, shard_service
+from tests.ps.attempts import AttemptWorker
+from tests.services import Raw, serving, shard_service
 from tests.wire import LARGE, answer, framed
 
 _ps = idl.parameter_server
-
-
-class AttemptWorker(ShardWorker):
-    """A worker that says in which attempt it is, and which process it relies on."""
-
-    def __init__(self, address, elements=1000, name=None, initialise=True):
-        # Unlike a stock client, it opens a job that may be in a later attempt.
-        self.address, self.elements = address, elements
-        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", "good", uuid.uuid4().hex)
-        self.client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
-        self.version = 0
-        self.expected = np.zeros(elements, dtype=np.float32)
-        opened = self.open()
-        if initialise and not opened.initialised:
-            self.initialise(self.attempt)
-
-    def open(self):
-        """Open the job; what the shard answers."""
-        opened = self.client.call("open", open_request(self.identity, self.elements))
-        self.attempt, self.instance = opened.attempt, opened.instance
-        return opened
-
-    def initialise(self, attempt):
-        """Set parameters of 0; whether they were accepted."""
-        request = _ps.InitialiseRequest(self.identity, self.version, attempt=attempt)
-        return self.client.call("initialise", request, bulk=self.expected.data.cast("B")).accepted
-
-    def push_request(self, start=0, count=8, total=8):
-        """As every worker's, with the attempt."""
-        request = super().push_request(start, count, total)
-        request.assignment.attempt, request.instance = self.attempt, self.instance
-        return request
-
-    def fence(self, attempt):
-        """Begin an attempt; its reply."""
-        return self.client.call("fence", _ps.FenceRequest(self.identity, attempt))
-
-    def rewind(self, attempt, version):
-        """Go on from a version, in an attempt."""
-        reply = self.client.call("rewind", _ps.RewindRequest(self.identity, attempt, version))
-        self.attempt, self.instance, self.version = attempt, reply.instance, version
-
-    def pull(self, version, client=None):
-        """The parameters of a version."""
-        into = np.empty(self.elements, dtype=np.float32)
-        request = _ps.PullRequest(self.identity, version, None, self.attempt, self.instance)
-        (client or self.client).call("pull", request, into=into.data.cast("B"))
-        return into
-
-    def check(self):
-        """Pull, and see that the parameters are the expected ones to the last bit."""
-        np.testing.assert_array_equal(self.pull(self.version), self.expected)
 
 
 @pytest.fixture

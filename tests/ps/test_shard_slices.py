@@ -11,7 +11,7 @@ from ps.layout import Group, Layout
 from ps.parameters import Contribution
 from ps.shard import GradientSink, Shard
 from rpc.errors import InvalidRequestError, UnavailableError
-from tests.ps.test_shard import plain_sgd, push, send, tensor, values, wire
+from tests.ps.tensors import plain_sgd, push, send, tensor, values, wire
 
 ELEMENTS = 7
 

@@ -15,9 +15,8 @@ from ps.backup import BackupShard
 from ps.parameters import Group, Layout
 from ps.shard import GradientSink, Shard
 from rpc.errors import InvalidRequestError
-from tests.ps.test_shard import push, send, slices, tensor, values, wire
-from tests.services import manager_service, open_request, serving, shard_service
-from tests.worker.test_torch_adapter import in_threads
+from tests.ps.tensors import push, send, slices, tensor, values, wire
+from tests.services import in_threads, manager_service, open_request, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute

@@ -26,7 +26,7 @@ from rpc.errors import (
 )
 from rpc.limits import ServerLimits
 from rpc.server import Security
-from tests.rpc.test_wire_client import answering
+from tests.rpc.scripted import answering
 from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
 from tests.wire import answer, framed, pull_frame
 

@@ -1,10 +1,7 @@
 """The client against services that are away, slow or wrong."""
 
-import contextlib
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,50 +14,12 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
 from rpc.limits import ServerLimits
-from tests.services import ANYWHERE, Raw, ShardWorker, address_of_our_own, serving, shard_service
+from tests.rpc.scripted import answering, scripted
+from tests.services import Raw, ShardWorker, address_of_our_own, serving, shard_service
 from tests.wire import LARGE, STOP, message
 
 _manager = idl.batchsize_manager
 _ps = idl.parameter_server
-
-
-@contextlib.contextmanager
-def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
-    """A server that runs one script for each connection, in their order, and then refuses more."""
-    with socket.create_server(ANYWHERE) as listener:
-        connections: list[Raw] = []
-
-        def run() -> None:
-            for script in scripts:
-                connection = Raw.__new__(Raw)
-                connection.socket, _ = listener.accept()
-                connection.socket.settimeout(120)
-                connections.append(connection)
-                script(connection)
-            listener.close()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield Address(*listener.getsockname()[:2])
-        finally:
-            thread.join(timeout=120)
-            for connection in connections:
-                connection.socket.close()
-
-
-def answering(members: list[str], method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
-    """A script that answers one call of history, under another name or sequence id where given."""
-
-    def script(raw: Raw) -> None:
-        data = raw.read_frame()
-        assert data is not None
-        header, _ = codec.read_header(data)
-        result = _manager.BatchSizeManager.history_result(success=_manager.History(members=members))
-        reply = codec.Header(method, TMessageType.REPLY, header.sequence_id + skew)
-        raw.send(codec.frame(codec.encode(reply, result)))
-
-    return script
 
 
 def history_client(address: Address, **timeouts: float) -> Client:

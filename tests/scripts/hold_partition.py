@@ -16,6 +16,8 @@ from rpc.address import Address
 from worker.partition_link import PartitionConfig, PartitionLink
 from worker.samples import SampleForm
 
+SAMPLES = 40  # of each worker in the tests
+
 
 def link(manager, worker, samples, size=1, **options):
     """A worker's partition, which waits until all workers are there; `worker` is a number."""

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from evenpace.cluster import LocalCluster
-from tests.docs.test_docs import ROOT, fenced
+from tests import ROOT
+from tests.documents import fenced
 
 EXAMPLES = ROOT / "examples"
 STREAM, PARTITIONS = "train_digits_stream_evenpace.py", "train_digits_partitions_evenpace.py"

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +19,10 @@ from evenpace.observer import Observer
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import EvenpaceError
+from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, services, slices_follow_each_other, trained_alone
-from tests.scripts import train_float64 as script
-from tests.services import serving, shard_service
-from tests.worker.test_recovery import end_well, is_frozen, processes
-from tests.worker.test_training import train_alone
-
-SCRIPT = Path(script.__file__)
+from tests.services import is_frozen, serving, shard_service
+from tests.worker.processes import end_well, processes
 
 
 class Gate:

@@ -13,8 +13,8 @@ import idl
 from ps.model import Model, Tensor
 from rpc.client import Client
 from rpc.errors import InvalidRequestError
-from tests.services import manager_service, open_request, serving
-from tests.worker.test_torch_adapter import Squares, in_threads
+from tests.services import in_threads, manager_service, open_request, serving
+from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute

@@ -19,20 +19,20 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import idl
-from batchsize_manager.partitions import PartitionsConfig
-from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.rounding import Bounds
 from evenpace.bench.processes import server
 from evenpace.data import load
 from rpc.client import Client
 from rpc.errors import EvenpaceError, InvalidRequestError
 from tests.scripts import hold_partition
+from tests.scripts.hold_partition import SAMPLES
 from tests.services import (
     ANYWHERE,
     address_of_our_own,
     in_threads,
     is_frozen,
     manager_service,
+    partition_service,
     serving,
     shard_service,
 )
@@ -57,11 +57,6 @@ CLASSES = (
 )  # two for each worker; the slowest has those that are hardest to tell
 ITERATIONS = 150
 MOVED = 40  # iterations after which what should move has moved: the gap is 2 after 18
-
-
-def partition_service(workers, **changes):
-    """A DataPartitionManager whose jobs start with so many workers."""
-    return DataPartitionService(PartitionServiceConfig(PartitionsConfig(workers, **changes)))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +185,6 @@ def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
 
 # -- workers that die, freeze and come back
 
-SAMPLES = 40  # of each worker
 LARGE = 2**15  # numbers in a sample; a chunk has but few such
 
 

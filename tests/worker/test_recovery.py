@@ -3,9 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -13,11 +10,10 @@ import pytest
 
 from batchsize_manager.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.cluster import end_process
 from evenpace.observer import Observer
 from rpc.errors import DeadlineExceededError
+from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, trained_alone
-from tests.scripts import freeze_and_run, train_float64, train_least_squares
 from tests.services import (
     RestartableService,
     address_of_our_own,
@@ -26,11 +22,9 @@ from tests.services import (
     serving,
     shard_service,
 )
-from tests.worker.test_training import train_alone
+from tests.worker.processes import end_well, processes
 from worker.shards import Shards
 
-FREEZE_AND_RUN = Path(freeze_and_run.__file__)
-FLOAT64, LEAST_SQUARES = Path(train_float64.__file__), Path(train_least_squares.__file__)
 ITERATIONS = 60
 TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoever is held up keeps its part
 
@@ -61,32 +55,6 @@ def in_process_manager(workers, policy="even", **job):
 
 
 # -- workers
-
-
-@contextlib.contextmanager
-def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=()):
-    """Workers that run a script; by name. Some freeze at a point; see `freeze_and_run`."""
-    with contextlib.ExitStack() as stack:
-        workers = {}
-        for name in names:
-            log = stack.enter_context((folder / f"{name}.log").open("ab"))
-            command = [sys.executable, "-m", "evenpace", "worker", "--manager", str(manager), "--name", name]
-            command += [word for shard in shards for word in ("--ps", str(shard))]
-            if freeze and name in freeze:
-                command += [str(FREEZE_AND_RUN), freeze[name]]
-            command += [str(script), *arguments, "--out", str(folder / f"{name}.npy")]
-            popen = subprocess.Popen(command, stdout=log, stderr=log)
-            workers[name] = popen
-            stack.callback(end_process, popen)
-        yield workers
-
-
-def end_well(folder, workers, wait_until, names, expected):
-    """Wait for these; they end with the parameters of one process."""
-    for name in names:
-        wait_until(lambda name=name: workers[name].poll() is not None, f"the end of {name}")
-        assert workers[name].returncode == 0, (folder / f"{name}.log").read_text()[-3000:]
-        assert np.abs(np.load(folder / f"{name}.npy") - expected).max() < 1e-9
 
 
 POINTS = {"w1": "5:push:1", "w2": "15:report:0", "w3": "25:push:0"}
@@ -139,7 +107,7 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
             [first, second],
             ["w0", *POINTS],
             FREEZE,
-            FLOAT64,
+            SCRIPT,
             ["--epochs", "7", "--num-workers", "1"],
         ) as workers,
     ):

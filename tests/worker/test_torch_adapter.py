@@ -14,22 +14,10 @@ from batchsize_manager.rounding import Bounds
 from evenpace.cluster import LocalCluster
 from rpc.errors import ConnectionLostError, InvalidRequestError
 from tests.services import in_threads
+from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute
-
-
-class Squares:
-    """A map-style data set that is no torch class; its items are dictionaries."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        return {"index": index, "square": float(index * index)}
 
 
 @pytest.fixture

@@ -3,51 +3,17 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-import torch
-from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
-from tests.scripts import freeze_and_run
-from tests.scripts import train_float64 as script
+from tests.float64 import EPOCHS, SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import is_frozen
 
-SCRIPT, FREEZE_AND_RUN = Path(script.__file__), Path(freeze_and_run.__file__)
-EPOCHS = 7  # of 8 iterations each, the last of them on a smaller batch
 PATIENT = ("--silence", "120")  # of a manager: who is only slow, or held up, keeps its part
-
-
-def train_alone(optimizer_name, shares=(1.0,), weighted=True, epochs=EPOCHS):
-    """One process on the whole batches; or on parts of them, averaged by size or naively."""
-    inputs, labels = script.make_data()
-    model = script.make_model()
-    optimizer = script.make_optimizer(optimizer_name, model)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
-    for epoch in range(epochs):
-        order = torch.from_numpy(permutation(spec, epoch))
-        for batch in order.split(script.BATCH):
-            optimizer.zero_grad()
-            cuts = [round(share * len(batch)) for share in np.cumsum(shares)]
-            for begin, end in zip([0, *cuts], cuts, strict=False):
-                part = batch[begin:end]
-                weight = len(part) / len(batch) if weighted else 1 / len(shares)
-                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
-                (weight * loss).backward()
-            optimizer.step()
-        scheduler.step()
-    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
-
-
-def run(cluster, wait_until):
-    """Wait for the workers to end well."""
-    wait_until(lambda: not cluster.check(), "the end of training")
 
 
 @pytest.mark.slow
@@ -60,7 +26,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until,
             arguments = ["--optimizer", optimizer, "--out", str(tmp_path / f"{i}.npy")]
             arguments += ["--num-workers", str(i)]  # 0, 1 and 2 loading processes
             cluster.start_worker(f"w{i}", SCRIPT, arguments, options={"--max-batch-size": limit})
-        run(cluster, wait_until)
+        wait_for_end(cluster, wait_until)
     alone = train_alone(optimizer)
     sizes = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
     assert [sum(parts) for parts in zip(*sizes, strict=True)] == ([64] * 7 + [52]) * EPOCHS
@@ -76,11 +42,6 @@ def test_naive_averaging_is_biased(optimizer):
     alone = train_alone(optimizer)
     assert np.abs(train_alone(optimizer, shares) - alone).max() < 1e-9
     assert np.abs(train_alone(optimizer, shares, weighted=False) - alone).max() > 1e-3
-
-
-def start_to_freeze(cluster, name, *arguments, iteration=10):
-    """Start a worker that freezes itself in an iteration, before its report."""
-    return cluster.start_worker(name, FREEZE_AND_RUN, [f"{iteration}:report:0", str(SCRIPT), *arguments])
 
 
 def leave_in_the_middle(tmp_path, wait_until, *, kill, **options):
@@ -140,7 +101,7 @@ def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
         observer = Observer(cluster.manager, cluster.shard_addresses)
         wait_until(lambda: observer.poll() and "w1" in observer.members, "the late worker's joining")
         first.send_signal(signal.SIGCONT)
-        run(cluster, wait_until)
+        wait_for_end(cluster, wait_until)
         observer.poll()
         observer.close()
     both = [r for r in observer.iterations if len(r.workers) == 2]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from evenpace.bench.train import MODES, TrainConfig, run
 from evenpace.cli import cli
 from rpc.errors import InvalidRequestError
-from tests.evenpace.test_data import idx, write
+from tests.mnist import idx, write
 
 
 def config(**changes):

@@ -7,7 +7,7 @@ import pytest
 
 from evenpace.cli import cli
 from evenpace.reports.demo import write_html
-from tests.evenpace.reports.test_report import make_report
+from tests.evenpace.reports.demo_reports import make_report
 from tests.stored_runs import records, write_run
 
 SCREENSHOTS = Path("runs/screenshots")

@@ -1,0 +1,108 @@
+"""Drives a job as a state machine: speaks for its workers, event by event on a made-up clock."""
+
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import make_policy
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.synchronisation import Synchronisation
+
+
+class Driver:
+    """Speaks for the workers of one job; each worker's first incarnation is its name."""
+
+    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, **config):
+        self.now = 0.0
+        self.job = Job(
+            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_policy(policy)
+        )
+        for name in names:
+            self.join(name, bounds=(bounds or {}).get(name, Bounds()))
+
+    def join(self, name, incarnation=None, bounds=None):
+        """Let a worker join now."""
+        self.job.join(name, incarnation or name, bounds or Bounds(), self.now)
+
+    def next(self, name, incarnation=None):
+        """Ask for a worker's next assignment."""
+        return self.job.next_assignment(name, incarnation or name)
+
+    def report(self, name, iteration, seconds=1.0, incarnation=None, waiting=0.0):
+        """Let a worker report now."""
+        self.job.report(name, incarnation or name, Report(iteration, seconds, waiting), self.now)
+
+    def count(self, name):
+        """Return the count of a worker's next assignment, None without one."""
+        assignment = self.next(name)
+        return assignment and assignment.count
+
+    def iteration(self, name):
+        """Return the iteration of a worker's next assignment, None without one."""
+        assignment = self.next(name)
+        return assignment and assignment.iteration
+
+    def finish(self, *names):
+        """Let the workers take and report what is theirs next."""
+        for name in names:
+            self.report(name, self.iteration(name))
+
+    def tick_at(self, now):
+        """Move the clock and tick."""
+        self.now = now
+        self.job.tick(now)
+
+
+class Beating(Driver):
+    """A driver whose workers can send heartbeats."""
+
+    def beat(self, *names):
+        """Let workers send a heartbeat now."""
+        for name in names:
+            self.job.heartbeat(name, name, self.job.attempt, self.now)
+
+    def report_part(self, name, part, attempt=None):
+        """Let a worker report the part that it names."""
+        attempt = part.attempt if attempt is None else attempt
+        self.job.report(name, name, Report(part.iteration, 1.0, attempt=attempt, start=part.start), self.now)
+
+    def span(self, name):
+        """Return iteration, first position and count of what a worker does next; None without anything."""
+        part = self.next(name)
+        return part and (part.iteration, part.start, part.count)
+
+    def last_events(self, count):
+        """Return what happened last, in words."""
+        return list(self.job.events)[-count:]
+
+
+def asp(*names, **config):
+    """Workers that never wait."""
+    return Driver(*names, synchronisation=Synchronisation("asp"), **config)
+
+
+def ssp(*names, staleness, **config):
+    """Workers that wait for those who are too far behind."""
+    return Driver(*names, synchronisation=Synchronisation("ssp", staleness), **config)
+
+
+def backup(*names, replicas, **config):
+    """Workers that wait for so many."""
+    sync = Synchronisation("backup", replicas_to_aggregate=replicas)
+    return Driver(*names, synchronisation=sync, **config)
+
+
+def restored(job, config, policy="even", now=100.0, records=None, attempt=None, **saved):
+    """A job made from what another would have kept."""
+    return Job.restore(
+        job.spec,
+        config,
+        make_policy(policy),
+        first_iteration=job.first_iteration,
+        attempt=job.attempt if attempt is None else attempt,
+        members=job.saved_members,
+        records=job.history(0, 1000) if records is None else records,
+        events=list(job.events),
+        now=now,
+        batch_changes=job.batch_changes,
+        **saved,
+    )

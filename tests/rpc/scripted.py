@@ -1,0 +1,54 @@
+"""A server that does on each connection what a test has written down for it."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from thriftpy2.thrift import TMessageType
+
+import idl
+from rpc import codec
+from rpc.address import Address
+from tests.services import ANYWHERE, Raw
+
+_manager = idl.batchsize_manager
+
+
+@contextlib.contextmanager
+def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
+    """A server that runs one script for each connection, in their order, and then refuses more."""
+    with socket.create_server(ANYWHERE) as listener:
+        connections: list[Raw] = []
+
+        def run() -> None:
+            for script in scripts:
+                connection = Raw.__new__(Raw)
+                connection.socket, _ = listener.accept()
+                connection.socket.settimeout(120)
+                connections.append(connection)
+                script(connection)
+            listener.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield Address(*listener.getsockname()[:2])
+        finally:
+            thread.join(timeout=120)
+            for connection in connections:
+                connection.socket.close()
+
+
+def answering(members: list[str], method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
+    """A script that answers one call of history, under another name or sequence id where given."""
+
+    def script(raw: Raw) -> None:
+        data = raw.read_frame()
+        assert data is not None
+        header, _ = codec.read_header(data)
+        result = _manager.BatchSizeManager.history_result(success=_manager.History(members=members))
+        reply = codec.Header(method, TMessageType.REPLY, header.sequence_id + skew)
+        raw.send(codec.frame(codec.encode(reply, result)))
+
+    return script
