@@ -162,6 +162,7 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items):
     """Keep tests that share a fixture of their file in one process, and begin with those that take long."""
     for item in items:
