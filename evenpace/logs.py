@@ -182,7 +182,7 @@ def _value(value: object) -> str:
     text = str(value)
     if text and not set(text) & set(' "='):
         return text
-    quoted = text.replace('"', '\\"')
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{quoted}"'
 
 
