@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 MODULES = ("evenpace", "evenpace.chaos.witness", "tests.scripts")  # and the modules in the last
-# Variables that the interpreter or a library reads when it starts or is imported, by the beginnings of their
-# names. PYTHONPATH is none of them: what is forked goes by its own.
-SETTINGS = ("PYTHON", "KERAS_", "TF_", "JAX_", "XLA_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH_")
+# Variables that the interpreter, or a library of `IMPORTED`, reads when it starts or is imported, by the
+# beginnings of their names. PYTHONPATH is none of them: what is forked goes by its own.
+SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_")
 IMPORTED = (
     "batchsize_manager.service",
     "cryptography.x509",
