@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from evenpace.workloads import generated
 from rpc.address import Address
-from tests import zygote
+from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 
 # How long an example takes to draw and to try is the machine's affair, and no finding.
@@ -162,14 +163,27 @@ def pytest_addoption(parser):
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items):
-    """Keep tests that share a fixture of their file in one process, and begin with those that take long."""
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
-        if any(f[-1].scope == "module" and f[-1].baseid.endswith(item.path.name) for f in fixtures):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Begin with the tests that take long, lest one process be left alone with them in the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+class _Scheduling(LoadScopeScheduling):
+    """Spreads tests over processes one by one, but keeps those of a file together that share a fixture."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        return path if _has_shared_fixture(path) else nodeid
+
+
+@functools.cache
+def _has_shared_fixture(path):
+    return 'fixture(scope="module")' in (ROOT / path).read_text()
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Give pytest-xdist our way to spread tests."""
+    return _Scheduling(config, log)
 
 
 def pytest_sessionfinish(session):
