@@ -36,6 +36,7 @@ from rpc import tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.server import Security
+from tests import zygote
 from tests.disks import fill
 from tests.machine import Machine
 from tests.services import (
@@ -489,7 +490,7 @@ def test_a_port_that_is_taken(web_server):
 
 def test_a_port_that_evenpace_has():
     """A service of evenpace's on its port is no finding."""
-    with manager_process() as address:
+    with zygote.set_aside(), manager_process() as address:  # it goes by the command line
         level, text = worst(network.ports, ports=(address.port,))
     assert (level, "taken by evenpace" in text) == ("ok", True)
 
