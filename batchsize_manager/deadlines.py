@@ -90,5 +90,10 @@ def waited_since(
         for name, done in under_way.done.items()
         if name in there and there[name].ready <= iteration and name not in under_way.open
     )
-    joined = (member.joined_at for member in there.values() if member.ready > iteration)
-    return min(itertools.chain(reported, joined), default=math.inf)
+    # Who came later has no part in it; nor has who came back, when others had got its part.
+    without = (
+        member.joined_at
+        for name, member in there.items()
+        if member.ready > iteration or (name not in under_way.open and name not in under_way.done)
+    )
+    return min(itertools.chain(reported, without), default=math.inf)

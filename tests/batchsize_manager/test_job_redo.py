@@ -312,6 +312,26 @@ def test_nobody_is_suspended_without_whom_the_batch_is_too_large():
     assert driver.iteration("b") == 0
 
 
+def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
+    """Who came back when another had got its part waits for it, as those do who have reported theirs."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    driver.report("a", 0)
+    driver.beat("a")
+    driver.now += 10.0
+    driver.beat("a")
+    driver.job.tick(driver.now)
+    assert driver.span("a") == (0, 8, 8)
+    driver.report("b", 0)
+    assert driver.last_events(1) == ["b is back"]
+    assert driver.span("b") is None
+    driver.now += 10.0
+    driver.beat("b")
+    driver.job.tick(driver.now)
+    assert driver.last_events(2)[0] == "a is silent; the others do its part meanwhile"
+    assert driver.span("b") == (0, 8, 8)
+
+
 def test_who_stays_silent_is_taken_out():
     """A suspended member goes after the time of absence since it was last heard of."""
     driver = silent_b(absence=50.0)
