@@ -133,7 +133,8 @@ class JobSteps:
 
     def _take_back(self, worker: str, member: Membership, now: float) -> None:
         """A member that was believed dead has been cut off only; it is suspended until it asks for work."""
-        self._members.check_room(worker, member.bounds, self._planner.batch_size)
+        # Others may be suspended, too, as this one is: planned for again, all have a larger batch, maybe.
+        self._members.check_room(worker, member.bounds, self._batches.size(len(self._members) + 1))
         if self.started and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
         self._kept_until = None

@@ -97,3 +97,20 @@ def test_a_name_is_taken_if_its_member_is_heard_again():
     driver.beat("b")
     with pytest.raises(InvalidRequestError, match="is a member already"):
         rejoin(driver, "b", "other")
+
+
+def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
+    """Where the batch follows the number of members, room is looked for in the one for all who are back."""
+    names = "abcd"
+    bounds = {name: Bounds(minimum=5) for name in names}
+    driver = Beating(*names, total=32, bounds=bounds, scale_batch=True)
+    for name in names:
+        driver.job.disconnect(name, name, driver.now)
+    driver.now += 2.0
+    driver.job.tick(driver.now)
+    assert driver.job.members == []
+    driver.beat(*names)
+    assert driver.job.members == list(names)
+    for name in names:
+        driver.job.rewind(name, name, 1, 0, driver.now)
+    assert sum(driver.span(name)[2] for name in names) == 32
