@@ -13,13 +13,16 @@ BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $
 JOBS ?= $(shell nproc)
 PYTEST = $(BIN)/pytest -n $(JOBS)
 
-.PHONY: help demo test test-all test-containers check bench figures docs images image-contention base-image clean
+FUZZ_RUNS ?= 1000000
+
+.PHONY: help demo test test-all test-containers fuzz check bench figures docs images image-contention base-image clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
 	@echo "make test   run the tests; ONLY=ps takes those of one package, JOBS=4 shares them among four processes"
 	@echo "make test-all  run everything, for a release"
+	@echo "make fuzz   try other random examples than the tests do, and many more; $(FUZZ_RUNS) messages, too"
 	@echo "make check  run the linters, the format check and the type check"
 	@echo "make bench  measure the manager's rounds and the parameter server's transfers"
 	@echo "make figures  run the paper's table and figures in small, and draw them in one page"
@@ -46,6 +49,15 @@ test-all: $(VENV)/ready
 
 test-containers: $(VENV)/ready
 	$(BIN)/pytest -m containers tests/containers
+
+# Steps that fail become a test of their own; a message that fails lies in runs/fuzz.
+fuzz: $(VENV)/ready
+	$(BIN)/pytest -m machine --hypothesis-profile=search
+	@mkdir -p runs/fuzz/corpus
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+		{ echo "To fuzz messages as well: $(BIN)/pip install atheris"; exit 1; }
+	$(BIN)/python -c 'import pathlib, tests.fuzz.messages as m; m.write_corpus(pathlib.Path("runs/fuzz/corpus"))'
+	$(BIN)/python -m tests.fuzz.messages -runs=$(FUZZ_RUNS) -max_len=800 -artifact_prefix=runs/fuzz/ runs/fuzz/corpus
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -17,8 +17,14 @@ from rpc.address import Address
 from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 
-# How long an example takes to draw and to try is the machine's affair, and no finding.
-settings.register_profile("evenpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes to draw and to try is the machine's affair, and no finding. The same examples are
+# drawn each time, lest a change fail by what another one has brought; `make fuzz` draws others.
+settings.register_profile(
+    "evenpace", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "search", settings.get_profile("evenpace"), derandomize=False, print_blob=True, max_examples=10_000
+)
 settings.load_profile("evenpace")
 
 

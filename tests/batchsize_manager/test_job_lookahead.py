@@ -1,6 +1,6 @@
 """A job that plans ahead, at random: reports, joins, leaves, limits learned and releases in any order."""
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -9,6 +9,7 @@ from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import Policy, Split
 from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds, split
+from tests.state_machines import driven
 
 GRACE = 5.0  # seconds
 
@@ -209,8 +210,8 @@ class LookaheadMachine(RuleBasedStateMachine):
             assert sum(part.count for part in parts[iteration]) == total
 
 
-LookaheadMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestLookahead = LookaheadMachine.TestCase
+LookaheadMachine.TestCase.settings = driven(120, 40)
+TestLookahead = pytest.mark.machine(LookaheadMachine.TestCase)
 
 
 def test_a_limit_is_no_lower_than_what_the_others_leave():

@@ -6,7 +6,7 @@ made of its whole batch, no sample twice, and the batches follow each other thro
 
 from dataclasses import replace
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,10 +16,22 @@ from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError, RewoundError
+from tests.state_machines import driven, replay
 from worker.carry_on import carried_on
 
 CHECKPOINT_EVERY = 3  # versions
 MEMBERS = 5
+MOST_MINIMUM = 4  # samples that a worker takes at least
+
+
+def is_there(member):
+    """Any member."""
+    return True
+
+
+def is_planned_for(member):
+    """A member that is neither silent nor leaving."""
+    return not member.suspended and member.last is None
 
 
 class Shard:
@@ -69,8 +81,10 @@ class Shard:
         if attempt != self.attempt:
             raise RewoundError("another attempt", self.attempt)
         if self.rewound != attempt:
+            if self.forgot_in == attempt:
+                raise RewoundError("it was started again since this attempt began", attempt)
             if version not in (self.version, self.version // CHECKPOINT_EVERY * CHECKPOINT_EVERY):
-                raise RewoundError("it has gone back since", attempt)
+                raise RewoundError("there is no such checkpoint", attempt)
             del self.steps[version:]
             self.rewound, self.version, self.arrived = attempt, version, []
         return self.instance
@@ -91,6 +105,7 @@ class Worker:
         self.incarnation = incarnation
         self.attempt = 0
         self.instance = 0  # of the shard, as it knows
+        self.minimum = 1  # samples that it takes at least
         self.todo = []  # assignments
         self.known = -1
         self.pushed = False  # what is first to do
@@ -98,8 +113,9 @@ class Worker:
         self.waiting = True  # there, for the answer to its last call
         self.own = set()  # its parts of plans, not its pieces
         self.version = -1  # of its parameters
-        self.must = None  # the attempt to recover with
+        self.must = None  # the attempt that it has heard of, and has to recover with
         self.fenced = None  # the attempt that it has fenced the shard with, and the version there
+        self.begins = None  # the attempt whose first assignment it waits for, to rewind the shard to it
         self.frozen = False
         self.may_carry_on = False
         self.said = []  # reports
@@ -147,11 +163,7 @@ class AnyFault(RuleBasedStateMachine):
     def join(self):
         """A worker comes."""
         self.count += 1
-        worker = Worker(f"w{self.count}", f"i{self.count}")
-        self.job.join(worker.name, worker.incarnation, Bounds(maximum=self.maximum), self.now)
-        worker.instance = self.shard.instance
-        self.workers[worker.name] = worker
-        self.settle()
+        self.admit(Worker(f"w{self.count}", f"i{self.count}"))
 
     @precondition(lambda self: self.workers)
     @rule(pick=st.integers(0), steps=st.integers(1, 4))
@@ -180,8 +192,9 @@ class AnyFault(RuleBasedStateMachine):
         if worker.said:
             report = worker.said[which % len(worker.said)]
             idle = not worker.frozen and not worker.todo and not worker.finished and not self.paused
-            last = report == worker.said[-1] and idle
-            if not names_start and last:
+            # Who was told of another attempt does not repeat what it said in the one before.
+            same = worker.must is None and worker.begins is None and report.attempt == worker.attempt
+            if not names_start and report == worker.said[-1] and idle and same:
                 report = replace(report, start=None, attempt=None)
             self.tell(worker, report)
 
@@ -207,11 +220,7 @@ class AnyFault(RuleBasedStateMachine):
         old = self.workers.pop(self.picked(pick).name)
         self.job.disconnect(old.name, old.incarnation, self.now)
         self.count += 1
-        worker = Worker(old.name, f"i{self.count}")
-        worker.instance = self.shard.instance
-        self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
-        self.workers[worker.name] = worker
-        self.settle()
+        self.admit(Worker(old.name, f"i{self.count}"))
 
     @precondition(lambda self: self.workers)
     @rule(pick=st.integers(0), steps=st.integers(0, 6), after=st.integers(0, 4))
@@ -233,7 +242,9 @@ class AnyFault(RuleBasedStateMachine):
         """A connection breaks, and the worker joins again through another."""
         worker = self.picked(pick)
         self.job.disconnect(worker.name, worker.incarnation, self.now)
-        self.attempt_call(worker, lambda: self.job.join(*self.me(worker), Bounds(), self.now))
+        if worker.name not in self.job.members:
+            worker.minimum = 1  # what an operator has given it went with its membership
+        self.attempt_call(worker, lambda: self.job.join(*self.me(worker), Bounds(), self.now), is_planned_for)
 
     @precondition(lambda self: len(self.workers) > 1)
     @rule(pick=st.integers(0))
@@ -251,6 +262,9 @@ class AnyFault(RuleBasedStateMachine):
             for worker in list(self.workers.values()):
                 if not worker.frozen:
                     self.attempt_call(worker, lambda w=worker: self.beat(w))
+                elif worker.name in self.job.members and self.waits(worker):
+                    # It will find the answer that was sent to it meanwhile.
+                    self.attempt_call(worker, lambda w=worker: self.ask(w))
             self.job.tick(self.now)
         self.settle()
 
@@ -302,14 +316,15 @@ class AnyFault(RuleBasedStateMachine):
         self.job.change_policy(make_policy(policy), "the policy", self.now)
         self.policy = policy
         assert given <= self.given()
-        self.settle()
+        self.settle_change()
 
-    @rule(size=st.integers(30, 90) | st.sampled_from([1, 10**6]))
+    @rule(size=st.integers(1, 90) | st.sampled_from([0, 10**6]))
     def change_batch_size(self, size):
-        """Batches are to have another size; it may be refused."""
+        """Batches are to have another size; it may be refused, and then newcomers, where it is small."""
         given, before = self.given(), self.job.total
-        if size == 1 and len(self.job.members) < 2:
-            return  # it fits, and nobody else could join
+        if self.config.scale_batch and size:
+            # However few are left, their minima must fit into their part of it.
+            size = max(size, self.config.workers * MOST_MINIMUM)
         try:
             self.job.change_batch_size(size, self.now)
             self.sizes.add(size)
@@ -317,10 +332,10 @@ class AnyFault(RuleBasedStateMachine):
         except InvalidRequestError:
             assert self.job.total == before
         assert given <= self.given() or self.job.recovering is not None
-        self.settle()
+        self.settle_change()
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), minimum=st.integers(1, 4), more=st.sampled_from([0, 5, 2**40]))
+    @rule(pick=st.integers(0), minimum=st.integers(1, MOST_MINIMUM), more=st.sampled_from([0, 5, 2**40]))
     def change_bounds(self, pick, minimum, more):
         """A worker is to take more or less; the last one left must be able to take all."""
         worker = self.picked(pick)
@@ -328,9 +343,11 @@ class AnyFault(RuleBasedStateMachine):
         if worker.name in self.job.members:
             try:
                 self.job.change_bounds(worker.name, bounds, self.now)
+                worker.minimum = minimum
             except InvalidRequestError:
-                assert minimum > 1
-        self.settle()
+                # With scaling, those who are silent count here, but the batch has no samples for them.
+                assert minimum > 1 or self.config.scale_batch
+        self.settle_change()
 
     @precondition(lambda self: self.workers)
     @rule(pick=st.integers(0))
@@ -343,7 +360,7 @@ class AnyFault(RuleBasedStateMachine):
                 self.drained.add(worker.incarnation)
             except InvalidRequestError:
                 assert worker.name in self.job.members
-        self.settle()
+        self.settle_change()
 
     @rule()
     def pause_or_resume_the_job(self):
@@ -352,7 +369,7 @@ class AnyFault(RuleBasedStateMachine):
         planned = self.job.planned
         _ = self.job.pause(self.now) if self.paused else self.job.resume(self.now)
         assert not self.paused or self.job.planned <= planned
-        self.settle()
+        self.settle_change()
 
     # -- how workers behave
 
@@ -360,6 +377,8 @@ class AnyFault(RuleBasedStateMachine):
         """Do the next thing: recover, push, report or ask."""
         if worker.must is not None:
             self.attempt_call(worker, lambda: self.recover(worker))
+        elif worker.begins is not None:
+            self.attempt_call(worker, lambda: self.begin_attempt(worker))
         elif self.config.lookahead:
             self.go_on_ahead(worker)
         elif not worker.todo:
@@ -402,8 +421,8 @@ class AnyFault(RuleBasedStateMachine):
                 # Refused only where others have been given parts of it, so that its report does not count.
                 worker.pushed = taken or part not in self.open_parts(worker)
                 assert worker.pushed
-        except RewoundError:
-            worker.must = self.job.recover(*self.me(worker), worker.attempt, self.now)
+        except RewoundError as error:
+            worker.must = error.attempt
 
     def tell(self, worker, report):
         """Report, and take the answer if there is one."""
@@ -450,24 +469,33 @@ class AnyFault(RuleBasedStateMachine):
         worker.attempt = part.attempt
 
     def recover(self, worker):
-        """Fence the shard; later tell the manager where it can go on, and rewind the shard to there."""
+        """Have an attempt begun and fence the shard; later, tell the manager where it can go on."""
         worker.todo, worker.pushed, worker.known, worker.version = [], False, -1, -1
-        worker.finished, worker.waiting = [], True
-        try:
-            if worker.fenced is None:
-                attempt = self.job.recover(*self.me(worker), worker.attempt, self.now)
+        worker.finished, worker.waiting, worker.begins = [], True, None
+        if worker.fenced is None:
+            known = max(worker.attempt, worker.must - 1)
+            attempt = self.job.recover(*self.me(worker), known, self.now)
+            try:
                 worker.fenced = attempt, self.shard.fence(attempt)
-                return
-            (attempt, version), worker.fenced = worker.fenced, None
-            self.job.rewind(*self.me(worker), attempt, version, self.now)
-            worker.must = None
-            worker.may_carry_on = self.job.carry_on > 0
+            except RewoundError as error:
+                worker.must = error.attempt
+            return
+        (attempt, version), worker.fenced = worker.fenced, None
+        self.job.rewind(*self.me(worker), attempt, version, self.now)
+        worker.must, worker.attempt, worker.begins = None, attempt, attempt
+        worker.may_carry_on = self.job.carry_on > 0
+        self.begin_attempt(worker)
+
+    def begin_attempt(self, worker):
+        """Rewind the shard to the first assignment of an attempt, once that is there."""
+        if not worker.todo:
             self.ask(worker)
-            if worker.todo:
+        if worker.todo:
+            attempt, worker.begins = worker.begins, None
+            try:
                 worker.instance = self.shard.rewind(attempt, worker.todo[0].iteration)
-        except RewoundError:
-            worker.todo = []
-        worker.attempt = attempt
+            except RewoundError as error:
+                worker.must = error.attempt
 
     # -- helpers
 
@@ -478,6 +506,28 @@ class AnyFault(RuleBasedStateMachine):
     def picked(self, pick):
         """One of the live workers."""
         return list(self.workers.values())[pick % len(self.workers)]
+
+    def admit(self, worker):
+        """Let a worker join, which is refused exactly where its minimum does not fit into the batch."""
+        fits = self.has_room(worker, is_planned_for)
+        try:
+            self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
+            assert fits
+            worker.instance = self.shard.instance
+            self.workers[worker.name] = worker
+        except InvalidRequestError:
+            assert not fits
+        self.settle()
+
+    def has_room(self, worker, beside):
+        """Whether a worker's minimum fits beside the other members' into a batch for so many, and for it."""
+        others = [m for name, m in self.job._members.by_name.items() if name != worker.name]
+        minima = worker.minimum + sum(m.bounds.minimum for m in others)
+        return minima <= self.job._batches.size(len([m for m in others if beside(m)]) + 1)
+
+    def waits(self, worker):
+        """Whether it has asked, and has no answer yet."""
+        return worker.waiting if self.config.lookahead else not worker.todo
 
     def open_parts(self, worker):
         """What the job has open for a worker."""
@@ -492,11 +542,15 @@ class AnyFault(RuleBasedStateMachine):
             if part in w.todo or part in w.finished
         }
 
-    def attempt_call(self, worker, call):
-        """Make a call for a worker; who is no member any more ends."""
+    def attempt_call(self, worker, call, beside=is_there):
+        """Make a call for a worker; who is no member any more ends, or whose place others have taken."""
+        fits = worker.name in self.job.members or self.has_room(worker, beside)
         try:
             call()
         except NotMemberError:
+            self.workers.pop(worker.name, None)
+        except InvalidRequestError:
+            assert not fits
             self.workers.pop(worker.name, None)
         self.settle()
 
@@ -506,6 +560,11 @@ class AnyFault(RuleBasedStateMachine):
         self.kept += self.job.last_records(new) if new else []
         self.seen = self.job.recorded
         self.before = [*self.before[-2:], self.job.saved_members]
+
+    def settle_change(self):
+        """Keep what the store would before an operator is answered: the members as they are now, too."""
+        self.settle()
+        self.before = [self.job.saved_members]
 
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
@@ -615,6 +674,9 @@ class AnyFault(RuleBasedStateMachine):
                 break
             if not self.job.started or all(worker.frozen for worker in self.workers.values()):
                 self.join()
+                if all(worker.frozen for worker in self.workers.values()):  # there was no room for another
+                    for worker in self.workers.values():
+                        worker.frozen = False
             self.all_act(3)
             self.tick(20.0)
         assert self.shard.version >= goal, [*self.job.events][-12:]
@@ -622,5 +684,83 @@ class AnyFault(RuleBasedStateMachine):
         self.batches_follow_each_other()
 
 
-AnyFault.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestAnyFault = AnyFault.TestCase
+AnyFault.TestCase.settings = driven(3000, 40)
+TestAnyFault = pytest.mark.machine(AnyFault.TestCase)
+
+
+# What failed once, in the fewest steps.
+BEGIN = {
+    "policy": "even",
+    "lookahead": 0,
+    "workers": 1,
+    "total": 30,
+    "rest": 0,
+    "drop_last": False,
+    "scale": False,
+    "maximum": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(
+            [
+                ("begin", BEGIN | {"lookahead": 1, "total": 31}),
+                ("act", {"pick": 0, "steps": 3}),
+                ("change_batch_size", {"size": 30}),
+                ("act", {"pick": 0, "steps": 3}),
+                ("shard_crashes", {}),
+            ],
+            id="a shard starts again between the fence and the rewind of one that plans ahead",
+        ),
+        pytest.param(
+            [
+                ("begin", BEGIN | {"lookahead": 1, "workers": 2}),
+                ("act", {"pick": 0, "steps": 1}),
+                ("pause_or_resume_the_job", {}),
+                ("all_act", {"steps": 1}),
+                ("shard_crashes", {}),
+                ("all_act", {"steps": 5}),
+                ("pause_or_resume_the_job", {}),
+                ("report_again", {"pick": 1, "which": 0, "names_start": False}),
+                ("all_act", {"steps": 5}),
+            ],
+            id="a job is paused while it recovers",
+        ),
+        pytest.param(
+            [
+                ("begin", BEGIN),
+                ("change_batch_size", {"size": 1}),
+                ("freeze_or_thaw", {"pick": 0}),
+                ("manager_crashes", {"lost": 0, "forgets_members": False}),
+                ("tick", {"seconds": 70.0}),
+            ],
+            id="another has taken the only place meanwhile",
+        ),
+        pytest.param(
+            [
+                ("begin", BEGIN | {"scale": True}),
+                ("change_bounds", {"pick": 0, "minimum": 4, "more": 0}),
+                ("freeze_or_thaw", {"pick": 0}),
+                ("manager_crashes", {"lost": 0, "forgets_members": False}),
+                ("tick", {"seconds": 70.0}),
+                ("freeze_or_thaw", {"pick": 0}),
+                ("tick", {"seconds": 0.5}),
+            ],
+            id="all were cut off, and the batch follows the number of those who are there",
+        ),
+        pytest.param(
+            [
+                ("begin", BEGIN),
+                ("join", {}),
+                ("pause", {"pick": 1, "steps": 5, "after": 0}),
+                ("freeze_or_thaw", {"pick": 0}),
+            ],
+            id="one stops while it does the part of another that had stopped",
+        ),
+    ],
+)
+def test_what_failed_once(steps):
+    """Steps in which the job, or the model of its workers, went wrong before."""
+    replay(AnyFault, *steps)

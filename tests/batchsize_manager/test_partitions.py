@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from batchsize_manager.partitions import Part, Partitions, PartitionsConfig, Progress, gap, plan_moves
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from tests.state_machines import driven
 from worker.partition import Chunk, Guest, Outcome, Partition, Peer
 
 ROOM = 1000  # bytes; each sample here takes one
@@ -517,5 +518,5 @@ class Cluster(RuleBasedStateMachine):
         assert all(process.ready for process in self.processes.values())
 
 
-Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestCluster = Cluster.TestCase
+Cluster.TestCase.settings = driven(60, 30)
+TestCluster = pytest.mark.machine(Cluster.TestCase)

@@ -8,7 +8,6 @@ import uuid
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -26,6 +25,7 @@ from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
+from tests.state_machines import driven
 from tests.wire import LARGE, framed
 from worker.session import Session, SessionConfig
 from worker.shards import Group, Layout
@@ -213,8 +213,8 @@ class AnyMode(RuleBasedStateMachine):
                 assert not {(name, self.alive.get(name)) for name, _ in given - reported} & given
 
 
-AnyMode.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestAnyMode = AnyMode.TestCase
+AnyMode.TestCase.settings = driven(150, 40)
+TestAnyMode = pytest.mark.machine(AnyMode.TestCase)
 
 
 # -- sessions with real services

@@ -38,7 +38,7 @@ from rpc.credentials import Credentials
 from rpc.server import Security
 from tests import zygote
 from tests.disks import fill
-from tests.machine import Machine
+from tests.made_up_machine import Machine
 from tests.services import (
     MemberWorker,
     address_of_our_own,

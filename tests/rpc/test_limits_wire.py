@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -19,6 +18,7 @@ from rpc.limits import Admission, Rate, ServerLimits
 from rpc.server import Security
 from rpc.tokens import write_new_key
 from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
+from tests.state_machines import driven
 from tests.wire import answer, framed, pull_frame
 
 _manager = idl.batchsize_manager
@@ -325,5 +325,5 @@ class Doors(RuleBasedStateMachine):
         assert self.admission.stranger_too_many() is None
 
 
-TestDoors = Doors.TestCase
-TestDoors.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Doors.TestCase.settings = driven(60, 30)
+TestDoors = pytest.mark.machine(Doors.TestCase)

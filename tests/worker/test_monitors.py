@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.machine import MIB, Machine, Memory
+from tests.made_up_machine import MIB, Machine, Memory
 from tests.services import cpu_seconds
 from worker import monitors
 from worker.monitors import ResourceMonitor, available_cpus

@@ -1,0 +1,19 @@
+"""State machines at random: tests draw the same examples each time, `make fuzz` others, and more."""
+
+from hypothesis import settings
+
+
+def driven(examples, steps):
+    """Settings for so many examples, or more where the profile wants that, of at most so many steps."""
+    return settings(max_examples=max(examples, settings.default.max_examples), stateful_step_count=steps)
+
+
+def replay(machine, *steps):
+    """Take a machine through steps that once failed, each a rule's name and its arguments."""
+    state = machine()
+    invariants = machine.setup_state().invariants
+    for name, arguments in steps:
+        getattr(state, name)(**arguments)
+        for each in invariants:
+            each.function(state)
+    state.teardown()
