@@ -331,6 +331,8 @@ class AnyFault(RuleBasedStateMachine):
             assert self.job.total == size
         except InvalidRequestError:
             assert self.job.total == before
+            minima = sum(m.bounds.minimum for m in self.job._members.by_name.values())
+            assert self.config.scale_batch or not max(1, minima) <= size <= self.spec.dataset_size
         assert given <= self.given() or self.job.recovering is not None
         self.settle_change()
 
