@@ -480,18 +480,20 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
         leaver = start_to_freeze(services, "w1", "--epochs", "4").popen
         for popen in (leaver, *(process.popen for process in workers)):
             wait_until(lambda p=popen: is_frozen(p), "all to be at their points")
+        observer = Observer(services.manager, services.shard_addresses)
+
+        def is_out():
+            return observer.poll() and any(event.startswith(said) for event in observer.events)
+
         if end is KILLED:
             leaver.kill()
+            wait_until(is_out, "the taking out")  # the others might be through before it
         for process in workers:
             process.popen.send_signal(signal.SIGCONT)
         for process in workers:
             wait_until(lambda p=process: p.popen.poll() is not None, "the end of training")
             assert process.popen.returncode == 0, process.failure()
-        observer = Observer(services.manager, services.shard_addresses)
-        wait_until(
-            lambda: observer.poll() and any(event.startswith(said) for event in observer.events),
-            "the taking out",
-        )
+        wait_until(is_out, "the taking out")
         # Records of what the others did after it may come later than that.
         wait_until(
             lambda: observer.poll() and {p.worker for p in observer.iterations[-1].workers} <= {"w0", "w2"},
