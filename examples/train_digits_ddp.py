@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-distributed.init_process_group("gloo")
 torch.manual_seed(1)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -18,9 +17,10 @@ labels = torch.tensor(digits.target)
 train, test = TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+distributed.init_process_group("gloo")  # what PyTorch imports later may hold the group
 model = DistributedDataParallel(model)
 loss_function = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = DistributedSampler(train)
 loader = DataLoader(train, batch_size=128 // distributed.get_world_size(), sampler=sampler)
 
@@ -35,5 +35,6 @@ if distributed.get_rank() == 0:
     with torch.no_grad():
         correct = sum((model.module(x.unsqueeze(0)).argmax() == y).item() for x, y in test)
     print(f"accuracy {correct / len(test):.1%}")
-distributed.barrier()  # the last tensors are let go before the interpreter ends
+distributed.barrier()
+del model  # so that nothing holds the process group, whose threads end with it
 distributed.destroy_process_group()

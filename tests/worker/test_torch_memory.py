@@ -1,7 +1,6 @@
 """Forward and backward passes whose memory runs out: real failures to allocate, on the CPU."""
 
 import contextlib
-import gc
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
 from rpc.errors import InvalidRequestError
 from tests.least_squares import services
+from tests.process_groups import end_process_group
 from tests.scripts import train_short_of_memory as script
 from worker import torch_ddp, torch_memory, torch_optimizer
 from worker.memory import DeviceMemory
@@ -267,12 +267,8 @@ def train_rank(rank, folder):
             step(inputs[mine], labels[mine])
             assert (gradient_of(wrapped) - expected).abs().max() < 1e-14
         assert (step.limit is not None) == (rank == 0)
-    # Gloo aborts a process that ends while its threads still read: all are through before the group is taken
-    # down, and nothing holds it any more.
-    distributed.barrier()
     del wrapped, forward_backward, step
-    gc.collect()
-    distributed.destroy_process_group()
+    end_process_group()
 
 
 def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
