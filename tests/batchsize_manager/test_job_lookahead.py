@@ -242,3 +242,24 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
         job.report("b", "b", Report(iteration, 1.0), 0.0)
     assert job.members == ["a"]
     assert job.why_released("b", "b") == "b was named"
+
+
+def test_who_was_to_be_released_is_needed_again_after_going_back():
+    """Whether it is dispensable is asked anew."""
+    policy = Even()
+    job = Job(JobSpec(100, 20), JobConfig(2, lookahead=2, release=True), policy)
+    for name in "ab":
+        job.join(name, name, Bounds(), 0.0)
+    policy.named.add("b")
+    for name in "ab":
+        job.report(name, name, Report(0, 1.0), 0.0)
+    assert job.why_released("b", "b", known=2) == "b was named"
+    policy.named.clear()
+    job.recover("a", "a", 0, 0.0)
+    for name in "ab":
+        job.rewind(name, name, 1, 1, 0.0)
+    for iteration in range(1, 5):
+        assert [job.next_assignment(name, name).count for name in "ab"] == [10, 10]
+        for name in "ab":
+            job.report(name, name, Report(iteration, 1.0), 0.0)
+    assert job.members == ["a", "b"]

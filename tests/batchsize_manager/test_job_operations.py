@@ -181,6 +181,24 @@ def test_a_batch_that_does_not_fit_is_refused():
     assert (list(driver.job.events), driver.job.batch_size, driver.job.attempt) == (events, 16, 0)
 
 
+@pytest.mark.parametrize("size", [1, 100])
+def test_the_smallest_batch_and_the_largest(size):
+    """One sample, and the whole data set."""
+    driver = Beating("a", total=16, size=100)
+    driver.job.change_batch_size(size, driver.now)
+    assert drive(driver, 1, "a")[0][2] == size
+
+
+def test_another_size_during_an_attempt_needs_no_further_one():
+    """The attempt that is under way begins with it."""
+    driver = Beating("a", "b", total=16, size=1000)
+    drive(driver, 1, "a", "b")
+    driver.job.recover("a", "a", 0, driver.now)
+    driver.job.change_batch_size(24, driver.now)
+    assert [batch[1:3] for batch in drive(driver, 2, "a", "b")] == [(16, 24), (40, 24)]
+    assert driver.job.attempt == 1
+
+
 def test_where_the_batch_follows_the_members_it_is_of_the_first():
     """With 24 samples for 2 workers, 3 have 36."""
     driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
@@ -272,6 +290,20 @@ def test_a_drained_worker_finishes_what_it_was_given():
     assert driver.job.next_assignment("b", "second").count == 16
 
 
+def test_a_drained_worker_stays_if_another_has_died_meanwhile():
+    """The attempt begins with it, since those who are left cannot take the batch."""
+    driver = Beating("a", "b", "c", total=30, bounds={name: Bounds(1, 20) for name in "abc"})
+    for name in "abc":
+        driver.next(name)
+    driver.job.drain("c", driver.now)
+    driver.job.recover("a", "a", 0, driver.now)
+    driver.job.leave("b", "b", driver.now)
+    for name in "ac":
+        driver.job.rewind(name, name, 1, 0, driver.now)
+    assert [driver.count(name) for name in "ac"] == [15, 15]
+    assert any(event.startswith("c stays, since the others cannot") for event in driver.job.events)
+
+
 def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
     """Nor the last, nor one that reduces gradients with the others."""
     driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
@@ -284,6 +316,37 @@ def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
         job.join(name, name, Bounds(), 0.0, unreleasable=True)
     with pytest.raises(InvalidRequestError, match="reduce gradients among themselves"):
         job.drain("a", 0.0)
+
+
+def test_a_worker_is_drained_that_the_others_can_just_do_without():
+    """They take the whole batch at their largest sizes, and not one sample more."""
+    driver = Beating("a", "b", "c", bounds={"a": Bounds(1, 20), "b": Bounds(1, 12)})
+    for name in "abc":
+        driver.next(name)
+    assert driver.job.drain("c", driver.now) == "an operator has drained c, from iteration 1 on"
+    driver.finish("a", "b", "c")
+    assert [driver.count(name) for name in "ab"] == [20, 12]
+
+
+def test_a_worker_is_drained_once_in_another_attempt():
+    """As long as nobody has said where it begins, nothing else tells that it is leaving."""
+    driver = Beating("a", "b")
+    driver.job.recover("a", "a", 0, driver.now)
+    assert driver.job.drain("b", driver.now) == "an operator has drained b, from attempt 1 on"
+    assert driver.job.drain("b", driver.now) == "b is leaving already"
+    assert len([event for event in driver.job.events if "drained b" in event]) == 1
+
+
+def test_a_drained_worker_that_waits_for_nobody_ends_with_what_it_does():
+    """Others are iterations ahead: it is not to catch up first."""
+    driver = Beating("a", "b", "c", synchronisation=Synchronisation("asp"))
+    driver.next("b"), driver.next("c")
+    for _ in range(4):
+        driver.finish("a")
+    driver.job.drain("b", driver.now)
+    driver.finish("b")
+    assert driver.job.why_released("b", "b") == "drained by an operator"
+    assert driver.job.members == ["a", "c"]
 
 
 def test_a_drained_worker_does_the_pieces_that_it_has():

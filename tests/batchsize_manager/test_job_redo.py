@@ -250,6 +250,32 @@ def test_who_is_back_is_welcome():
     assert [set(r.workers) for r in driver.job.history(0, 9)] == [{"a", "c"}, {"a", "c"}]
 
 
+def test_who_is_back_before_the_next_plan_is_taken_has_a_part_of_it():
+    """What was planned without it, and given to nobody yet, is planned anew."""
+    driver = silent_b()
+    late = driver.next("b")
+    driver.tick_at(10.0)
+    driver.finish("a", "c")
+    driver.report_part("b", late)
+    assert [driver.span(name) for name in "abc"] == [(1, 30, 10), (1, 40, 10), (1, 50, 10)]
+    assert (driver.job.tally.suspended, driver.job.tally.gone) == (1, 0)
+
+
+def test_who_is_silent_in_one_of_several_iterations_is_suspended():
+    """With lookahead: it has reported the older one, in which another is slow, but not the newer one."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=1000.0, lookahead=1)
+    driver.beat("a", "b", "c")
+    for name in "abc":
+        driver.next(name), driver.job.assignments_after(name, 0)
+    driver.finish("a", "b", "a")
+    driver.now = 5.0
+    driver.beat("a", "c")
+    driver.tick_at(10.0)
+    standings = driver.job.standings(12.0)
+    assert [standing.state for standing in standings] == ["working", "silent", "working"]
+    assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
+
+
 def test_who_is_back_in_time_helps():
     """In the iteration whose parameters it has, it takes its share of what is missing then."""
     driver = silent_b()

@@ -48,6 +48,9 @@ def test_all_that_were_cut_off_come_back():
     driver.beat("a")
     assert driver.job.members == ["b", "a"]
     assert driver.job.recovering == 1
+    assert [event for event in driver.job.events if "attempt" in event] == [
+        "attempt 1 is needed: all members had gone"
+    ]
     for name in "ab":
         driver.job.rewind(name, name, 1, 0, driver.now)
     assert sum(driver.span(name)[2] for name in "ab") == 16
