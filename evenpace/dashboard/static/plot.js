@@ -23,10 +23,11 @@ export function Plot({ title, note, iterations, lines, band, format, aside }) {
   }, []);
 
   useEffect(() => {
-    const made = new uPlot(settings(holder.current, lines, band, format, setAt), data(iterations, lines), holder.current);
+    const place = holder.current; // which the reference leaves before this effect is undone
+    const made = new uPlot(settings(place, lines, band, format, setAt), data(iterations, lines), place);
     plot.current = made;
-    const fit = new ResizeObserver(() => made.setSize({ width: holder.current.clientWidth, height: HEIGHT }));
-    fit.observe(holder.current);
+    const fit = new ResizeObserver(() => made.setSize({ width: place.clientWidth, height: HEIGHT }));
+    fit.observe(place);
     return () => {
       fit.disconnect();
       made.destroy();
