@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
-import os
 import signal
 import socket
 import subprocess
@@ -37,8 +37,6 @@ from rpc.server import Security, Server
 from rpc.service import Service
 
 ANYWHERE = Address("127.0.0.1", 0)
-_FIRST_PORT = 20_000 + 1_500 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8)
-_OUR_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 1_500))
 
 
 # -- processes
@@ -125,10 +123,25 @@ def address_of_our_own() -> Address:
     Its port is below those that the kernel gives to clients, lest one of these gets it, be it one that looks
     for who was there; and each process of tests has ports of its own.
     """
+    ports, _ = _our_ports()
     while True:
         with contextlib.closing(socket.socket()) as attempt, contextlib.suppress(OSError):
-            attempt.bind((ANYWHERE.host, next(_OUR_PORTS)))
+            attempt.bind((ANYWHERE.host, next(ports)))
             return Address(*attempt.getsockname())
+
+
+@functools.cache
+def _our_ports() -> tuple[Iterator[int], socket.socket]:
+    """The ports of this process, and the socket whose name says that they are taken as long as it runs."""
+    for first in range(20_000, 32_000, 500):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0evenpace-tests-{first}")
+        except OSError:
+            claim.close()
+        else:
+            return itertools.cycle(range(first, first + 500)), claim
+    raise RuntimeError("all ports from 20000 to 31999 are taken by other processes of tests")
 
 
 def has_ended(process: psutil.Process) -> bool:

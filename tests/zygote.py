@@ -29,10 +29,11 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests import ROOT
 
 MODULES = ("evenpace", "evenpace.chaos.witness", "tests.scripts")  # and the modules in the last
 # Variables that the interpreter, or a library of `IMPORTED`, reads when it starts or is imported, by the
@@ -74,7 +75,7 @@ def installed() -> Iterator[None]:
             [sys.executable, "-c", f"from tests.zygote import _main; _main({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).parent.parent,
+            cwd=ROOT,
         )
     try:
         with _forking(ours):

@@ -133,6 +133,7 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
     def at(session):
         if session.assignment.iteration == told_at:
             session.lower_maximum(limit)
+            session.lower_maximum(limit + 2)  # not above what it has proved before
 
     with services(2, lookahead=lookahead) as (manager, shards):
         other = Worker(manager, shards, "other", 30)
@@ -141,6 +142,7 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
         other.end()
     assert counts[told_at] == 8
     assert max(counts[told_at + lookahead + 1 :]) <= limit
+    assert short.session.tally.limit == limit
     for worker in (other, short):
         assert np.abs(worker.session.parameters - trained_alone(30)).max() < 1e-12
 
