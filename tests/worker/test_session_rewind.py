@@ -86,6 +86,17 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
         assert np.abs(session.parameters - trained_alone(20)).max() < 1e-12
 
 
+def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
+    """From then on, the parameters that shards have lost are missed."""
+    with (
+        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
+        serving(shard_service(state=tmp_path, checkpoint_every=10)) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        next(go_through(session, 20))
+        assert session._membership.has_trained()
+
+
 @pytest.mark.parametrize("back", [10, SPEC.iterations_per_epoch])
 def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, back):
     """The loop's own schedule is further on by then; the first iteration may bring a change."""
