@@ -1,5 +1,6 @@
 """Training with the parameter server on the device: parameters as one process's, blocking and ahead."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -78,10 +79,13 @@ def _train(
 
     finals: list[Any] = [None] * len(_BOUNDS)
     models = [make_model(setup) for _ in _BOUNDS]  # made one after the other: they share the random numbers
-    with services(policy, workers=len(_BOUNDS), lookahead=lookahead) as addresses:
+    with (
+        services(policy, workers=len(_BOUNDS), lookahead=lookahead) as addresses,
+        contextlib.ExitStack() as through,  # who leaves early leaves a batch that is too large for the others
+    ):
         threads = []
         for index, model in enumerate(models):
-            arguments = (index, model, addresses, epochs, finals, setup)
+            arguments = (index, model, addresses, epochs, finals, through, setup)
             threads.append(threading.Thread(target=_worker, args=arguments, daemon=True))
             threads[-1].start()
         for thread in threads:
@@ -97,7 +101,13 @@ def _train(
 
 
 def _worker(
-    index: int, model: nn.Module, addresses: Any, epochs: int, finals: list[Any], setup: Setup
+    index: int,
+    model: nn.Module,
+    addresses: Any,
+    epochs: int,
+    finals: list[Any],
+    through: contextlib.ExitStack,
+    setup: Setup,
 ) -> None:
     from worker.session import Session, SessionConfig
     from worker.torch_data import DataLoader
@@ -124,7 +134,7 @@ def _worker(
                 optimizer.step()
                 sizes.append(len(batch))
         finals[index] = (flat(model), sizes)
+        through.callback(session.close)
     except Exception as error:  # noqa: BLE001 - raised by the part
         finals[index] = error
-    finally:
         session.close()
