@@ -318,15 +318,19 @@ def test_nobody_is_dispensable_where_all_help():
 
 
 def test_nobody_is_dispensable_before_it_is_known_well():
-    """In the first iterations, and right after a change, nobody is named; nor if the others are full."""
+    """In the first iterations, and right after a change, nobody is named."""
     cluster = floor_cluster(0.3)
     assert not any(cluster.iterate().dispensable for _ in range(10))
 
+
+@pytest.mark.parametrize(("total", "named"), [(396, True), (397, False)])
+def test_nobody_is_dispensable_whose_samples_the_others_cannot_take(total, named):
+    """Four with room for 99 each can just take 396."""
     workers = four()
     for worker in workers.values():
         worker.bounds = Bounds(maximum=99)
-    cluster = Cluster({**workers, "slow": Worker(0.5, 0, 0.01)}, 397)
-    assert not any(cluster.iterate().dispensable for _ in range(60))
+    cluster = Cluster({**workers, "slow": Worker(0.5, 0, 0.01)}, total)
+    assert any(cluster.iterate().dispensable for _ in range(60)) == named
 
 
 # -- models

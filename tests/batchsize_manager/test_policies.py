@@ -305,6 +305,14 @@ def test_a_leader_may_come_to_its_maximum_exactly():
     assert course[4:] == [[32, 32], [27, 37], [22, 42], [22, 42], [22, 42]]
 
 
+def test_what_it_sees_before_its_first_split_is_no_reason_to_pass_bounds():
+    """A policy that comes later is shown what others have split."""
+    policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 20))
+    policy.expect(64)
+    policy.observe({name: Observation(32, seconds) for name, seconds in TWO_TIMES.items()})
+    assert policy.split(64).counts == [44, 20]
+
+
 def test_full_worker_does_not_lead():
     """The leader is the fastest worker with room for a step."""
     names = ["a", "b", "c"]
