@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CHECKS = 100  # per iteration
@@ -41,17 +42,15 @@ class Board:
 
     def begin(self, worker: int, iteration: int, start: int, count: int) -> None:
         """A worker begins its slice; iterations count from 1, for 0 is a board that nobody has written."""
-        self._lock(worker)
-        self._write(worker, iteration, start, start + count, count)
-        self._unlock(worker)
+        with self._locked(worker):
+            self._write(worker, iteration, start, start + count, count)
 
     def take(self, worker: int, count: int) -> range:
         """The next positions of the worker's own slice, at most `count`; none once nothing is left."""
-        self._lock(worker)
-        iteration, position, end, size = self._read(worker)
-        taken = range(position, min(position + count, end))
-        self._write(worker, iteration, taken.stop, end, size)
-        self._unlock(worker)
+        with self._locked(worker):
+            iteration, position, end, size = self._read(worker)
+            taken = range(position, min(position + count, end))
+            self._write(worker, iteration, taken.stop, end, size)
         return taken
 
     def steal(self, victim: int, iteration: int, progress: float) -> range:
@@ -62,23 +61,13 @@ class Board:
             iteration: Only of this iteration.
             progress: The taker's own, from 0 to 1.
         """
-        if not self._lags(victim, iteration, progress):
-            return range(0)
-        self._lock(victim)
-        taken = range(0)
-        if self._lags(victim, iteration, progress):
+        with self._locked(victim):
             current, position, end, size = self._read(victim)
+            if current != iteration or progress - (1 - (end - position) / size) <= THRESHOLD:
+                return range(0)
             count = min(max(1, round(HANDOVER * size)), end - position)
-            taken = range(end - count, end)
-            self._write(victim, current, position, taken.start, size)
-        self._unlock(victim)
-        return taken
-
-    def _lags(self, victim: int, iteration: int, progress: float) -> bool:
-        current, position, end, size = self._read(victim)
-        if current != iteration or position >= end:
-            return False
-        return progress - (1 - (end - position) / size) > THRESHOLD
+            self._write(victim, current, position, end - count, size)
+        return range(end - count, end)
 
     def _read(self, worker: int) -> tuple[int, int, int, int]:
         return _RECORD.unpack_from(self._map, worker * _RECORD.size)
@@ -86,11 +75,15 @@ class Board:
     def _write(self, worker: int, *values: int) -> None:
         _RECORD.pack_into(self._map, worker * _RECORD.size, *values)
 
-    def _lock(self, worker: int) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_EX, _RECORD.size, worker * _RECORD.size)
-
-    def _unlock(self, worker: int) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, _RECORD.size, worker * _RECORD.size)
+    @contextmanager
+    def _locked(self, worker: int) -> Iterator[None]:
+        """Keep the other processes from the worker's record, which is written byte by byte."""
+        record = _RECORD.size, worker * _RECORD.size
+        fcntl.lockf(self._file, fcntl.LOCK_EX, *record)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, *record)
 
 
 def positions(board: Board, worker: int, iteration: int, start: int, count: int) -> Iterator[int]:

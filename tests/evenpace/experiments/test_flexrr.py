@@ -1,6 +1,11 @@
 """FlexRR's work stealing: every sample exactly once, and slow workers are helped."""
 
+import fcntl
 import multiprocessing
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +67,41 @@ def test_equal_workers_keep_their_own(tmp_path):
     assert [row[1] for row in taken] == list(range(100, 200))
 
 
+def test_a_slice_is_not_taken_from_while_it_is_written(tmp_path):
+    """A worker that is held up half-way through its entry on the board is waited for, not misread."""
+    path, (half_way, go_on) = tmp_path / "board", (_CONTEXT.Event(), _CONTEXT.Event())
+    writer = _CONTEXT.Process(target=_write_slowly, args=(path, half_way, go_on))
+    writer.start()
+    assert half_way.wait(240)
+    with ThreadPoolExecutor(1) as thread:
+        stolen = thread.submit(Board(path, 2).steal, victim=1, iteration=1, progress=1.0)
+        while not stolen.done() and not _waiters(path):
+            time.sleep(0.01)
+        go_on.set()
+
+    assert stolen.result() == range(198, 200)
+    writer.join(240)
+
+
+def _write_slowly(path, half_way, go_on):
+    """Enter the positions from 100 to 200 as the second worker's; wait after the iteration's number."""
+    entry = struct.pack("<qqqq", 1, 100, 200, 100)
+    with path.open("w+b", buffering=0) as file:
+        file.truncate(2 * len(entry))
+        file.seek(len(entry))
+        fcntl.lockf(file, fcntl.LOCK_EX, len(entry), len(entry))
+        file.write(entry[:8])
+        half_way.set()
+        go_on.wait(240)
+        file.write(entry[8:])
+
+
+def _waiters(path):
+    """The lines of /proc/locks of those that wait for a lock on the file."""
+    locks = Path("/proc/locks").read_text().splitlines()
+    return [lock for lock in locks if "->" in lock and f":{path.stat().st_ino} " in lock]
+
+
 def test_processes_share_a_board(tmp_path):
     """Real processes that run into each other over many iterations process each position once in each."""
     results, counts, iterations = _CONTEXT.Queue(), [400, 100, 250], 20
@@ -75,6 +115,7 @@ def test_processes_share_a_board(tmp_path):
     taken = [results.get(timeout=240) for _ in workers]
     for worker in workers:
         worker.join(240)
+    assert [len(parts) for parts in taken] == [iterations] * len(counts)
     for parts in zip(*taken, strict=True):
         assert sorted(position for part in parts for position in part) == list(range(sum(counts)))
 
@@ -82,7 +123,12 @@ def test_processes_share_a_board(tmp_path):
 def _work(path, rank, counts, iterations, together, results):
     board = Board(path, len(counts))
     taken = []
-    for iteration in range(iterations):
-        together.wait(240)
-        taken.append(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
-    results.put(taken)
+    try:
+        for iteration in range(iterations):
+            together.wait(240)
+            taken.append(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
+    except BaseException:
+        together.abort()
+        raise
+    finally:
+        results.put(taken)
