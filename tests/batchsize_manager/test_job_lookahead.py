@@ -226,8 +226,8 @@ def test_a_limit_is_no_lower_than_what_the_others_leave():
     assert "b can take 5 samples at once at most, but the others leave it 8" in job.events
 
 
-def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
-    """Its reports are answered, so that it can go on to report the others that are planned."""
+def _job_that_releases_b():
+    """A job with a lookahead of 2 whose policy names b, after its first iteration; and the policy."""
     policy = Even()
     job = Job(JobSpec(100, 20), JobConfig(2, lookahead=2, release=True), policy)
     for name in "ab":
@@ -235,6 +235,12 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
     policy.named.add("b")
     for name in "ab":
         job.report(name, name, Report(0, 1.0), 0.0)
+    return job, policy
+
+
+def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
+    """Its reports are answered, so that it can go on to report the others that are planned."""
+    job, _ = _job_that_releases_b()
     assert job.why_released("b", "b", known=1) is None
     assert job.why_released("b", "b", known=2) == "b was named"
     assert job.members == ["a", "b"]
@@ -246,13 +252,7 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
 
 def test_who_was_to_be_released_is_needed_again_after_going_back():
     """Whether it is dispensable is asked anew."""
-    policy = Even()
-    job = Job(JobSpec(100, 20), JobConfig(2, lookahead=2, release=True), policy)
-    for name in "ab":
-        job.join(name, name, Bounds(), 0.0)
-    policy.named.add("b")
-    for name in "ab":
-        job.report(name, name, Report(0, 1.0), 0.0)
+    job, policy = _job_that_releases_b()
     assert job.why_released("b", "b", known=2) == "b was named"
     policy.named.clear()
     job.recover("a", "a", 0, 0.0)

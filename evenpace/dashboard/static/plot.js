@@ -23,7 +23,7 @@ export function Plot({ title, note, iterations, lines, band, format, aside }) {
   }, []);
 
   useEffect(() => {
-    const place = holder.current; // which the reference leaves before this effect is undone
+    const place = holder.current; // null again by the time that this effect is undone
     const made = new uPlot(settings(place, lines, band, format, setAt), data(iterations, lines), place);
     plot.current = made;
     const fit = new ResizeObserver(() => made.setSize({ width: place.clientWidth, height: HEIGHT }));

@@ -90,9 +90,8 @@ def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_obse
         *("--shares", "0.3,0.3", "--batch-size", 400, "--schedule", schedule, "--first-fit", 20),
         *("--out", tmp_path / "out", "--", "--data", f"svmlight:{train}", "--test-data", f"svmlight:{test}"),
     )
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-
     assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     balanced, *others = schemes.split(",")
     before = ["bsp-one-by-one"] * (others[-1] == "flexrr")
     assert list(report["schemes"]) == ["bsp", balanced, *others[:-1], *before, others[-1]]
