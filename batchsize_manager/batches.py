@@ -48,16 +48,14 @@ class Batches:
         """Where the size has changed, oldest first."""
         return list(self._changes)
 
+    @property
+    def resized_at(self) -> int:
+        """The iteration at which the size has changed last, or where the job began."""
+        return self._changes[-1].iteration
+
     def restore(self, changes: Sequence[BatchChange]) -> None:
         """Take up where the size had changed in an earlier life of the job."""
         self._changes = list(changes) or self._changes
-
-    @property
-    def follow_the_spec(self) -> bool:
-        """Whether `JobSpec.batch` tells the batches from here on."""
-        last, whole = self._changes[-1], self._spec.total_batch_size
-        fixed = self._members is None and self.total == last.size == whole
-        return fixed and self._spec.batch(last.iteration)[:2] == (last.epoch, last.start)
 
     def size(self, members: int, total: int | None = None) -> int:
         """The samples of a whole batch for so many members; with another `total`, if one is given."""

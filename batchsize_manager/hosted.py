@@ -141,10 +141,10 @@ class Hosted:
         if reply is None:
             return
         del self.waiting[worker]
-        if waiting.call.method == "report" and reply.recover is None:
-            waiting.call.reply(reply)
-        else:  # what a manager that is started anew must not have forgotten
+        if self._must_be_kept(waiting.call.method, reply):
             self.once_kept(partial(waiting.call.reply, reply))
+        else:
+            waiting.call.reply(reply)
 
     def detach(self, worker: str, incarnation: str, peer: Peer, now: float) -> None:
         """A connection of a member's is gone; who has no other is away."""
@@ -163,6 +163,12 @@ class Hosted:
             waiting.call.fail(error)
         self.waiting.clear()
 
+    def _must_be_kept(self, method: str, reply: Any) -> bool:
+        """Whether an answer says what a manager that is started anew must not have forgotten."""
+        given = [] if reply.assignment is None else [reply.assignment, *(reply.ahead or ())]
+        resized = any(part.iteration == self.job.resized_at for part in given)
+        return method != "report" or reply.recover is not None or resized
+
     def _reply(self, worker: str, waiting: Waiting) -> Any:
         """The answer, or None if there is none yet."""
         job, identity = self.job, waiting.call.request.identity
@@ -174,7 +180,7 @@ class Hosted:
                 assignment = job.next_assignment(worker, identity.incarnation, waiting.known)
                 if assignment is None:
                     # Who has more to report must not be kept from that by this report's answer.
-                    report_on = job.awaits_reports and waiting.known > waiting.reported_iteration
+                    report_on = job.paused and waiting.known > waiting.reported_iteration
                     if not report_on:
                         return None
         reply = _wire.AssignmentReply(
@@ -195,8 +201,5 @@ class Hosted:
         if waiting.call.method == "join":
             reply.synchronisation = messages.told(self.config.synchronisation)
             reply.lookahead = self.config.lookahead or None
-            reply.carry_on = job.carry_on or None
             reply.heartbeat = self.config.heartbeat or None
-        elif waiting.call.method == "rewind":
-            reply.carry_on = job.carry_on
         return reply

@@ -224,8 +224,10 @@ class Job(JobOperations):
             The attempt to recover with, if it has to; see `must_recover`.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: It is no member, nor was it released.
         """
+        if self._members.is_released(worker, incarnation):
+            return None  # it is about to learn of that
         member = self._hear(worker, incarnation, now)
         member.beats = True
         if member.suspended and not self._members.staying:
@@ -368,6 +370,11 @@ class Job(JobOperations):
         return self._batches.changes
 
     @property
+    def resized_at(self) -> int:
+        """The iteration from which on batches have the size that they have now."""
+        return self._batches.resized_at
+
+    @property
     def completed(self) -> int:
         """The first iteration that is not complete."""
         return self._course.first_open
@@ -393,14 +400,6 @@ class Job(JobOperations):
         return self.attempt if self._recovering else None
 
     @property
-    def carry_on(self) -> int:
-        """How many iterations in a row a worker may go on by itself while the manager is away.
-
-        Not at all, 0, where it would not know how large the batches are.
-        """
-        return self._config.carry_on if self._redoes and self._batches.follow_the_spec else 0
-
-    @property
     def state(self) -> str:
         """In a word, as in `JobSummary`."""
         if self.failure:
@@ -415,14 +414,6 @@ class Job(JobOperations):
     def reason(self) -> str:
         """Why it is recovering; empty where it is not."""
         return self._why_recovering if self._recovering else ""
-
-    @property
-    def awaits_reports(self) -> bool:
-        """Whether nothing more is planned before all that was given is reported.
-
-        Who has been given more than it has reported then reports on, with no answer as to what comes next.
-        """
-        return self._resizing or self.paused
 
     def standings(self, now: float) -> list[Standing]:
         """How each member stands, in the order of their slices."""

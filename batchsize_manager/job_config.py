@@ -22,7 +22,6 @@ class JobConfig:
         silence: Without a report or a heartbeat, after which a member that others wait for is suspended.
         absence: Of silence, after which a suspended member is taken out.
         return_grace: In which a member may come back after the manager was started again.
-        carry_on: Iterations in a row that a worker may go on by itself while the manager is away.
         scale_batch: Whether the batch size follows the number of members: `total_batch_size` is that of
             `workers` members then.
 
@@ -41,15 +40,13 @@ class JobConfig:
     silence: float = 10.0
     absence: float = 600.0
     return_grace: float = 30.0
-    carry_on: int = 1000
     scale_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"workers {self.workers}: must be at least 1")
-        for name in ("lookahead", "carry_on"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least 0")
+        if self.lookahead < 0:
+            raise ValueError(f"lookahead {self.lookahead}: must be at least 0")
         for name in ("report_timeout", "silence"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} {getattr(self, name)}: must be above 0 s")

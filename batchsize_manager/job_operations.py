@@ -72,10 +72,6 @@ class JobOperations(JobSteps):
     def change_batch_size(self, total: int, now: float) -> str:
         """Have batches of another size, each beginning where the one before it has ended.
 
-        Where workers may go on by themselves while the manager is away, they do so with the old size. The new
-        one begins with another attempt, in which nobody relies on the old one any more: once all that was
-        given is reported, so that nothing is done anew.
-
         Args:
             total: Samples; where the size follows the number of members, of as many as start the job.
             now: The time.
@@ -91,9 +87,7 @@ class JobOperations(JobSteps):
         self._members.check_bounds({}, size, complete=self.started)
         self._course.discard_undelivered()
         self._batches.total = total
-        self._resizing = self._redoes and self.started and not self._recovering
         self._members_changed()
-        self.news += 1  # where it is planned ahead, members wait with reports for what is not planned now
         return self._done(f"changed the batch size from {before} to {total}, {self._from_here}", now)
 
     def change_bounds(self, worker: str, bounds: Bounds, now: float) -> str:
@@ -141,7 +135,7 @@ class JobOperations(JobSteps):
             return "the job is paused already"
         self._course.discard_undelivered()
         self.paused = True
-        self.news += 1  # as for another batch size
+        self.news += 1  # where it is planned ahead, members wait with reports for what is not planned now
         return self._done(f"paused the job, {self._from_here}", now)
 
     def resume(self, now: float) -> str:

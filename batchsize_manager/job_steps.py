@@ -59,7 +59,6 @@ class JobSteps:
                 f"the workers say {spec.total_batch_size}"
             )
         self._inherited: Models = {}  # what earlier policies had learnt
-        self._resizing = False  # batches have another size once what was given is done
         self._reduces = False  # whether the workers reduce gradients among themselves
         self._recovering = False
         self._why_recovering = ""
@@ -85,7 +84,6 @@ class JobSteps:
         self.attempt = attempt
         self._recovering = True
         self._why_recovering = why
-        self._resizing = False  # whoever went on by itself with the old size has to stop at the shards
         self._course.interrupt()
         self.news += 1
         self._say(f"attempt {attempt} is needed: {why}")
@@ -242,9 +240,7 @@ class JobSteps:
         self._redo(now)
         if not self.started or not self._members.staying or self._recovering:
             return
-        if self._resizing and course.planned == course.first_open:
-            self._begin_attempt(self.attempt + 1, "batches have another size from here on")
-        if self._resizing or self._recovering or self.paused:
+        if self.paused:
             return
         if self._mode == "asp":
             last = max(member.reported for member in self._members.by_name.values()) + 1

@@ -102,10 +102,6 @@ struct AssignmentReply {
                                     // what was given ahead.
  11: optional i64 recover           // there is no assignment: fence the shards with this attempt, then call
                                     // `rewind`; see `recover`
- 12: optional i64 carry_on          // in the answer to join: iterations that the worker may go on for by itself
-                                    // while the manager is away, with its share of the last plan; left out: 0.
-                                    // In the answer to rewind: 0 if it may not any more, since it cannot know
-                                    // how large batches are
  13: optional double heartbeat      // in the answer to join: seconds between heartbeats; left out: none wanted
  14: optional bool report_on        // there is no assignment: nothing more is planned before all that was given is
                                     // reported. Only to who named as `known` what it has still to report
@@ -120,7 +116,7 @@ struct HeartbeatReply {
   1: common.Identity identity
   2: optional i64 recover           // as in AssignmentReply
   3: optional bool paused           // nothing is planned until it is said otherwise: the worker waits for as long
-                                    // as it takes, and does not go on by itself should the manager be away
+                                    // as it takes
 }
 
 struct RecoverRequest {

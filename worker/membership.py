@@ -2,7 +2,7 @@
 
 It speaks to the BatchSizeManager alone. In the paper's blocking mode a report is a call that waits for the
 answer. Where the manager plans ahead, a thread reports while the next iterations are computed (LB-BSP,
-section 4). While the manager is away, the worker carries on with its share of the last plan.
+section 4). A manager that is away is waited for, as long as for the other workers.
 """
 
 import logging
@@ -24,7 +24,6 @@ from rpc.errors import (
     ProtocolError,
     RewoundError,
 )
-from worker.carry_on import Alone
 from worker.heartbeat import Heartbeat
 from worker.messages import (
     Finished,
@@ -44,7 +43,6 @@ _wire = idl.batchsize_manager
 
 _LAST_REPORTS_SECONDS = 1.0  # to have the last reports answered, before the worker leaves
 _SILENT_SECONDS = 5.0  # of waiting to be let in, before the user is told
-_PATIENCE_SECONDS = 1.0  # for a manager that is away, before the worker carries on by itself
 
 
 class Membership:
@@ -87,8 +85,7 @@ class Membership:
         self._on_failure = on_failure
         self._fence = fence
         self._log_fields = log_fields
-        self._spec: JobSpec | None = None  # once `join` was called
-        self._joined = False
+        self._joined: bool | None = None  # None before `join` was called
         self._lookahead = 0
         self._heartbeat_seconds: float | None = None
         self._heartbeat: Heartbeat | None = None
@@ -99,7 +96,6 @@ class Membership:
         self._failure: EvenpaceError | None = None
         self._recover: int | None = None  # the attempt that the job is to be brought into
         self._fenced = 0  # the last attempt that the shards were fenced with from here
-        self._alone = Alone(0, log_fields)
         self._reports: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report that the thread waits with
         self._leaving = False
@@ -128,7 +124,7 @@ class Membership:
             ConnectionLostError: It cannot be reached.
         """
         request = join_request(self._identity, spec, bounds, resume, unreleasable)
-        self._spec = spec
+        self._joined = False
         waiting = threading.Timer(_SILENT_SECONDS, self._tell_that_it_waits)
         waiting.daemon = True
         waiting.start()
@@ -137,12 +133,11 @@ class Membership:
         finally:
             waiting.cancel()
         self._joined = True
+        self._client.wait_to_connect(self._timeout)
         if reply.assignment is not None:
             self.attempt = reply.assignment.attempt or 0
         self._lookahead = reply.lookahead or 0
         self._heartbeat_seconds = reply.heartbeat or None
-        if self._fence is not None:
-            self._alone = Alone(reply.carry_on or 0, self._log_fields)
         self._take(reply)
         if self._lookahead:
             self._control = self._client.twin()  # the thread waits for answers through the other
@@ -153,20 +148,17 @@ class Membership:
 
     def start_heartbeat(self) -> None:
         """Tell the manager from now on that this worker lives, if it wants to know; see `heartbeat`."""
-        if self._heartbeat_seconds is not None or self._alone.limit:
+        if self._heartbeat_seconds is not None:
             twin = self._client.twin()
             self._heartbeat = Heartbeat(twin, self._identity, self._heartbeat_seconds, self, self._log_fields)
 
     def report(self, finished: Finished) -> None:
-        """Report an iteration: here, or where the manager plans ahead, by the thread.
-
-        While the manager is away, nothing is reported.
-        """
+        """Report an iteration: here, or where the manager plans ahead, by the thread."""
         if finished.maximum is not None:
             self._maximum = min(finished.maximum, self._maximum or finished.maximum)
         if self._lookahead:
             self._reports.put(finished)
-        elif not self.is_away:
+        else:
             self._report(finished)
 
     def next(self) -> Assignment | None:
@@ -175,29 +167,22 @@ class Membership:
         Raises:
             RewoundError: The manager wants the job to be brought into another attempt.
             EvenpaceError: Reporting has failed.
-            DeadlineExceededError: The others, or a manager that is away, kept this worker waiting for too
-                long.
+            DeadlineExceededError: The others kept this worker waiting for too long.
         """
         with self._change:
-            if self._alone.began and not self._is_decided():
-                self._alone.wait(self._timeout)
             while not self._change.wait_for(self._is_decided, self._timeout):
                 if self.paused:
                     continue
-                missing = "the manager is away, and" if self._alone.began else "there is"
                 raise DeadlineExceededError(
-                    f"{missing} no assignment after iteration {self._known} within {self._timeout:g} s"
+                    f"there is no assignment after iteration {self._known} within {self._timeout:g} s"
                 )
             if self._recover is not None:
                 raise RewoundError("the manager has begun another attempt", self._recover)
             if self._planned:
-                return self._alone.given(self._planned.popleft())
+                return self._planned.popleft()
             if self._failure is not None:
                 raise self._failure
-            if self.released is not None:
-                return None
-            assert self._spec is not None
-            return self._alone.go_on(self._spec)
+            return None
 
     def planned(self, iteration: int) -> Assignment | None:
         """The assignment of an iteration to come, if there is one yet."""
@@ -205,19 +190,14 @@ class Membership:
             return next((a for a in self._planned if a.iteration == iteration), None)
 
     def checkpoint(self) -> tuple[bytes, int | None]:
-        """What the manager has learned, and samples of a whole batch, for `join` to resume from.
-
-        Nothing while it is away: who goes on by itself knows of no change.
-        """
-        if self.is_away:
-            return b"", None
+        """What the manager has learned, and samples of a whole batch, for `join` to resume from."""
         reply = self._control.call("checkpoint", _wire.CheckpointRequest(identity=self._identity))
         self._check_echo(reply.identity)
         return bytes(reply.learned), reply.total_batch_size
 
     def leave(self) -> None:
         """Say goodbye; what fails now is only logged. From any thread, to one that waits in `join`."""
-        if self._spec is None:
+        if self._joined is None:
             return
         self._leaving = True
         reason = ConnectionLostError("this worker is leaving")
@@ -230,8 +210,6 @@ class Membership:
             self._client.abandon(reason)
             self._reports.put(None)
             self._thread.join()
-        if self.is_away:
-            return
         try:
             if self.released is None or self._thread is not None:  # it may not have reported all of it
                 self._control.call("leave", _wire.LeaveRequest(identity=self._identity), timeout=5.0)
@@ -248,7 +226,7 @@ class Membership:
     def recover(self, attempt: int) -> int:
         """Have another attempt begun than `attempt`, and say which; waits for a manager that is away."""
         request = _wire.RecoverRequest(identity=self._identity, attempt=attempt)
-        return int(self._call_patiently("recover", request).attempt)
+        return int(self._call_patiently(self._control, "recover", request).attempt)
 
     def has_trained(self) -> bool:
         """Whether the manager knows of an iteration that is complete."""
@@ -269,14 +247,11 @@ class Membership:
             RewoundError: There is a later attempt already.
         """
         request = _wire.RewindRequest(identity=self._identity, attempt=attempt, iteration=iteration)
-        reply = self._call_patiently("rewind", request)
+        reply = self._call_patiently(self._control, "rewind", request)
         with self._change:
             self.attempt = attempt
             self._planned.clear()
             self._recover = None
-            self._alone.end()
-            if reply.carry_on is not None:
-                self._alone.allowed = reply.carry_on > 0
         self._take(reply)
         return self.next()
 
@@ -285,16 +260,6 @@ class Membership:
         """How often a connection for calls had to be made anew; from any thread."""
         clients = {self._client, self._control}
         return sum(max(0, client.connections - 1) for client in clients)
-
-    @property
-    def carried_on(self) -> int:
-        """Iterations that were done without the manager."""
-        return self._alone.total
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the manager is away, and this worker carries on by itself."""
-        return self._alone.began
 
     def must_recover(self, attempt: int) -> None:
         """The manager wants the job to be brought into another attempt; from any thread."""
@@ -319,7 +284,6 @@ class Membership:
         """This worker cannot go on; from any thread."""
         with self._change:
             self._failure = error
-            self._alone.end()
             self._change.notify_all()
         self._on_failure(error)
 
@@ -336,7 +300,7 @@ class Membership:
     def _report_all(self) -> None:
         """The thread: one report after the other, until this worker leaves or one fails."""
         while (finished := self._reports.get()) is not None and not self._leaving:
-            if self.is_away or finished.attempt != self.attempt:
+            if finished.attempt != self.attempt:
                 continue
             try:
                 self._report(finished)
@@ -345,8 +309,7 @@ class Membership:
                     break
                 self.fail(error if isinstance(error, EvenpaceError) else _reporting_failed(error))
                 return
-        if not self.is_away:
-            self._report_last(finished)
+        self._report_last(finished)
 
     def _report_last(self, finished: Finished | None) -> None:
         """Tell what there was no answer to, or what was not told; `finished` is the first of these.
@@ -373,14 +336,7 @@ class Membership:
             request.known = self._known
         self._unanswered = request
         try:
-            reply = self._call_report(request)
-        except ConnectionLostError as error:
-            if self._leaving or not self._can_carry_on:
-                raise
-            with self._change:
-                self._alone.begin(error)
-                self._change.notify_all()
-            return
+            reply = self._call_patiently(self._client, "report", request)
         finally:
             if not self._leaving:
                 self._unanswered = None
@@ -396,22 +352,6 @@ class Membership:
                 self.must_recover(reply.recover)
         if reply.lost:
             self._on_lost(reply.lost)
-
-    def _call_report(self, request: Any) -> Any:
-        while True:
-            could_carry_on = self._can_carry_on
-            if self._alone.limit:
-                # Who cannot carry on waits for a manager as long as for the others.
-                self._client.wait_to_connect(_PATIENCE_SECONDS if could_carry_on else self._timeout)
-            try:
-                return self._client.call("report", request)
-            except ConnectionLostError:
-                if self._leaving or not could_carry_on or self._can_carry_on:
-                    raise
-                # The job was paused meanwhile: the manager is waited for.
-            except DeadlineExceededError:
-                if self._leaving or not self.paused:
-                    raise
 
     def _request(self, finished: Finished) -> Any:
         return report_request(self._identity, finished, self._maximum)
@@ -433,22 +373,17 @@ class Membership:
                 self._known = assignments[-1].iteration
             self._change.notify_all()
 
-    def _call_patiently(self, method: str, request: Any) -> Any:
-        """Call a manager that may have to be waited for."""
-        self._control.wait_to_connect(self._timeout)
+    def _call_patiently(self, client: Client, method: str, request: Any) -> Any:
+        """Call the manager; while the job is paused, for as long as it takes."""
         while True:
             try:
-                reply = self._control.call(method, request)
+                reply = client.call(method, request)
                 break
             except DeadlineExceededError:
-                if not self.paused:
+                if self._leaving or not self.paused:
                     raise
         self._check_echo(reply.identity)
         return reply
-
-    @property
-    def _can_carry_on(self) -> bool:
-        return self._spec is not None and not self.paused and self._alone.can_go_on(self._spec)
 
     def _is_decided(self) -> bool:
         return (
@@ -456,7 +391,6 @@ class Membership:
             or self._failure is not None
             or self.released is not None
             or self._recover is not None
-            or (self.is_away and self._can_carry_on)
         )
 
     def _check_echo(self, echoed: Any) -> None:

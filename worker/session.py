@@ -120,11 +120,6 @@ class Session:
         return self._membership.reconnects + self._shards.reconnects
 
     @property
-    def carried_on(self) -> int:
-        """Iterations that this worker did by itself while the manager was away."""
-        return self._membership.carried_on
-
-    @property
     def reduces_itself(self) -> bool:
         """Whether the workers reduce their gradients among themselves, with no parameter server."""
         return not self.config.shards

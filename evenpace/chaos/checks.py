@@ -72,7 +72,7 @@ def journals_agree(journals: Iterable[Journal], courses: Sequence[Course], spec:
 def history_agrees(records: Sequence[Mapping[str, Any]], course: Course, spec: JobSpec) -> Iterator[str]:
     """The manager's records are of whole batches, each iteration once at most, in order.
 
-    Some may be missing that workers did while it was away, but only before a new attempt: within one, it
+    Some may be missing that it had not written when it died, but only before a new attempt: within one, it
     plans an iteration when the one before is complete. A shard knows each iteration's attempt.
     """
     iterations = len(course.steps)

@@ -65,7 +65,7 @@ def print_outcome(outcome: Outcome, folder: Path) -> None:
         f"redone; longest stall {outcome.longest_stall:.1f} s.\n"
         f"Parameters: {outcome.compared} fingerprints and the final ones differ from one process by "
         f"{outcome.error:.1e} at most.\n"
-        f"The manager has no record of {outcome.missing} iterations that workers did without it; "
+        f"The manager has no record of {outcome.missing} iterations that it had not written when it died; "
         f"{len(outcome.excused)} workers were taken out after a long silence.\n"
         f"Violations: {len(outcome.violations)}."
     )

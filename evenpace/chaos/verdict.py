@@ -36,7 +36,7 @@ class Outcome:
         longest_stall: Seconds between two steps, at most.
         error: Of the parameters, relative; the largest of those that were compared.
         compared: How many versions' parameters were compared.
-        missing: Iterations of which the manager has no record, since workers carried on without it.
+        missing: Iterations of which the manager has no record, since it died before that was written.
         excused: Seconds of silence after which workers were taken out of the job, by worker.
         violations: In words.
         seconds: That all of it took.

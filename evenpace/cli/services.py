@@ -131,13 +131,6 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     help="Seconds that a job whose workers have all died waits for others.",
 )
 @click.option(
-    "--carry-on",
-    type=click.IntRange(0),
-    default=JobConfig.carry_on,
-    show_default=True,
-    help="Iterations in a row that workers may go on by themselves while the manager is away.",
-)
-@click.option(
     "--heartbeat",
     type=click.FloatRange(0),
     default=JobConfig.heartbeat,
@@ -196,7 +189,6 @@ def manager(
     keep_runs: int,
     keep_days: float | None,
     keep_job: float,
-    carry_on: int,
     heartbeat: float,
     silence: float,
     absence: float,
@@ -233,7 +225,6 @@ def manager(
             heartbeat=heartbeat,
             silence=silence,
             absence=absence,
-            carry_on=carry_on,
             scale_batch=scale_batch,
         )
         learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)

@@ -25,7 +25,6 @@ def _session_figures(session: Session) -> Fill:
         families.set("session_pieces", tally.pieces)
         families.set("session_rewinds", tally.rewinds)
         families.set("session_reconnects", session.reconnects)
-        families.set("session_carried_on", session.carried_on)
         families.fill("session_batch_processing_seconds", tally.processing)
         for phase, seconds in tally.seconds.items():
             families.set("session_phase_seconds", seconds, phase)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -490,17 +491,21 @@ def test_who_may_not_join_a_job_may_not_change_it(tmp_path):
         worker.close()
 
 
-def test_late_joiners_say_the_specification_that_the_job_began_with():
+def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
     """However large its batches are by now."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         worker = MemberWorker(address, "mine")
         client.set_total_batch_size("mine", 500)
         report = _wire.ReportRequest(worker.identity, 0, 0.5, 0.0, 0.5, 0.5)
-        assert worker.client.call("report", report).recover == 1
+        assert worker.client.call("report", report).assignment.total == 500
         other = Client(_wire.BatchSizeManager, address, "manager")
-        identity = idl.common.Identity("mine", "late", "i")
-        reply = other.call("join", join_request(identity))
-        assert reply.recover == 1
+        request = join_request(idl.common.Identity("mine", "late", "i"))
+        with ThreadPoolExecutor(1) as thread:
+            joined = thread.submit(other.call, "join", request)
+            wait_until(lambda: client.status("mine").summary.members == 2, "the newcomer")
+            report.iteration = 1
+            worker.client.call("report", report)
+            assert joined.result().assignment.batch_start == 510
         other.close()
         worker.client.close()
 

@@ -17,7 +17,6 @@ from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError, RewoundError
 from tests.state_machines import driven, replay
-from worker.carry_on import carried_on
 
 CHECKPOINT_EVERY = 3  # versions
 MEMBERS = 5
@@ -117,7 +116,6 @@ class Worker:
         self.fenced = None  # the attempt that it has fenced the shard with, and the version there
         self.begins = None  # the attempt whose first assignment it waits for, to rewind the shard to it
         self.frozen = False
-        self.may_carry_on = False
         self.said = []  # reports
 
 
@@ -273,34 +271,6 @@ class AnyFault(RuleBasedStateMachine):
         """The manager is started again from what it kept; the last records may be missing."""
         self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members)
 
-    @precondition(lambda self: not self.config.lookahead and not self.config.scale_batch)
-    @rule(steps=st.integers(1, 4), lost=st.integers(0, 3))
-    def carry_on(self, steps, lost):
-        """The manager is away, and workers go on with their shares of the last plan; then it is back."""
-        able = [
-            w
-            for w in self.workers.values()
-            if not w.frozen
-            and w.must is None
-            and w.todo
-            and w.todo[0] in w.own
-            and w.may_carry_on
-            and carried_on(self.spec, w.todo[0], w.todo[0].iteration + 1) is not None
-        ]
-        for _ in range(steps):
-            version = self.shard.version
-            for worker in able:
-                if worker.todo and not worker.pushed:
-                    self.push(worker)
-            if self.shard.version == version:
-                break
-            for worker in able:
-                if worker.pushed:
-                    part = worker.todo[0]
-                    worker.todo, worker.pushed = [carried_on(self.spec, part, part.iteration + 1)], False
-                    worker.own.update(worker.todo)
-        self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members=False)
-
     @precondition(lambda self: self.shard.version)
     @rule()
     def shard_crashes(self):
@@ -455,7 +425,7 @@ class AnyFault(RuleBasedStateMachine):
             return
         part = self.job.next_assignment(*self.me(worker), known)
         if part is None:
-            if self.job.awaits_reports and (worker.todo or worker.finished):
+            if self.job.paused and (worker.todo or worker.finished):
                 worker.waiting = False
             return
         worker.waiting = False
@@ -485,7 +455,6 @@ class AnyFault(RuleBasedStateMachine):
         (attempt, version), worker.fenced = worker.fenced, None
         self.job.rewind(*self.me(worker), attempt, version, self.now)
         worker.must, worker.attempt, worker.begins = None, attempt, attempt
-        worker.may_carry_on = self.job.carry_on > 0
         self.begin_attempt(worker)
 
     def begin_attempt(self, worker):

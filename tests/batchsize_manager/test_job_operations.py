@@ -128,15 +128,14 @@ def drive(driver, iterations, *names):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("carry_on", [0, 5])
-def test_batches_of_another_size_begin_where_the_last_has_ended(policy, carry_on):
-    """The epoch goes on; all takes place in a new attempt, and nothing is done twice."""
-    driver = Beating("a", "b", policy=policy, total=16, size=100, carry_on=carry_on)
+def test_batches_of_another_size_begin_where_the_last_has_ended(policy):
+    """The epoch goes on, nothing is done twice, and nobody has to go through a recovery."""
+    driver = Beating("a", "b", policy=policy, total=16, size=100)
     drive(driver, 2, "a", "b")
     driver.next("a")
     said = driver.job.change_batch_size(24, driver.now)
     assert said == "an operator has changed the batch size from 16 to 24, from iteration 3 on"
-    assert (driver.job.recovering, driver.job.batch_size) == (None, 24)
+    assert driver.job.batch_size == 24
     batches = drive(driver, 5, "a", "b")
     assert [batch[:3] for batch in batches] == [
         (0, 32, 16),
@@ -147,21 +146,7 @@ def test_batches_of_another_size_begin_where_the_last_has_ended(policy, carry_on
     ]
     assert all(sum(batch[3]) == batch[2] for batch in batches)
     assert [record.iteration for record in driver.job.history(0, 99)] == list(range(7))
-    assert (driver.job.attempt, driver.job.carry_on) == (1, 0)
-
-
-def test_back_at_the_specified_size_nobody_may_carry_on():
-    """Positions stay apart from what the specification tells, until the job goes back to where they agree."""
-    driver = Beating("a", "b", total=16, size=1000)
-    assert driver.job.carry_on
-    for size in (24, 16):
-        driver.job.change_batch_size(size, driver.now)
-        drive(driver, 2, "a", "b")
-    assert driver.job.carry_on == 0
-    driver.job.recover("a", "a", driver.job.attempt, driver.now)
-    for name in "ab":
-        driver.job.rewind(name, name, driver.job.attempt, 0, driver.now)
-    assert driver.job.carry_on
+    assert driver.job.attempt == 0
 
 
 def test_a_batch_that_does_not_fit_is_refused():
@@ -242,6 +227,7 @@ def test_other_modes_change_the_size_at_once(mode):
         driver.finish("a")
     assert driver.job.members == ["a"]
     assert driver.job.why_released("b", "b") == "drained by an operator"
+    assert driver.job.heartbeat("b", "b", 0, driver.now) is None  # one that was under way is no error
     assert driver.count("a") == 24
 
 

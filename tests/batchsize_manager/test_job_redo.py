@@ -198,7 +198,6 @@ def test_jobs_that_reduce_gradients_redo_nothing():
     driver.finish("a", "c")
     driver.job.leave("b", "b", 0.0)
     assert driver.span("a") == (2, 60, 15)
-    assert driver.job.carry_on == 0
     driver.job.recover("a", "a", 0, 0.0)
     assert driver.job.failure == "a cannot go on; restart the job from its checkpoint"
 
@@ -462,7 +461,6 @@ def test_a_job_is_not_kept_for_ever():
         ({"silence": 0.0, "heartbeat": 0.0}, r"silence 0\.0: must be above 0"),
         ({"absence": float("nan")}, "absence nan"),
         ({"return_grace": -0.5}, r"return_grace -0\.5"),
-        ({"carry_on": -1}, "carry_on -1"),
         ({"heartbeat": 10.0}, r"heartbeat 10\.0: must be below silence, 10\.0 s"),
     ],
 )

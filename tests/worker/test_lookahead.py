@@ -186,7 +186,7 @@ def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, 
 
 
 @pytest.mark.parametrize("lookahead", [1, 3])
-def test_when_the_manager_dies_and_nobody_may_carry_on_every_worker_ends(lookahead):
+def test_when_the_manager_dies_for_good_every_worker_ends(lookahead):
     """Those that wait in a pull, too, with an error that says who is gone."""
     with serving(shard_service()) as shard:
         shards = [shard]
@@ -196,9 +196,8 @@ def test_when_the_manager_dies_and_nobody_may_carry_on_every_worker_ends(lookahe
             if session.assignment.iteration == 5:
                 reached.set()
 
-        job = JobConfig(3, lookahead, carry_on=0)
-        with serving(ManagerService(ManagerConfig("even", job=job))) as manager:
-            workers = [Worker(manager, shards, f"w{i}", 10**6, at) for i in range(3)]
+        with serving(ManagerService(ManagerConfig("even", job=JobConfig(3, lookahead)))) as manager:
+            workers = [Worker(manager, shards, f"w{i}", 10**6, at, barrier_timeout=6.0) for i in range(3)]
             assert reached.wait(240)
         for worker in workers:
             with pytest.raises(EvenpaceError, match=r"BatchSizeManager|shutting down"):

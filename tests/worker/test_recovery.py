@@ -11,7 +11,7 @@ import pytest
 from batchsize_manager.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.observer import Observer
-from rpc.errors import DeadlineExceededError
+from rpc.errors import ConnectionLostError, NotMemberError
 from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, trained_alone
 from tests.services import (
@@ -142,7 +142,7 @@ def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
     freeze = {"w1": point, "w0": "450:report:0", "w2": "450:push:0"}
     arguments = ["--iterations", "500"]
     with (
-        in_process_manager(3, heartbeat=0.2, silence=1.0, carry_on=0) as manager,
+        in_process_manager(3, heartbeat=0.2, silence=1.0) as manager,
         shards_here(tmp_path, every=100) as shards,
         processes(tmp_path, manager, shards, names, freeze, arguments=arguments) as workers,
     ):
@@ -278,85 +278,58 @@ def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_without_the_manager_workers_carry_on_to_the_last_bit(tmp_path, lookahead):
-    """Killed in one iteration and started again 20 later, it leaves no trace in the parameters."""
+def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
+    """Killed while workers train, and started again, it leaves no trace in the parameters."""
 
-    def train(folder, kill, start):
+    def train(folder, *, kill):
         options = [*TWO_EVENLY, "--lookahead", str(lookahead)]
         with (
             restartable_manager(folder, *options) as manager,
             serving(shard_service(deterministic=True)) as shard,
         ):
-            at = [once(20, manager.kill), once(40, manager.start)] if kill else []
+
+            def again():
+                manager.kill()
+                manager.start()
+
+            disturbs = once(20, again) if kill else lambda session: None
             workers = [
-                Worker(
-                    manager.address,
-                    [shard],
-                    f"w{i}",
-                    ITERATIONS,
-                    lambda session, i=i: [act(session) for act in at if i == 0],
-                )
-                for i in range(2)
+                Worker(manager.address, [shard], f"w{i}", ITERATIONS, at)
+                for i, at in enumerate((disturbs, lambda session: None))
             ]
             assert_trained(workers)
             return [worker.session.parameters for worker in workers]
 
-    undisturbed = train(tmp_path / "a", kill=False, start=False)
-    disturbed = train(tmp_path / "b", kill=True, start=True)
+    undisturbed = train(tmp_path / "a", kill=False)
+    disturbed = train(tmp_path / "b", kill=True)
     assert np.array_equal(undisturbed, disturbed)
 
 
-@pytest.mark.slow
-def test_uneven_shares_are_carried_on_with(tmp_path):
-    """With a balanced split, too, what workers do by themselves makes whole batches."""
-    with (
-        restartable_manager(tmp_path / "state", "--workers", "3", "--policy", "proportional") as manager,
-        shards_here(tmp_path, every=5) as shards,
-    ):
-        at = once(15, manager.kill)
-        back = once(35, manager.start)
+def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(caplog, wait_until):
+    """It is waited for as long as the other workers would be, and the user is told."""
+    with serving(shard_service()) as shard:
+        with in_process_manager(1) as manager:
+            worker = Worker(manager, [shard], "w", 10**6, barrier_timeout=10.0)
+            wait_until(lambda: worker.done, "the first iterations")
+        with pytest.raises(ConnectionLostError, match="cannot reach the BatchSizeManager"):
+            worker.end()
+    assert "cannot reach the BatchSizeManager" in caplog.text
+    assert "trying for" in caplog.text
+
+
+def test_who_waits_in_a_pull_learns_that_the_manager_has_forgotten_the_job():
+    """Without --state: the other worker, which would learn of it from its report, is not needed for that."""
+    with RestartableService("manager", *TWO_EVENLY) as manager, serving(shard_service()) as shard:
+
+        def again():
+            manager.kill()
+            manager.start()
+            workers[0].join(240)  # which waits for this one's gradient
+
         workers = [
-            Worker(
-                manager.address,
-                shards,
-                f"w{i}",
-                ITERATIONS,
-                lambda session, i=i: (at(session), back(session)) if i == 0 else None,
-            )
-            for i in range(3)
+            Worker(manager.address, [shard], f"w{i}", ITERATIONS, at)
+            for i, at in enumerate((lambda session: None, once(8, again)))
         ]
-        assert_trained(workers)
-
-
-def test_where_it_is_not_allowed_nobody_carries_on(wait_until):
-    """With carry_on 0 a manager that is gone ends the training, as an error."""
-    with serving(shard_service()) as shard:
-        with in_process_manager(1, carry_on=0) as manager:
-            worker = Worker(manager, [shard], "w", 10**6)
-            wait_until(lambda: worker.done, "the first iterations")
-        with pytest.raises(Exception, match=r"BatchSizeManager|shutting down"):
-            worker.end()
-
-
-def test_worker_that_may_carry_on_no_further_says_what_it_waits_for(caplog, wait_until):
-    """With carry_on 3 a manager that is gone is waited for after three iterations, and the user is told."""
-    with serving(shard_service()) as shard:
-        with in_process_manager(1, carry_on=3) as manager:
-            worker = Worker(manager, [shard], "w", 10**6)
-            wait_until(lambda: worker.done, "the first iterations")
-            worker.session._membership._timeout = 3.0  # of its barriers; a call may take longer
-        with pytest.raises(DeadlineExceededError, match="the manager is away"):
-            worker.end()
-    assert "carried on for 3 iterations; now waiting up to 3 s for the manager" in caplog.text
-
-
-def test_a_session_that_is_closed_waits_in_no_join(wait_until):
-    """Closed by another thread while the job gathers its workers, it ends with an error at once."""
-    with in_process_manager(2) as manager, serving(shard_service()) as shard:
-        worker = Worker(manager, [shard], "w", 10)
-        observer = Observer(manager, [shard])
-        wait_until(lambda: observer.poll() and observer.members == ["w"], "its joining")
-        worker.session.close()
-        with pytest.raises(Exception, match="leaving"):
-            worker.end()
-        wait_until(lambda: not (observer.poll() and observer.members), "its leaving")
+        for worker in workers:
+            with pytest.raises(NotMemberError, match="there is no job 'default': join first"):
+                worker.end()

@@ -1,0 +1,110 @@
+"""Where a job goes on after a recovery: decisions without any service."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchsize_manager.plan import Assignment
+from rpc.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from worker.recovery import ShardState, common_version, recover
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.lists(st.integers(0, 30), max_size=5)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_all_shards_can_go_back_to_the_common_version(shards):
+    """It is the one where they are, if that is the same for all, else the latest that all have."""
+    states = [ShardState(f"s{i}", True, v, tuple(sorted(kept))) for i, (v, kept) in enumerate(shards)]
+    version = common_version(states)
+    reachable = [{v, *kept} for v, kept in shards]
+    if len({v for v, _ in shards}) == 1:
+        assert version == shards[0][0]
+    elif version is None:
+        assert not set.intersection(*reachable)
+    else:
+        assert version == max(set.intersection(*reachable))
+
+
+class Services:
+    """A manager and two shards, as `recover` sees them, that do what a test says."""
+
+    def __init__(self, *states, trained=True):
+        self.attempt = 0
+        self.states = states
+        self.proposed = []
+        self.asked = []
+        self._trained = trained
+
+    def recover(self, attempt):
+        """See `worker.recovery.Manager`."""
+        self.asked.append(attempt)
+        return attempt + 1
+
+    def has_trained(self):
+        """See `worker.recovery.Manager`."""
+        return self._trained
+
+    def rewind(self, attempt, iteration):
+        """See both of `worker.recovery`'s protocols."""
+        self.proposed.append((attempt, iteration))
+        return Assignment(iteration, 0, 0, 5, 10, attempt)
+
+    def fence(self, attempt):
+        """See `worker.recovery.ParameterServer`."""
+        return list(self.states)
+
+
+def run(services, first=None, pull=lambda assignment: None, timeout=60.0):
+    """What `recover` comes to."""
+    error = RewoundError("another attempt", 0)
+    return recover(services, services, error, first, pull, timeout)
+
+
+def test_shards_that_differ_go_back_to_what_both_have():
+    """One that stepped once more goes back, too."""
+    services = Services(ShardState("a", True, 7, (2, 5)), ShardState("b", True, 6, (2, 4)))
+    assert run(services).iteration == 2
+    assert services.proposed[0] == (1, 2)
+
+
+def test_a_shard_without_parameters_is_a_final_error_that_says_what_to_do():
+    """It names the shard and the option."""
+    services = Services(ShardState("the shard at x:1", False, 0, ()), ShardState("b", True, 6, ()))
+    with pytest.raises(InvalidRequestError, match=r"the shard at x:1 has no parameters .*--state DIR"):
+        run(services)
+
+
+def test_a_job_that_has_not_begun_begins_where_it_was_to():
+    """If nothing was trained, nothing is missing; if something was, it is."""
+    nothing = [ShardState(name, False, 0, ()) for name in ("a", "b")]
+    assert run(Services(*nothing, trained=False), first=40).iteration == 40
+    with pytest.raises(DeadlineExceededError):
+        run(Services(*nothing, trained=True), first=40, timeout=0.3)
+
+
+def test_a_later_attempt_meanwhile_is_joined():
+    """Whoever is told of another attempt asks the manager for that one, and goes on there."""
+    services = Services(ShardState("a", True, 3, ()))
+    told = iter([RewoundError("again", 4)])
+
+    def pull(assignment):
+        for error in told:
+            raise error
+
+    assert run(services, pull=pull).attempt == 4
+    assert services.asked == [0, 3]
+
+
+def test_recovery_does_not_take_for_ever():
+    """Not if each attempt is overtaken by another."""
+    services = Services(ShardState("a", True, 3, ()))
+
+    def pull(assignment):
+        raise RewoundError("again", assignment.attempt + 1)
+
+    with pytest.raises(DeadlineExceededError, match="no recovery within"):
+        run(services, pull=pull, timeout=0.3)
