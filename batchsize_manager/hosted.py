@@ -19,6 +19,7 @@ from batchsize_manager.job_steps import EVENTS
 from rpc.errors import EvenpaceError, NotMemberError, UnavailableError
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
+from rpc.periodic import Periodic
 from rpc.service import Call
 
 _wire = idl.batchsize_manager
@@ -68,6 +69,7 @@ class Hosted:
     # The last events, and when they were logged, in seconds since 1970.
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     deserted: bool = False  # whether it has no members
+    sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
     traced: int = 0  # complete iterations that have been looked at for traces
     answered: int = -1  # the job's news when all who wait were last answered
     waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker

@@ -158,10 +158,11 @@ class ManagerService:
         self._tell.tick()
         notices = self._archive.notices() if self._archive is not None else []
         for hosted in list(self._jobs.values()):
-            for notice in notices:
-                hosted.job.note(notice)
-            hosted.job.tick(now)
-            self._settle(hosted)
+            with hosted.sweeping:
+                for notice in notices:
+                    hosted.job.note(notice)
+                hosted.job.tick(now)
+                self._settle(hosted)
 
     def stop(self) -> None:
         """Refuse everybody who waits. Jobs that are remembered go on when the manager is started again."""

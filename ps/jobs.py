@@ -21,6 +21,7 @@ from ps.shard import Shard
 from ps.store import Store
 from rpc.errors import InvalidRequestError
 from rpc.limited_log import LimitedLog
+from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Jobs:
         self._jobs: dict[str, Hosted] = {}
         self._store = Store(config.state, config.ledger) if config.state else None
         self._next_sweep: float | None = None
+        self._removing = Periodic("removing old jobs from the folder")
         self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
 
     def __iter__(self) -> Iterator[Hosted]:
@@ -158,7 +160,8 @@ class Jobs:
             self._next_sweep = now + self._config.keep
         if self._store is not None and now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_SECONDS
-            self._store.remove_old(self._config.keep, self._jobs)
+            with self._removing:
+                self._store.remove_old(self._config.keep, self._jobs)
 
     def close(self) -> None:
         """Write down where the jobs are."""

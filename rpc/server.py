@@ -20,6 +20,7 @@ from rpc.guard import AUTHENTICATE
 from rpc.limited_log import LimitedLog
 from rpc.limits import Admission, ServerLimits
 from rpc.peer import Peer
+from rpc.periodic import Periodic
 from rpc.service import Service
 from rpc.tally import ServerTally
 from rpc.tls import READ_BYTES, TlsLayer
@@ -222,6 +223,7 @@ class Server:
 
     async def _sweep(self) -> None:
         before, held_up = time.monotonic(), False
+        peers, service = Periodic("looking at connections"), Periodic("looking at the service's deadlines")
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
@@ -231,6 +233,8 @@ class Server:
             if held_up:
                 continue  # it was us who were silent: what peers have sent meanwhile is read first
             self._complaints.tick()
-            for peer in list(self._peers):
-                peer.check_deadlines(now)
-            self.service.tick(now)
+            with peers:
+                for peer in list(self._peers):
+                    peer.check_deadlines(now)
+            with service:
+                self.service.tick(now)

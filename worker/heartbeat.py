@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import idl
 from rpc.client import Client
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError
+from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +73,17 @@ class Heartbeat:
         self._client.close()
 
     def _run(self) -> None:
+        beating = Periodic("sending a heartbeat")
         # The first at once: who has never sent one is not missed when it is silent.
         while not self._stopping.is_set():
-            try:
-                self._beat()
-            except (NotMemberError, InvalidRequestError) as error:
-                self._member.fail(error)
-                return
-            except EvenpaceError as error:
-                log.debug("heartbeat: %s", error, extra=self._log_fields())
+            with beating:
+                try:
+                    self._beat()
+                except (NotMemberError, InvalidRequestError) as error:
+                    self._member.fail(error)
+                    return
+                except EvenpaceError as error:
+                    log.debug("heartbeat: %s", error, extra=self._log_fields())
             self._stopping.wait(self._seconds)
 
     def _beat(self) -> None:
