@@ -4,6 +4,7 @@ When jobs are created and what happens to them is the service's business.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from batchsize_manager import messages
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.job_steps import EVENTS
-from rpc.errors import EvenpaceError, NotMemberError, UnavailableError
+from rpc.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.periodic import Periodic
@@ -31,11 +32,13 @@ class Waiting:
 
     Attributes:
         call: The call.
+        until: When its caller is to ask again, if there is no assignment by then; seconds.
         reported_iteration: -1 for one that reports none.
         known: The iteration after whose the assignment is asked for, if one is named; else -1.
     """
 
     call: Call
+    until: float = math.inf
     reported_iteration: int = -1
     known: int = -1
 
@@ -147,6 +150,13 @@ class Hosted:
             self.once_kept(partial(waiting.call.reply, reply))
         else:
             waiting.call.reply(reply)
+
+    def send_away(self, now: float) -> None:
+        """Have those ask again whose answers may not be held back for longer."""
+        for worker, waiting in list(self.waiting.items()):
+            if now >= waiting.until:
+                del self.waiting[worker]
+                waiting.call.fail(NotYetError("there is no assignment yet"))
 
     def detach(self, worker: str, incarnation: str, peer: Peer, now: float) -> None:
         """A connection of a member's is gone; who has no other is away."""

@@ -138,6 +138,7 @@ class ManagerService:
         """Take a call."""
         if call.request is None:
             raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
+        check.wait(getattr(call.request, "wait", None))  # before anything has changed
         self._handlers[call.method](call)
 
     def open_sink(self, call: Call, length: int) -> Sink:
@@ -163,6 +164,7 @@ class ManagerService:
                     hosted.job.note(notice)
                 hosted.job.tick(now)
                 self._settle(hosted)
+                hosted.send_away(now)
 
     def stop(self) -> None:
         """Refuse everybody who waits. Jobs that are remembered go on when the manager is started again."""
@@ -396,8 +398,9 @@ class ManagerService:
         self, hosted: Hosted, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
     ) -> None:
         worker = call.request.identity.worker
+        until = call.since + check.wait(call.request.wait)
         self._attach(hosted, worker, incarnation, call.peer)
-        hosted.wait(worker, Waiting(call, reported_iteration, known))
+        hosted.wait(worker, Waiting(call, until, reported_iteration, known))
         self._settle(hosted, worker)
 
     def _settle(self, hosted: Hosted, asker: str | None = None) -> None:

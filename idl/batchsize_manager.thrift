@@ -63,6 +63,7 @@ struct JoinRequest {
   3: Bounds bounds
   4: optional Resume resume         // of no effect once the job runs
   5: optional bool unreleasable     // never release this worker: others could not go on without it
+  6: optional double wait           // seconds for which the answer may be held back; see NotYet
 }
 
 struct ReportRequest {
@@ -76,6 +77,7 @@ struct ReportRequest {
   8: optional i64 maximum           // samples that have proved to be all it can take; at least 1, for good
   9: optional i64 attempt           // of the assignment that is finished; left out: the present one
  10: optional i64 start             // of the assignment that is finished; left out: the last that was given
+ 11: optional double wait           // as in JoinRequest
 }
 
 /** A slice of an iteration's batch whose worker has gone; if it had not pushed yet, it never will. */
@@ -133,6 +135,7 @@ struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt                    // the new one
   3: i64 iteration                  // that all shards can go on from
+  4: optional double wait           // as in JoinRequest
 }
 
 struct CheckpointRequest {
@@ -299,11 +302,11 @@ service BatchSizeManager {
 
   AssignmentReply join(1: JoinRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Unauthorised unauthorised)
+            4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
 
   AssignmentReply report(1: ReportRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Unauthorised unauthorised)
+            4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
 
   /** What policy and predictors have learned, to be kept beside the parameters. */
   CheckpointReply checkpoint(1: CheckpointRequest request)
@@ -331,7 +334,7 @@ service BatchSizeManager {
   /** Answered with the first assignment of the new attempt; the first member to say decides where it begins. */
   AssignmentReply rewind(1: RewindRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Unauthorised unauthorised)
+            4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
 
   LeaveReply leave(1: LeaveRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

@@ -37,6 +37,14 @@ exception Rewound {
 }
 
 /**
+ * What the call waits for has not come within the seconds that the caller gave as `wait`, and the caller may ask
+ * again: so both sides see that the other is still there. Who gives none is answered whenever it has come.
+ */
+exception NotYet {
+  1: string message
+}
+
+/**
  * The connection may not do this: it has not authenticated itself, its token is not valid (any more), or the token
  * is another job's. The same call on the same connection will fail again.
  */

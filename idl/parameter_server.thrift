@@ -113,6 +113,7 @@ struct PullRequest {
   3: optional string slot           // this slot of the optimiser's state instead of the parameters
   4: optional i64 attempt           // that the worker is in; left out: 0 or, with version -1, whatever it is
   5: optional string instance       // as in PushRequest
+  6: optional double wait           // seconds for which the answer may be held back; see NotYet
 }
 
 struct PullReply {
@@ -193,7 +194,7 @@ service ParameterServer {
   /** Answered when the version is there. */
   PullReply pull(1: PullRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
+            4: common.Rewound rewound, 5: common.Unauthorised unauthorised, 6: common.NotYet not_yet)
 
   /**
    * A new attempt begins: nothing of an earlier one is taken any more, what has come for the next step is

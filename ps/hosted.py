@@ -18,7 +18,7 @@ from ps.parameters import Parameters
 from ps.state import State
 from ps.store import JobStore
 from ps.tally import ShardTally
-from rpc.errors import InvalidRequestError, RewoundError
+from rpc.errors import InvalidRequestError, NotYetError, RewoundError
 from rpc.peer import Peer
 from rpc.service import Call
 
@@ -72,7 +72,7 @@ class Hosted:
         rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
         peers: The connections.
         readers: Those that parameters were sent to since the last step.
-        waiting: Pulls, each with its version and the time since when.
+        waiting: Pulls, each with its version and the time by which its caller is to ask again; seconds.
         left_at: Since when there is no connection, or None.
         tally: Counts of what the shard has done.
     """
@@ -141,6 +141,14 @@ class Hosted:
         self.attempt, self.fenced, self.rewound_to = attempt, False, version
         self._note({"initialised": version})
         self.save()
+
+    def send_away(self, now: float) -> None:
+        """Have those ask again whose answers may not be held back for longer."""
+        late = [entry for entry in self.waiting if now >= entry[2]]
+        if late:
+            self.waiting = [entry for entry in self.waiting if now < entry[2]]
+        for call, version, _ in late:
+            call.fail(NotYetError(f"version {version} is not there yet"))
 
     def check_attempt(self, worker: str, attempt: int, instance: str | None = None) -> None:
         """See that a worker relies on what is here.

@@ -87,7 +87,9 @@ class ParameterServerService:
                 hosted.left_at = time.monotonic()
 
     def tick(self, now: float) -> None:
-        """Drop jobs that everybody has left long ago."""
+        """Have those ask again who have waited for long, and drop jobs that everybody has left long ago."""
+        for hosted in self._jobs:
+            hosted.send_away(now)
         self._jobs.forget(now)
 
     def stop(self) -> None:
@@ -166,13 +168,14 @@ class ParameterServerService:
         asyncio.get_running_loop().call_soon(self._step, hosted)
 
     def _pull(self, call: Call) -> None:
+        until = call.since + check.wait(requests.request_of(call).wait)
         hosted = self._hosted(call)
         version = check.integer("version", call.request.version, -1)
         if call.request.slot is not None:
             check.text("slot", call.request.slot)
         if version >= 0 or call.request.attempt is not None:  # else it only looks on
             _check_attempt(hosted, call, call.request.attempt)
-        hosted.waiting.append((call, version, time.monotonic()))
+        hosted.waiting.append((call, version, until))
         self._release(hosted)
 
     def _fence(self, call: Call) -> None:
@@ -300,9 +303,10 @@ class ParameterServerService:
         if not shard.initialised or hosted.fenced:
             return
         still_waiting = []
-        for call, version, since in hosted.waiting:
+        for entry in hosted.waiting:
+            call, version, _ = entry
             if shard.version < version:
-                still_waiting.append((call, version, since))
+                still_waiting.append(entry)
                 continue
             slot = call.request.slot
             try:
@@ -313,7 +317,7 @@ class ParameterServerService:
             reply = _wire.PullReply(
                 identity=call.request.identity,
                 version=shard.version,
-                waited=time.monotonic() - since,
+                waited=time.monotonic() - call.since,
                 parameters=b"",
             )
             call.reply(reply, bulk=values)

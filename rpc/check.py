@@ -25,6 +25,11 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return value
 
 
+def wait(value: Any) -> float:
+    """For how many seconds a caller lets the answer be held back; infinity where it does not say."""
+    return math.inf if value is None else number("wait", value, 0.0, 3600.0)
+
+
 def text(name: str, value: Any, high: int = _MAX_NAME) -> str:
     """A string of 1 to `high` printable characters."""
     if type(value) is not str or not 0 < len(value) <= high or not value.isprintable():

@@ -24,6 +24,7 @@ from rpc.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
+    NotYetError,
     ProtocolError,
     UnavailableError,
 )
@@ -36,6 +37,7 @@ _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
 _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
 _SILENT_SECONDS = 2.0  # of attempts, before the user is told what is being waited for
+_WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it says that it is there
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
@@ -50,10 +52,13 @@ class Client:
         call_timeout: Seconds in which a call must be answered, reconnections included, unless the
             call says otherwise.
         credentials: For TLS, and the token that each connection begins with; None for neither.
+        silence: Seconds for which the service may say nothing, and take nothing of what is sent, before the
+            connection counts as broken; a call that may have to wait for others is answered now and then.
         log_fields: Gives what lines of log say beside their message.
 
     Attributes:
         connections: How many were made.
+        held: Seconds for which the service has said that what is waited for is not there yet.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
@@ -68,6 +73,7 @@ class Client:
         connect_timeout: float = 30.0,
         call_timeout: float = 60.0,
         credentials: Credentials | None = None,
+        silence: float = math.inf,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._definition = definition
@@ -79,7 +85,10 @@ class Client:
         self._credentials = credentials or Credentials()
         self._credentials.check_target(address)
         self._contexts = self._credentials.contexts(server=False) if self._credentials.tls else None
+        self._silence = silence
         self.connections = 0
+        self.held = 0.0
+        self._sent_at = 0.0
         self._socket: socket.socket | None = None
         self._abandoned: EvenpaceError | None = None
         self._sequence_id = 0
@@ -125,6 +134,8 @@ class Client:
             try:
                 self.send(method, request, bulk=bulk, deadline=deadline)
                 return self.receive(into=into, deadline=deadline)
+            except NotYetError:
+                continue
             except (ConnectionLostError, UnavailableError) as error:
                 self._raise_if_abandoned()
                 until = deadline
@@ -147,23 +158,23 @@ class Client:
         assert connection is not None
         self._sequence_id = (self._sequence_id + 1) & 0x7FFFFFFF
         self._method = method
+        if self._silence < math.inf and hasattr(request, "wait"):
+            request.wait = _WAIT_SECONDS
         arguments = getattr(self._definition, f"{method}_args")(request)
         if bulk is not None:
             codec.set_bulk_field(arguments, b"")
         header = codec.Header(method, TMessageType.CALL, self._sequence_id)
         message = codec.encode(header, arguments)
         try:
-            connection.settimeout(_left(deadline))
             if bulk is None:
-                connection.sendall(codec.frame(message))
+                self._write(codec.frame(message), deadline)
             else:
                 head, tail = codec.frame_around_bulk(message, 1, bulk.nbytes)
-                connection.sendall(head)
-                connection.sendall(bulk)
-                connection.sendall(tail)
+                for part in (head, bulk, tail):
+                    self._write(part, deadline)
+            self._sent_at = time.monotonic()
         except TimeoutError:
-            self.close()
-            raise DeadlineExceededError(f"{self._peer()} did not take {method} within its deadline") from None
+            raise self._too_late("take", deadline) from None
         except OSError as error:
             reason = self._last_words() or broken(self._peer(), method, error)
             self.close()
@@ -176,10 +187,10 @@ class Client:
         try:
             return self._receive(into, deadline)
         except TimeoutError:
-            self.close()
-            raise DeadlineExceededError(
-                f"{self._peer()} did not answer {self._method} within its deadline"
-            ) from None
+            raise self._too_late("answer", deadline) from None
+        except NotYetError:
+            self.held += time.monotonic() - self._sent_at
+            raise
         except ProtocolError:
             self.close()
             raise
@@ -256,6 +267,7 @@ class Client:
             connect_timeout=self._connect_timeout,
             call_timeout=self._call_timeout,
             credentials=self._credentials,
+            silence=self._silence,
             log_fields=self._log_fields,
         )
 
@@ -294,7 +306,7 @@ class Client:
 
     def _receive(self, into: memoryview | None, deadline: float) -> Any:
         word = bytearray(4)
-        self._read(memoryview(word), deadline)
+        self._read(memoryview(word), deadline, _WAIT_SECONDS)
         (length,) = codec.LENGTH.unpack(word)
         if length <= 0 or (into is None and length > _MAX_ANSWER):
             raise ProtocolError(f"{self._peer()} sent a frame of {length} bytes; is it evenpace's?")
@@ -339,14 +351,29 @@ class Client:
             )
         into[:] = payload
 
-    def _read(self, buffer: memoryview, deadline: float) -> None:
+    def _write(self, data: bytes | memoryview, deadline: float) -> None:
+        assert self._socket is not None
+        left = memoryview(data).cast("B")
+        while left.nbytes:
+            self._socket.settimeout(min(_left(deadline), self._silence))
+            left = left[self._socket.send(left) :]
+
+    def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
+        """Fill a buffer; the service may wait for so many seconds before it begins to speak."""
         assert self._socket is not None
         while buffer.nbytes:
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(min(_left(deadline), wait + self._silence))
             count = self._socket.recv_into(buffer)
             if not count:
                 raise ConnectionResetError("it closed the connection")
             buffer = buffer[count:]
+
+    def _too_late(self, what: str, deadline: float) -> EvenpaceError:
+        """What a caller is to be told where nothing has come or gone for too long."""
+        self.close()
+        if time.monotonic() >= deadline:
+            return DeadlineExceededError(f"{self._peer()} did not {what} {self._method} within its deadline")
+        return ConnectionLostError(f"{self._peer()} did not {what} {self._method} for {self._silence:g} s")
 
     def _last_words(self) -> EvenpaceError | None:
         """Why the peer closed the connection while we were still sending, if it said so."""

@@ -20,6 +20,10 @@ class UnavailableError(EvenpaceError):
     """The service cannot serve this now; later it may."""
 
 
+class NotYetError(EvenpaceError):
+    """What a call waits for has not come within the time that the caller gave."""
+
+
 class UnauthorisedError(EvenpaceError):
     """One side does not trust the other: its certificate, its token, or the job that it is for."""
 
@@ -63,4 +67,5 @@ DECLARED: dict[str, type[EvenpaceError]] = {
     "Unavailable": UnavailableError,
     "Rewound": RewoundError,
     "Unauthorised": UnauthorisedError,
+    "NotYet": NotYetError,
 }

@@ -24,6 +24,7 @@ class Worker(threading.Thread):
         at: Called with the session before each iteration is finished.
         connect_timeout: Seconds.
         barrier_timeout: Seconds.
+        silence: Seconds.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Worker(threading.Thread):
         *,
         connect_timeout=1.0,
         barrier_timeout=240.0,
+        silence=10.0,
     ):
         super().__init__(daemon=True)
         config = SessionConfig(
@@ -44,6 +46,7 @@ class Worker(threading.Thread):
             worker=name,
             connect_timeout=connect_timeout,
             barrier_timeout=barrier_timeout,
+            silence=silence,
         )
         self.session = Session(config)
         self.done = []  # assignments

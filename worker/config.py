@@ -29,6 +29,8 @@ class SessionConfig:
         bounds: What batch sizes it can take.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
+        silence: Seconds for which a service may say nothing before its connection counts as broken, and the
+            call is made anew; one that waits for others says so every two seconds.
         credentials: This worker's certificate and token; None where the services ask for neither.
 
     Raises:
@@ -42,6 +44,7 @@ class SessionConfig:
     bounds: Bounds = field(default_factory=Bounds)
     connect_timeout: float = 30.0
     barrier_timeout: float = 600.0
+    silence: float = 10.0
     credentials: Credentials | None = None
 
     def __post_init__(self) -> None:

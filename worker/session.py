@@ -504,5 +504,6 @@ class Session:
             connect_timeout=self.config.connect_timeout,
             call_timeout=self.config.barrier_timeout,
             credentials=self.config.credentials,
+            silence=self.config.silence,
             log_fields=self.log_fields,
         )

@@ -22,6 +22,7 @@ from rpc.errors import (
     EvenpaceError,
     InvalidRequestError,
     NotMemberError,
+    NotYetError,
     ProtocolError,
     RewoundError,
     UnavailableError,
@@ -186,7 +187,8 @@ class Shards:
         Raises:
             RewoundError: A shard is in another attempt, or was started again.
         """
-        return float(max(reply.waited for reply in self._pull(version, into, slot)))
+        replies = self._pull(version, into, slot)
+        return max(reply.waited + client.held for reply, client in zip(replies, self._clients, strict=True))
 
     def state(self, version: int, like: NDArray[Any]) -> OptimizerState:
         """The optimiser's state.
@@ -311,6 +313,7 @@ class Shards:
         deadline = time.monotonic() + self._timeout
         sent = []
         for i, client in enumerate(self._clients):
+            client.held = 0.0
             try:
                 client.send(method, requests[i], bulk=bulks[i] if bulks else None, deadline=deadline)
                 sent.append(True)
@@ -341,6 +344,8 @@ class Shards:
         """The answer to what was sent; None where it is to be sent again."""
         try:
             return client.receive(into=into, deadline=deadline)
+        except NotYetError:
+            return None
         except (ConnectionLostError, UnavailableError) as error:
             log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
             return None

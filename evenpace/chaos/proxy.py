@@ -94,6 +94,12 @@ class Link:
             self._end(connection)
         return len(connections)
 
+    def swallow(self) -> int:
+        """Let all connections be deaf, and end none, as if the peers had vanished; how many there were."""
+        connections = self.connections - self.deaf
+        self.deaf |= connections
+        return len(connections)
+
     def half_open(self, near_ends: bool) -> int:
         """Reset all connections on one side; how many there were. `hear_again` ends the others."""
         connections = [connection for connection in self.connections if connection not in self.deaf]

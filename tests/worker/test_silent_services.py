@@ -1,0 +1,120 @@
+"""Connections on which nothing comes or goes any more, and that nobody closes: calls are made anew."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+import idl
+from evenpace.chaos.proxy import Proxy
+from rpc.client import Client
+from rpc.errors import InvalidRequestError, NotYetError
+from tests.least_squares import Worker, services
+from tests.services import join_request, open_request, serving, shard_service
+from tests.worker.test_recovery import ITERATIONS, assert_trained, once
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("which", ["manager", "shard"])
+def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, lookahead):
+    """What was on the way is lost, no connection is reset, and all comes to the parameters of one process."""
+    with services(2, lookahead=lookahead, silence=60.0) as (manager, (shard,)), Proxy() as proxy:
+        ways = {"manager": proxy.add("manager", manager), "shard": proxy.add("shard", shard)}
+        vanishes = once(10, lambda: proxy.do(proxy.links[which].swallow))
+        through = Worker(ways["manager"], [ways["shard"]], "w0", ITERATIONS, vanishes, silence=1.0)
+        assert_trained([through, Worker(manager, [shard], "w1", ITERATIONS)])
+        assert len(proxy.links[which].deaf) > 0
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_who_waits_for_others_keeps_its_connections(lookahead, wait_until):
+    """At the manager's barrier and, with lookahead, at the shard's: the services say that they are there."""
+    with services(2, lookahead=lookahead, silence=60.0) as (manager, shards):
+        waits = Worker(manager, shards, "w0", ITERATIONS, silence=0.5)
+
+        def held_back():
+            clients = (waits.session._membership._client, *waits.session._shards._clients)
+            return max(client.held for client in clients) > 2.0  # seconds: four times the silence
+
+        slow = once(10, lambda: wait_until(held_back, "the other to wait"))
+        assert_trained([waits, Worker(manager, shards, "w1", ITERATIONS, slow)])
+        assert waits.session.reconnects == 0
+        assert waits.session.tally.waiting > 2.0 * bool(lookahead)
+
+
+# -- what the services say
+
+
+IDENTITY = idl.common.Identity("job", "w", "i")
+
+
+def ask(address, definition, method, request, bulk=None):
+    """Call once; the answer."""
+    client = Client(definition, address, "service")
+    try:
+        client.send(method, request, bulk=bulk, deadline=time.monotonic() + 240)
+        return client.receive(deadline=time.monotonic() + 240)
+    finally:
+        client.close()
+
+
+def test_a_manager_lets_who_has_waited_ask_again():
+    """A worker that waits for the others to join is a member all the while."""
+    manager = idl.batchsize_manager
+    with services(2) as (address, _):
+        request = join_request(IDENTITY)
+        request.wait = 0.1
+        for _ in range(2):
+            with pytest.raises(NotYetError, match="no assignment yet"):
+                ask(address, manager.BatchSizeManager, "join", request)
+        other = join_request(idl.common.Identity("job", "v", "j"))
+        first = ask(address, manager.BatchSizeManager, "join", other).assignment
+        assert ask(address, manager.BatchSizeManager, "join", request).assignment.count == 10 - first.count
+
+
+def test_a_shard_lets_who_has_waited_ask_again():
+    """A pull of a version that is not there has no effect."""
+    server = idl.parameter_server
+    with serving(shard_service()) as address:
+        ask(address, server.ParameterServer, "open", open_request(IDENTITY, 2))
+        parameters = memoryview(np.ones(2, np.float32)).cast("B")
+        first = server.InitialiseRequest(IDENTITY, 0)
+        ask(address, server.ParameterServer, "initialise", first, bulk=parameters)
+        with pytest.raises(NotYetError, match="version 1 is not there yet"):
+            ask(address, server.ParameterServer, "pull", server.PullRequest(IDENTITY, 1, wait=0.1))
+        pulled = ask(address, server.ParameterServer, "pull", server.PullRequest(IDENTITY, 0, wait=0.1))
+        assert pulled.version == 0
+
+
+@pytest.mark.parametrize("wait", [-1.0, math.nan, math.inf, 3601.0])
+@pytest.mark.parametrize(
+    ("definition", "method", "request_"),
+    [
+        (idl.batchsize_manager.BatchSizeManager, "join", join_request(IDENTITY)),
+        (
+            idl.batchsize_manager.BatchSizeManager,
+            "report",
+            idl.batchsize_manager.ReportRequest(IDENTITY, 0, 0.5, 0.0, 0.5, 0.5),
+        ),
+        (
+            idl.batchsize_manager.BatchSizeManager,
+            "rewind",
+            idl.batchsize_manager.RewindRequest(IDENTITY, 1, 0),
+        ),
+        (idl.parameter_server.ParameterServer, "pull", idl.parameter_server.PullRequest(IDENTITY, 0)),
+    ],
+)
+def test_a_wait_that_is_none_is_refused(definition, method, request_, wait):
+    """With the number and what is allowed; nothing has happened then."""
+    request_.wait = wait
+    with services(1) as (manager, (shard,)):
+        address = manager if definition is idl.batchsize_manager.BatchSizeManager else shard
+        with pytest.raises(
+            InvalidRequestError, match=rf"wait {wait}: must be a finite number from 0 to 3600"
+        ):
+            ask(address, definition, method, request_)
+        jobs = ask(
+            manager, idl.batchsize_manager.BatchSizeManager, "jobs", idl.batchsize_manager.JobsRequest()
+        )
+        assert not jobs.jobs
