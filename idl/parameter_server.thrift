@@ -10,7 +10,8 @@
  *
  * A worker calls open once, initialise if `open` says that nobody has, and pull for the first version. Then,
  * per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
- * k + 1). The shard steps when the pushed counts sum to the assignment's total.
+ * k + 1). The shard steps when the pushed counts sum to the assignment's total. Where there are several shards,
+ * each waits with that until it is certain that the others can do so, too.
  *
  * That is mode bsp. In ssp and asp every push is a step of its own, and the version is the number of steps. In
  * backup a step is taken once enough gradients have come; pull(version j), where j is the next assignment's
@@ -99,6 +100,8 @@ struct PushRequest {
   4: optional string instance       // as `open` said: refused with Rewound if it is another now
   5: optional i64 kept              // the latest version of which all shards have a checkpoint, for all that the
                                     // worker knows: they need none from before
+  6: optional bool shared           // in bsp: other shards take a part of this gradient, too. The step is taken once
+                                    // it is certain that each of them has all of its part; see PullRequest.settled
 }
 
 struct PushReply {
@@ -114,6 +117,9 @@ struct PullRequest {
   4: optional i64 attempt           // that the worker is in; left out: 0 or, with version -1, whatever it is
   5: optional string instance       // as in PushRequest
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
+  7: optional bool settled          // every shard has all of the gradient for this version, as the manager's next
+                                    // assignment says. Left out: the caller's own part of it; where the gradient is
+                                    // shared, all who have pushed must say as much before the step is taken
 }
 
 struct PullReply {
@@ -133,12 +139,13 @@ struct FenceReply {
   2: bool initialised
   3: i64 version                    // the number of optimiser steps so far; meaningless until initialised
   4: list<i64> checkpoints          // versions that the shard can go back to, ascending
+  5: optional bool complete         // it has all of the next gradient: it can go on from version + 1, too
 }
 
 struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt
-  3: i64 version                    // to go on from: the shard's own, or one of its checkpoints
+  3: i64 version                    // to go on from: one of those that the answer to `fence` has named
 }
 
 struct RewindReply {
@@ -197,8 +204,8 @@ service ParameterServer {
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised, 6: common.NotYet not_yet)
 
   /**
-   * A new attempt begins: nothing of an earlier one is taken any more, what has come for the next step is
-   * dropped, and whoever waits is told. The same may be said again.
+   * A new attempt begins: nothing of an earlier one is taken any more, what has come for the next step is dropped
+   * unless that is all of it, and whoever waits is told. The same may be said again.
    */
   FenceReply fence(1: FenceRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

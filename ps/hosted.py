@@ -72,6 +72,9 @@ class Hosted:
         rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
         peers: The connections.
         readers: Those that parameters were sent to since the last step.
+        shared: Whether other shards have parts of the gradients that come.
+        settled: The latest version for which somebody has said that every shard has all of the gradient.
+        asked: The workers that have pushed to every shard what they had for the next version.
         waiting: Pulls, each with its version and the time by which its caller is to ask again; seconds.
         left_at: Since when there is no connection, or None.
         tally: Counts of what the shard has done.
@@ -89,9 +92,13 @@ class Hosted:
     rewound_to: int | None = None
     peers: set[Peer] = field(default_factory=set)
     readers: set[Peer] = field(default_factory=set)
+    shared: bool = False
+    settled: int = -1
+    asked: set[str] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
+    _pushed_in: int = 0  # the attempt in which all of the next gradient came, while another is fenced for
     _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation
 
     @property
@@ -103,6 +110,25 @@ class Hosted:
     def nbytes(self) -> int:
         """Of the parameters, and of state that waits for its parameters."""
         return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step is to be taken.
+
+        Where other shards have parts of the gradient, too, not before it is certain that these have all of
+        theirs: a step cannot be taken back, should another attempt begin before they have.
+        """
+        shard = self.shard
+        if self.fenced or not shard.complete:
+            return False
+        return not self.shared or self.settled > shard.version or shard.contributors <= self.asked
+
+    def ask(self, worker: str, version: int, *, settled: bool) -> None:
+        """A worker waits for a version, for which it has pushed to every shard; maybe all have."""
+        if version > self.shard.version:
+            self.asked.add(worker)
+            if settled:
+                self.settled = max(self.settled, version)
 
     def stage(self, worker: str, incarnation: str, slot: str, steps: int) -> TensorSink:
         """Where a slot of the optimiser's state goes until its worker's parameters come.
@@ -176,8 +202,13 @@ class Hosted:
             )
         if attempt == self.attempt:
             return False
+        if not self.fenced:
+            self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
-        self.shard.drop()
+        self.settled = -1
+        self.asked.clear()
+        if not self.shard.complete:
+            self.shard.drop()
         return True
 
     def rewind(self, version: int) -> None:
@@ -193,6 +224,7 @@ class Hosted:
         if self.fenced:
             if version != self.shard.version:
                 self._go_back(version)
+            self.shard.drop()
             self.fenced, self.rewound_to = False, version
             self._note({"rewound": version})
         elif self.rewound_to is None:
@@ -206,6 +238,7 @@ class Hosted:
 
     def stepped(self) -> None:
         """Write down the step that was just taken, and where the job is if it is time for that."""
+        self.asked.clear()
         if self.store is None:
             return
         used = sorted(self.shard.used, key=lambda part: part.start)
@@ -217,7 +250,7 @@ class Hosted:
         if broken := [part for part in used if part.done < elements]:
             # Of these, the elements up to the last number came; slices within them brought the others.
             record["broken"] = [[part.start, part.count, part.worker, part.done] for part in broken]
-        self._note(record)
+        self._note({"attempt": self._pushed_in, **record} if self.fenced else record)
         if self.shard.version % self.checkpoint_every == 0:
             self.save()
 

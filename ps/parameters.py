@@ -6,6 +6,7 @@ BSP, `backup` and `asynchronous`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -232,6 +233,11 @@ class Parameters(ABC):
     @abstractmethod
     def drop(self) -> None:
         """Forget all that has come since the last step."""
+
+    @property
+    def contributors(self) -> AbstractSet[str]:
+        """Whose gradients the next step is taken with; for bsp alone."""
+        return frozenset()
 
     @property
     @abstractmethod

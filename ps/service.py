@@ -168,13 +168,16 @@ class ParameterServerService:
         asyncio.get_running_loop().call_soon(self._step, hosted)
 
     def _pull(self, call: Call) -> None:
-        until = call.since + check.wait(requests.request_of(call).wait)
+        request = requests.request_of(call)
+        until = call.since + check.wait(request.wait)
         hosted = self._hosted(call)
-        version = check.integer("version", call.request.version, -1)
-        if call.request.slot is not None:
-            check.text("slot", call.request.slot)
-        if version >= 0 or call.request.attempt is not None:  # else it only looks on
-            _check_attempt(hosted, call, call.request.attempt)
+        version = check.integer("version", request.version, -1)
+        if request.slot is not None:
+            check.text("slot", request.slot)
+        if version >= 0 or request.attempt is not None:  # else it only looks on
+            _check_attempt(hosted, call, request.attempt)
+        hosted.ask(request.identity.worker, version, settled=bool(request.settled))
+        self._step(hosted)
         hosted.waiting.append((call, version, until))
         self._release(hosted)
 
@@ -185,7 +188,7 @@ class ParameterServerService:
             call.reply(_wire.FenceReply(call.request.identity, initialised=False, version=0, checkpoints=[]))
             return
         hosted = self._hosted(call)
-        self._step(hosted)  # what is complete must not be lost here, since other shards may have stepped
+        self._step(hosted)
         if hosted.fence(attempt):
             waiting, hosted.waiting = hosted.waiting, []
             for other, _, _ in waiting:
@@ -199,6 +202,7 @@ class ParameterServerService:
                 initialised=shard.initialised,
                 version=shard.version,
                 checkpoints=list(hosted.checkpoints),
+                complete=shard.complete or None,
             )
         )
 
@@ -206,7 +210,10 @@ class ParameterServerService:
         hosted = self._hosted(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         hosted.check_attempt(call.request.identity.worker, attempt)
-        hosted.rewind(check.integer("version", call.request.version, 0))
+        version = check.integer("version", call.request.version, 0)
+        if hosted.fenced and hosted.shard.complete and version == hosted.shard.version + 1:
+            self._take_steps(hosted)
+        hosted.rewind(version)
         call.reply(_wire.RewindReply(identity=call.request.identity, instance=hosted.instance))
         self._release(hosted)
 
@@ -252,6 +259,7 @@ class ParameterServerService:
         _check_attempt(hosted, call, request.assignment.attempt)
         if hosted.fenced:
             raise UnavailableError(f"nobody has said yet from which version attempt {hosted.attempt} goes on")
+        hosted.shared = bool(request.shared) and hosted.synchronisation.mode == "bsp"
         if hosted.shard.has_used(iteration, start, count, worker):
             return Discard(length)
         groups = requests.groups(request.groups) if request.groups else ()
@@ -281,9 +289,12 @@ class ParameterServerService:
         hosted.left_at = None
 
     def _step(self, hosted: Hosted) -> None:
-        """Step if it is time for it, once for each gradient in the asynchronous modes."""
-        if not hosted.shard.complete:
-            return
+        """Step if it is time for it."""
+        if hosted.is_due:
+            self._take_steps(hosted)
+
+    def _take_steps(self, hosted: Hosted) -> None:
+        """Step with what is complete, once for each gradient in the asynchronous modes."""
         if any(peer.is_sending() for peer in hosted.readers):
             # The parameters' memory may still be on its way to a slow reader: leave it to that one.
             hosted.shard.detach_parameters()

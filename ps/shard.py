@@ -6,6 +6,7 @@ A step has everybody's gradient (BSP); `backup` and `asynchronous` have the othe
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -134,6 +135,11 @@ class Shard(Parameters):
         self._next_batch([])
         if self.initialised:
             self._gradient.zero_()
+
+    @property
+    def contributors(self) -> AbstractSet[str]:
+        """The workers that have brought something of this iteration."""
+        return {contribution.worker for contribution in self._contributions}
 
     @property
     def complete(self) -> bool:

@@ -27,13 +27,20 @@ class ShardState:
         name: For messages.
         initialised: Whether it has parameters at all.
         version: Steps of the optimiser so far; meaningless until initialised.
-        checkpoints: Other versions that it can go back to.
+        checkpoints: Versions before that it can go back to.
+        complete: Whether it has all that it needs to go on from the next version.
     """
 
     name: str
     initialised: bool
     version: int
     checkpoints: Sequence[int]
+    complete: bool = False
+
+    @property
+    def reachable(self) -> set[int]:
+        """The versions that it can go on from."""
+        return {self.version, *self.checkpoints, *([self.version + 1] if self.complete else [])}
 
     def __str__(self) -> str:
         if not self.initialised:
@@ -73,22 +80,10 @@ class ParameterServer(Protocol):
 
 
 def common_version(shards: Sequence[ShardState]) -> int | None:
-    """The version that all shards can go on from.
-
-    It is the one where they are, if that is the same for all; else the latest that each of them is at or has
-    a checkpoint of.
-
-    Returns:
-        None if there is none.
-    """
+    """The latest version that all shards can go on from; None if there is none."""
     if not all(shard.initialised for shard in shards):
         return None
-    if len({shard.version for shard in shards}) == 1:
-        return shards[0].version
-    return max(
-        set.intersection(*({shard.version, *shard.checkpoints} for shard in shards)),
-        default=None,
-    )
+    return max(set.intersection(*(shard.reachable for shard in shards)), default=None)
 
 
 def recover(

@@ -5,6 +5,7 @@ framework's adapter fills `gradient`, calls `finish_iteration`, and takes `param
 parameter server the workers reduce their gradients among themselves, by means of their framework.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -210,6 +211,7 @@ class Session:
             unreleasable=self.reduces_itself,
         )
         self._run = joined.run
+        self._shards.plans_ahead = joined.lookahead > 0
         run = f"{self.config.job}/{joined.run}"
         self._shards.identify(idl.common.Identity(run, self.config.worker, self.incarnation))
         self._membership.start_heartbeat()
@@ -401,11 +403,20 @@ class Session:
             self.tally.pieces += 1
             return
         self.tally.iterations += 1
-        if now is None or not self._opened:
+        if not self._opened:
+            return
+        if now is None:
+            self._take_leave(done)
             return
         self.stopwatch.start()
         self._pull()
         self.stopwatch.stop()
+
+    def _take_leave(self, done: Assignment) -> None:
+        """Tell the shards, before this worker goes, that each of them has what it has pushed."""
+        if self._shards.plans_ahead:
+            with contextlib.suppress(RewoundError, NotMemberError):
+                self._shards.pull(done.iteration + 1, self.parameters)
 
     def _push(self, done: Assignment, groups: Sequence[Group] | None) -> None:
         try:

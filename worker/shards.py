@@ -49,6 +49,9 @@ class Shards:
         timeout: Seconds for which the others may keep this worker waiting, or a shard may be away that this
             worker's job was opened at.
         log_fields: Gives what lines of log say beside their message.
+
+    Attributes:
+        plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Shards:
         timeout: float,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
+        self.plans_ahead = False
         self._clients = clients
         self._log_fields = log_fields
         self._timeout = timeout
@@ -165,6 +169,7 @@ class Shards:
                 groups=_groups(groups, bounds) if groups else None,
                 instance=instance,
                 kept=kept,
+                shared=len(self._clients) > 1 or None,
             )
             for bounds, instance in zip(self._bounds, self._instances, strict=True)
         ]
@@ -188,7 +193,9 @@ class Shards:
             RewoundError: A shard is in another attempt, or was started again.
         """
         replies = self._pull(version, into, slot)
-        return max(reply.waited + client.held for reply, client in zip(replies, self._clients, strict=True))
+        return max(
+            float(reply.waited) + client.held for reply, client in zip(replies, self._clients, strict=True)
+        )
 
     def state(self, version: int, like: NDArray[Any]) -> OptimizerState:
         """The optimiser's state.
@@ -226,7 +233,7 @@ class Shards:
         except NotMemberError as error:
             raise _has_lost(f"a shard of the parameter server ({error})") from error
         return [
-            ShardState(_name(client), r.initialised, r.version, tuple(r.checkpoints))
+            ShardState(_name(client), r.initialised, r.version, tuple(r.checkpoints), bool(r.complete))
             for client, r in zip(self._clients, replies, strict=True)
         ]
 
@@ -280,6 +287,7 @@ class Shards:
                 slot=slot,
                 attempt=self._attempt,
                 instance=instance,
+                settled=not self.plans_ahead or None,
             )
             for instance in self._instances
         ]

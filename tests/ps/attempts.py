@@ -1,5 +1,6 @@
 """A well-behaved worker of a shard that goes back with the others: it says in which attempt it is."""
 
+import time
 import uuid
 
 import numpy as np
@@ -12,12 +13,22 @@ _ps = idl.parameter_server
 
 
 class AttemptWorker(ShardWorker):
-    """A worker that says in which attempt it is, and which process it relies on."""
+    """A worker that says in which attempt it is, and which process it relies on.
 
-    def __init__(self, address, elements=1000, name=None, initialise=True):
+    Args:
+        address: The shard's.
+        elements: How many parameters.
+        name: The job's; drawn if left out.
+        initialise: Whether it sets the parameters, if nobody has.
+        shared: Whether other shards have parts of its gradients.
+        worker: Its own name.
+    """
+
+    def __init__(self, address, elements=1000, name=None, initialise=True, *, shared=None, worker="good"):
         # Unlike a stock client, it opens a job that may be in a later attempt.
         self.address, self.elements = address, elements
-        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", "good", uuid.uuid4().hex)
+        self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}/run", worker, uuid.uuid4().hex)
+        self.shared = shared
         self.client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
         self.version = 0
         self.expected = np.zeros(elements, dtype=np.float32)
@@ -40,6 +51,7 @@ class AttemptWorker(ShardWorker):
         """As every worker's, with the attempt."""
         request = super().push_request(start, count, total)
         request.assignment.attempt, request.instance = self.attempt, self.instance
+        request.shared = self.shared
         return request
 
     def fence(self, attempt):
@@ -57,6 +69,13 @@ class AttemptWorker(ShardWorker):
         request = _ps.PullRequest(self.identity, version, None, self.attempt, self.instance)
         (client or self.client).call("pull", request, into=into.data.cast("B"))
         return into
+
+    def pull_once(self, version, **more):
+        """Ask once for the parameters of a version."""
+        into, deadline = np.empty(self.elements, dtype=np.float32), time.monotonic() + 240
+        request = _ps.PullRequest(self.identity, version, None, self.attempt, self.instance, **more)
+        self.client.send("pull", request, deadline=deadline)
+        self.client.receive(into=into.data.cast("B"), deadline=deadline)
 
     def check(self):
         """Pull, and see that the parameters are the expected ones to the last bit."""

@@ -7,7 +7,7 @@ import pytest
 
 import idl
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, RewoundError, UnavailableError
+from rpc.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from tests.ps.attempts import AttemptWorker
 from tests.services import Raw, serving, shard_service
 from tests.wire import LARGE, answer, framed
@@ -50,6 +50,74 @@ def test_a_batch_that_is_complete_is_stepped_before_another_attempt(shard):
     worker.check()
     worker.iterate()
     worker.close()
+
+
+@pytest.fixture
+def pair(shard):
+    """Two workers of one job, which has other shards, too."""
+    first = AttemptWorker(shard, 100, shared=True)
+    second = AttemptWorker(shard, 100, first.identity.job, shared=True, worker="second")
+    yield first, second
+    for worker in (first, second):
+        worker.close()
+
+
+def at_version(worker):
+    """Where the shard is."""
+    into = np.empty(worker.elements, dtype=np.float32)
+    return worker.client.call("pull", _ps.PullRequest(worker.identity, -1), into=into.data.cast("B")).version
+
+
+def test_with_other_shards_a_step_waits_until_all_have_asked_for_it(pair):
+    """Who asks has pushed to every shard; until all have who pushed, another shard may lack something."""
+    first, second = pair
+    first.push(start=0, count=4)
+    second.push(start=4, count=4)
+    assert at_version(first) == 0
+    with pytest.raises(NotYetError):
+        first.pull_once(1, wait=0.2)
+    assert at_version(first) == 0
+    second.pull(1)
+    assert at_version(first) == 1
+
+
+def test_with_other_shards_a_step_is_taken_once_somebody_says_that_all_have_pushed(pair):
+    """As the manager's next assignment tells him; one of the others may have gone."""
+    first, second = pair
+    first.push(start=0, count=4)
+    with pytest.raises(NotYetError):
+        first.pull_once(1, wait=0.2, settled=True)  # this one is ahead of what it can know
+    second.push(start=4, count=4)
+    first.pull_once(1, settled=True)
+    first.stepped()
+    first.check()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_what_is_complete_at_a_fence_may_be_stepped_with_or_not(pair, version):
+    """As the other shards need it, and whatever attempts have begun meanwhile."""
+    first, second = pair
+    gradient = first.gradient()
+    first.push(start=0, count=4)
+    second.push(start=4, count=4)
+    for attempt in (1, 2):
+        reply = first.fence(attempt)
+        assert (reply.version, reply.complete) == (0, True)
+    first.rewind(2, version)
+    if not version:  # it has forgotten what had come
+        first.push(start=0, count=8)
+        first.pull_once(1, settled=True)
+    assert np.array_equal(first.pull(1), -gradient)
+
+
+def test_what_is_not_complete_at_a_fence_is_dropped(pair):
+    """The shard says that it can go on only from where it is."""
+    first, _ = pair
+    first.push(start=0, count=4)
+    reply = first.fence(1)
+    assert (reply.version, reply.complete) == (0, None)
+    with pytest.raises(RewoundError, match="there is 0, and no checkpoint"):
+        first.rewind(1, 1)
 
 
 def test_who_only_looks_on_need_not_know_the_attempt(worker):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -10,6 +11,7 @@ import pytest
 
 from batchsize_manager.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.chaos.proxy import Proxy
 from evenpace.observer import Observer
 from rpc.errors import ConnectionLostError, NotMemberError
 from tests.float64 import SCRIPT, train_alone
@@ -303,6 +305,42 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     undisturbed = train(tmp_path / "a", kill=False)
     disturbed = train(tmp_path / "b", kill=True)
     assert np.array_equal(undisturbed, disturbed)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_path, lookahead, wait_until):
+    """One shard has a gradient that another lacks; neither keeps checkpoints, and both go on together."""
+    services = [shard_service(), shard_service()]
+    with (
+        restartable_manager(tmp_path / "state", *TWO_EVENLY, "--lookahead", str(lookahead)) as manager,
+        serving(services[0]) as first,
+        serving(services[1]) as second,
+        Proxy() as proxy,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        link = proxy.add("second", second)
+
+        def restart():
+            (hosted,) = services[0].jobs
+            wait_until(lambda: hosted.tally.pushes == 2 * 11, "both gradients at the first shard")
+            manager.kill()
+            manager.start()
+            wait_until(lambda: hosted.attempt, "another attempt")
+            proxy.do(proxy.links["second"].open.set)
+
+        def hold_up():
+            proxy.do(proxy.links["second"].open.clear)
+            restarting.append(thread.submit(restart))
+
+        restarting = []
+        workers = [
+            Worker(manager.address, [first, address], f"w{i}", ITERATIONS, at)
+            for i, (address, at) in enumerate([(link, once(10, hold_up)), (second, lambda session: None)])
+        ]
+        assert_trained(workers)
+        restarting[0].result()
+    for worker in workers:
+        assert len(worker.done) <= ITERATIONS + 1 + lookahead
 
 
 def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(caplog, wait_until):
