@@ -27,20 +27,20 @@ def absent(members: Mapping[str, Membership], absence: float, now: float) -> lis
 def silent(
     members: Mapping[str, Membership], progress: Mapping[int, Progress], silence: float, now: float
 ) -> list[str]:
-    """The members that others wait for, and that have sent no heartbeat for `silence` seconds.
+    """The members with something to do that have sent no heartbeat for `silence` seconds.
 
-    Who never sent one is not expected to.
+    Who never sent one is not expected to. Where nobody was heard of, that is no member's fault.
     """
-    quiet = [
+    there = {name: m for name, m in members.items() if not m.suspended}
+    if all(now - m.heard_at >= silence for m in there.values()):
+        return []
+    return [
         name
-        for name, m in members.items()
+        for name, m in there.items()
         if m.beats
-        and not m.suspended
         and now - m.heard_at >= silence
         and any(name in under_way.open for under_way in progress.values())
     ]
-    newest = max(progress, default=0)
-    return quiet if quiet and waited_since(newest, members, progress) <= now else []
 
 
 def late(

@@ -19,7 +19,7 @@ class JobConfig:
         release: Whether members without which the job would be faster are taken out of it.
         keep: For how long a job whose last member has died is kept, so that others may go on with it.
         heartbeat: Between two heartbeats of a worker; 0 where none are wanted.
-        silence: Without a report or a heartbeat, after which a member that others wait for is suspended.
+        silence: Without a report or a heartbeat, after which a member is suspended.
         absence: Of silence, after which a suspended member is taken out.
         return_grace: In which a member may come back after the manager was started again.
         scale_batch: Whether the batch size follows the number of members: `total_batch_size` is that of

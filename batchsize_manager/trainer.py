@@ -21,6 +21,7 @@ from predictors import Fit, Weights
 
 log = logging.getLogger(__name__)
 
+_FIT_SECONDS = 600.0
 _NICENESS = 10  # whoever shares the machine's CPUs with the training comes first
 
 
@@ -86,12 +87,14 @@ class Trainer:
         began = time.perf_counter()
         try:
             self._connection.send(fit)
+            if not self._connection.poll(_FIT_SECONDS):
+                raise TimeoutError(f"the training process has not answered for {_FIT_SECONDS:g} s")
             weights = self._connection.recv()
         except (EOFError, OSError) as error:
             assert self._process is not None
             self._process.kill()
             self._process.join()  # its pipe may end before it does: the next fit is not for it
-            raise RuntimeError("the training process has died") from error
+            raise RuntimeError(str(error) or "the training process has died") from error
         if isinstance(weights, str):
             raise RuntimeError(weights)
         self._tally.fits.add(time.perf_counter() - began)

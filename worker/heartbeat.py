@@ -19,6 +19,7 @@ _wire = idl.batchsize_manager
 
 _ANSWER_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
+_END_SECONDS = 2.0
 
 
 class Member(Protocol):
@@ -66,10 +67,13 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self, reason: EvenpaceError) -> None:
-        """End the thread; a call that is under way ends with `reason`."""
+        """End the thread; a call that is under way ends with `reason`.
+
+        Where that is not soon, as when a name is looked up, the thread is left to end with the process.
+        """
         self._stopping.set()
         self._client.abandon(reason)
-        self._thread.join()
+        self._thread.join(_END_SECONDS)
         self._client.close()
 
     def _run(self) -> None:

@@ -209,7 +209,7 @@ class Membership:
         if self._thread is not None:
             self._client.abandon(reason)
             self._reports.put(None)
-            self._thread.join()
+            self._thread.join(2 * _LAST_REPORTS_SECONDS)
         try:
             if self.released is None or self._thread is not None:  # it may not have reported all of it
                 self._control.call("leave", _wire.LeaveRequest(identity=self._identity), timeout=5.0)

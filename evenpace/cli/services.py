@@ -142,8 +142,7 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     type=click.FloatRange(0, min_open=True),
     default=JobConfig.silence,
     show_default=True,
-    help="Seconds without one, after which others do the part of a worker that they wait for. It is welcome "
-    "when it is back.",
+    help="Seconds without one, after which others do a worker's part. It is welcome when it is back.",
 )
 @click.option(
     "--absence",

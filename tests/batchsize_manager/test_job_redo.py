@@ -319,7 +319,7 @@ def test_who_sends_heartbeats_is_not_suspended():
     assert driver.next("a") is None
 
 
-def test_nobody_is_suspended_when_nobody_waits():
+def test_nobody_is_suspended_when_nobody_was_heard_of():
     """All are silent, as after a pause of the network: that is no one's fault."""
     driver = Beating("a", "b", total=30)
     driver.beat("a", "b")
@@ -355,6 +355,19 @@ def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
     driver.job.tick(driver.now)
     assert driver.last_events(2)[0] == "a is silent; the others do its part meanwhile"
     assert driver.span("b") == (0, 8, 8)
+
+
+def test_who_is_silent_before_anybody_has_reported_is_suspended():
+    """Its part is done by those who are there, once they are through with their own."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    driver.next("a"), driver.next("b")
+    driver.now = 9.0
+    driver.beat("a")
+    driver.tick_at(10.0)
+    assert driver.job.standings(10.0)[1].state == "silent"
+    driver.finish("a")
+    assert driver.span("a") == (0, 8, 8)
 
 
 def test_who_stays_silent_is_taken_out():

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from batchsize_manager import trainer
 from batchsize_manager.trainer import Trainer
 from tests.fits import Die, Double, Endless, Refuse
 
@@ -56,6 +57,26 @@ def test_a_process_that_dies_is_replaced(caplog):
     assert after["doubled"][0] == 6.0
     assert after["process"] != before["process"]
     assert "the training process has died" in caplog.text
+
+
+def test_a_fit_that_hangs_is_given_up(tmp_path, monkeypatch, caplog):
+    """After so long its process is replaced, and the next fit runs."""
+
+    async def run():
+        patient, loop = Trainer(), asyncio.get_running_loop()
+        hung, done = loop.create_future(), loop.create_future()
+        try:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(trainer, "_FIT_SECONDS", 0.2)
+                patient.submit(Endless(str(tmp_path / "started")), hung.set_result)
+                assert await asyncio.wait_for(hung, 240) is None
+            patient.submit(Double(2), done.set_result)
+            return (await asyncio.wait_for(done, 240))["doubled"][0]
+        finally:
+            patient.close()
+
+    assert asyncio.run(run()) == 4.0
+    assert "the training process has not answered for 0.2 s" in caplog.text
 
 
 def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
