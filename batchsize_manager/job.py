@@ -115,6 +115,8 @@ class Job(JobOperations):
         job.started = started or bool(
             started is None and (course or attempt or len(members) >= config.workers)
         )
+        if (job.started or not members) and not job._can_go_on:
+            job._kept_until = now + config.keep
         job._members_changed()
         job._show(policy, course[-REPLAYED:])
         for record in course:
@@ -122,8 +124,6 @@ class Job(JobOperations):
             job._course.history.add(record)
             if not batch_changes:
                 job._batches.follow(record.iteration, record.epoch, record.start, record.total)
-        if not members:
-            job._kept_until = now + config.keep
         if not job.started:
             return job
         if job._redoes:
@@ -166,7 +166,6 @@ class Job(JobOperations):
             self._remove(worker, "gave its name to a new incarnation", now)
         if self.started and self._redoes and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
-        self._kept_until = None
         self._course.discard_undelivered()
         self._add(worker, incarnation, bounds, now, unreleasable=unreleasable)
         self._say(f"{worker} joined, for iteration {self._course.planned} on", worker)
@@ -297,7 +296,8 @@ class Job(JobOperations):
         self.member(worker, incarnation)
         self.tally.left += 1
         self._remove(worker, "left", now)
-        self._kept_until = None
+        if not self._members:
+            self._kept_until = None  # it is over
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
         """A worker's connection broke; unless it comes back within the grace period, it has died."""
@@ -310,6 +310,9 @@ class Job(JobOperations):
         config, members = self._config, self._members.by_name
         if self._kept_until is not None and now >= self._kept_until:
             self._kept_until = None
+            if self._members:
+                self.failure = f"{self._planner.lack}, and no other has come for {config.keep:g} s"
+                return
         for worker in deadlines.gone(members, now):
             if self._redoes:
                 self._members.cut_off(worker, now - config.absence)
@@ -408,7 +411,7 @@ class Job(JobOperations):
             return "recovering"
         if self.paused:
             return "paused"
-        return "running" if self.started else "gathering"
+        return "running" if self.started and self._kept_until is None else "gathering"
 
     @property
     def reason(self) -> str:

@@ -62,7 +62,7 @@ class JobSteps:
         self._reduces = False  # whether the workers reduce gradients among themselves
         self._recovering = False
         self._why_recovering = ""
-        self._kept_until: float | None = None  # all members have died: how long others are awaited
+        self._kept_until: float | None = None  # who is left cannot go on: how long others are awaited
         self.tally = JobTally()
         self._course = Course(config.synchronisation, first_iteration, self.tally)
         self._members = Members(self._say, self._course.has_piece)
@@ -135,7 +135,6 @@ class JobSteps:
         self._members.check_room(worker, member.bounds, self._batches.size(len(self._members) + 1))
         if self.started and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
-        self._kept_until = None
         member.suspended, member.back_by, member.heard_at = True, None, now
         self._members.by_name[worker] = member
         self._say(f"{worker} had not died; it is a member again", worker)
@@ -146,8 +145,10 @@ class JobSteps:
         del self._members.by_name[worker]
         self.tally.gone += 1
         self._say(f"{worker} {why}", worker)
-        if not self._members and self.started and self._redoes:
+        if self.started and self._redoes and self._kept_until is None and not self._can_go_on:
             self._kept_until = now + self._config.keep
+            if self._members:
+                self._say(f"{self._planner.lack}: others are awaited for {self._config.keep:g} s")
         self._course.discard_undelivered()
         self._course.take_from(worker, redo=self._redoes)
         if self._members:
@@ -158,7 +159,7 @@ class JobSteps:
     def _hold_back(self) -> None:
         """Who is leaving stays, where those who are left cannot take the batch without it any more."""
         leaving = {name: m for name, m in self._members.by_name.items() if m.last is not None}
-        if not leaving or not self._redoes or self._recovering or self._planner.can_do_without(()):
+        if not leaving or not self._redoes or self._recovering or self._can_go_on:
             return
         for name, member in leaving.items():
             member.last, member.dispensable, member.drained = None, "", False
@@ -218,7 +219,15 @@ class JobSteps:
                 }
             )
 
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether the members that are planned for can take a whole batch."""
+        return self._planner.can_do_without(())
+
     def _members_changed(self) -> None:
+        if self._kept_until is not None and not self._can_go_on:
+            return
+        self._kept_until = None
         try:
             self._planner.members_changed()
         except InfeasibleError as error:
@@ -240,7 +249,7 @@ class JobSteps:
         self._redo(now)
         if not self.started or not self._members.staying or self._recovering:
             return
-        if self.paused:
+        if self.paused or self._kept_until is not None:
             return
         if self._mode == "asp":
             last = max(member.reported for member in self._members.by_name.values()) + 1

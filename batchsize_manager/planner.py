@@ -46,6 +46,12 @@ class Planner:
         left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
         return bool(left) and sum(left) >= self._batches.size(len(left))
 
+    @property
+    def lack(self) -> str:
+        """What the members that are planned for cannot take, in words."""
+        most = sum(member.bounds.maximum for member in self._members.staying.values())
+        return f"the workers can take {most} samples together at most, less than a batch of {self.batch_size}"
+
     def members_changed(self) -> None:
         """Let the policy know who is planned for.
 

@@ -7,7 +7,7 @@ import pytest
 from batchsize_manager.job import JobConfig
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError
-from tests.batchsize_manager.driver import Beating
+from tests.batchsize_manager.driver import Beating, restored
 
 # -- pieces
 
@@ -368,6 +368,74 @@ def test_who_is_silent_before_anybody_has_reported_is_suspended():
     assert driver.job.standings(10.0)[1].state == "silent"
     driver.finish("a")
     assert driver.span("a") == (0, 8, 8)
+
+
+# -- members that are too few
+
+
+def tight(*names, total=400, **config):
+    """Workers of which all are needed for a batch."""
+    return Beating(*names, total=total, bounds=dict.fromkeys(names, Bounds(1, 110)), **config)
+
+
+def test_a_death_among_workers_that_are_all_needed_is_waited_with():
+    """What it leaves is done in pieces; nothing more is planned before another has come."""
+    driver = tight("a", "b", "c", "d", reconnect_grace=1.0)
+    driver.finish("a", "b", "c")
+    driver.job.disconnect("d", "d", 1.0)
+    driver.tick_at(2.1)
+    lack = "the workers can take 330 samples together at most, less than a batch of 400"
+    assert f"{lack}: others are awaited for 600 s" in driver.job.events
+    driver.finish("a", "b", "c")
+    assert [record.iteration for record in driver.job.history(0, 9)] == [0]
+    assert (driver.next("a"), driver.job.failure, driver.job.state) == (None, None, "gathering")
+    driver.now = 3.0
+    driver.join("e", bounds=Bounds(1, 110))
+    assert [driver.count(name) for name in "abce"] == [100] * 4
+    assert driver.job.state == "running"
+    driver.tick_at(1000.0)
+    assert driver.job.failure is None
+
+
+def test_others_are_not_awaited_for_ever():
+    """The job fails once the time is over, and says what those that were left could not do."""
+    driver = tight("a", "b", keep=60.0, total=200)
+    driver.now = 5.0
+    driver.job.leave("b", "b", driver.now)
+    driver.tick_at(64.9)
+    assert driver.job.failure is None
+    driver.tick_at(65.0)
+    said = "the workers can take 110 samples together at most, less than a batch of 200"
+    assert driver.job.failure == f"{said}, and no other has come for 60 s"
+
+
+def test_workers_that_come_back_one_after_the_other_are_waited_for():
+    """All have died, and the first of the others could not take a batch alone; nor could a restored job."""
+    driver = tight("a", "b", "c", "d", reconnect_grace=1.0)
+    for name in "abcd":
+        driver.job.disconnect(name, name, 0.0)
+    driver.tick_at(1.0)
+    for name in "efg":
+        driver.join(name, bounds=Bounds(1, 110))
+    assert (driver.job.failure, driver.job.ended) == (None, False)
+    driver.job = restored(driver.job, JobConfig(4), now=1.0)
+    assert driver.job.failure is None
+    driver.join("h", bounds=Bounds(1, 110))
+    for name in "efgh":
+        driver.job.rewind(name, name, driver.job.attempt, 0, driver.now)
+    assert [driver.count(name) for name in "efgh"] == [100] * 4
+
+
+def test_a_worker_that_leaves_last_ends_the_job():
+    """Others are awaited for those who stay, and not for nobody."""
+    driver = tight("a", "b", total=200)
+    driver.job.leave("b", "b", 0.0)
+    assert not driver.job.ended
+    driver.job.leave("a", "a", 0.0)
+    assert driver.job.ended
+
+
+# -- silence that lasts
 
 
 def test_who_stays_silent_is_taken_out():
