@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.even import Even
-from batchsize_manager.policies.leader_straggler import LeaderStraggler
+from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
 from batchsize_manager.policies.proportional import Proportional
 from predictors import Models, Predictor, PredictorOptions, make_predictor
@@ -26,6 +26,7 @@ class PolicyOptions:
             and `Learned`.
         learning: For predictors that learn.
         models: What earlier runs have learnt.
+        step_size: Samples that `leader_straggler` moves at a time at first; see `LeaderStraggler`.
 
     Raises:
         ValueError: A value is not allowed.
@@ -35,11 +36,14 @@ class PolicyOptions:
     tolerance: float = 0.0
     learning: PredictorOptions = field(default_factory=PredictorOptions)
     models: Models = field(default_factory=dict)
+    step_size: int = STEP_SIZE
 
     def __post_init__(self) -> None:
         self.make_predictor()  # raises ValueError
         if not 0 <= self.tolerance < 1:
             raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
+        if self.step_size < 1:
+            raise ValueError(f"step_size {self.step_size}: must be at least 1")
 
     def make_predictor(self) -> Predictor:
         """A new predictor as these options say."""
@@ -49,7 +53,7 @@ class PolicyOptions:
 POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "even": lambda options: Even(),
     "proportional": lambda options: Proportional(options.make_predictor(), options.tolerance),
-    "leader_straggler": lambda options: LeaderStraggler(),
+    "leader_straggler": lambda options: LeaderStraggler(options.step_size),
     "learned": lambda options: Learned(options.tolerance, options.models),
 }
 

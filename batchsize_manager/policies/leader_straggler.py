@@ -9,7 +9,7 @@ import numpy as np
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.rounding import split
 
-FAST_STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
+STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
 FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13
 MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples; line 5
 
@@ -23,16 +23,19 @@ class LeaderStraggler(Policy):
     Bounds and granularity narrow the paper's rule: the leader is the fastest worker that can take a step
     more, and a step is a multiple of both workers' granularity. Batches that are not of the usual size
     (the last of an epoch) are split in proportion and not learned from. When members change, their batch
-    sizes are scaled to the same sum, a newcomer starting with the average, and the history starts anew.
+    sizes are scaled to the same sum, a newcomer starting with the average, and the algorithm starts anew.
+
+    Args:
+        step_size: Samples moved at a time in the fast-approach phase; the paper's Δ.
 
     Attributes:
         step_size: Samples moved at a time.
         observation_window: Iterations for which the leader must have preceded the straggler.
     """
 
-    def __init__(self) -> None:
-        self.step_size = FAST_STEP_SIZE
-        self.observation_window = FAST_OBSERVATION_WINDOW
+    def __init__(self, step_size: int = STEP_SIZE) -> None:
+        self._fast_step_size = step_size
+        self._approach()
         self._members: Sequence[Member] = ()
         self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until they are known
         self._usual_total = 0
@@ -42,6 +45,8 @@ class LeaderStraggler(Policy):
     def set_members(self, members: Sequence[Member]) -> None:
         """See `Policy`."""
         previous = dict(zip((m.name for m in self._members), self._batch_sizes, strict=False))
+        if [member.name for member in members] != [member.name for member in self._members]:
+            self._approach()
         self._members = members
         if previous:
             average = sum(previous.values()) / len(previous)
@@ -93,6 +98,11 @@ class LeaderStraggler(Policy):
             self._fresh = False
             warnings = self._update_batch_sizes()
         return Split(list(self._batch_sizes), warnings)
+
+    def _approach(self) -> None:
+        """Line 3: begin with the fast-approach phase."""
+        self.step_size = self._fast_step_size
+        self.observation_window = FAST_OBSERVATION_WINDOW
 
     def _update_batch_sizes(self) -> tuple[str, ...]:
         """Lines 5 to 13, once for each iteration observed."""

@@ -7,6 +7,7 @@ import click
 
 from batchsize_manager.job_config import JobConfig
 from batchsize_manager.policies import POLICIES
+from batchsize_manager.policies.leader_straggler import STEP_SIZE
 from batchsize_manager.store import Retention
 from batchsize_manager.synchronisation import MODES, Synchronisation
 from evenpace.cli.dashboard import http_names
@@ -42,6 +43,13 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
 @click.option("--policy", type=click.Choice(list(POLICIES)), default="proportional", show_default=True)
 @click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
 @tolerance
+@click.option(
+    "--step-size",
+    type=click.IntRange(1),
+    default=STEP_SIZE,
+    show_default=True,
+    help="Samples that the policy leader_straggler moves at a time, until it has come past the equilibrium.",
+)
 @click.option(
     "--report-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -172,6 +180,7 @@ def manager(
     policy: str,
     predictor: str,
     tolerance: float,
+    step_size: int,
     report_timeout: float,
     sync: str,
     staleness: int | None,
@@ -227,7 +236,9 @@ def manager(
             scale_batch=scale_batch,
         )
         learning = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
-        options = PolicyOptions(predictor, tolerance, learning, load_models(reuse) if reuse else {})
+        options = PolicyOptions(
+            predictor, tolerance, learning, load_models(reuse) if reuse else {}, step_size
+        )
         kept = Retention(keep_runs, keep_days)
         config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
         page = None

@@ -231,6 +231,23 @@ def test_oscillation_switches_to_fine_tuning():
     assert course == [[22, 42]] * 20 + [[23, 41], [24, 40]]
 
 
+def test_the_algorithm_begins_anew_with_other_members():
+    """A third worker joins during fine-tuning: steps are large again, as far as the policy was told."""
+    policy = policy_of(LeaderStraggler(step_size=4), *TWO)
+    for times in (*[TWO_TIMES] * 6, *[{"slow": 1.0, "fast": 2.0}] * 22):
+        iterate(policy, TWO, 64, times)
+    assert (policy.step_size, policy.observation_window) == (1, 20)
+    policy.set_members([Member(name, Bounds(2)) for name in TWO])  # the same, with other bounds
+    assert (policy.step_size, policy.observation_window) == (1, 20)
+    three = [*TWO, "third"]
+    policy.set_members([Member(name, Bounds()) for name in three])
+    assert (policy.step_size, policy.observation_window) == (4, 5)
+    before = policy.split(64).counts
+    for _ in range(5):
+        iterate(policy, three, 64, {**TWO_TIMES, "third": 1.5})
+    assert sorted(now - then for now, then in zip(policy.split(64).counts, before, strict=True)) == [-4, 0, 4]
+
+
 def test_equal_times_move_nothing():
     """At the equilibrium there is no leader before a straggler, nor an oscillation."""
     policy = policy_of(LeaderStraggler(), *TWO)
