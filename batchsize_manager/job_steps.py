@@ -279,6 +279,11 @@ class JobSteps:
         if progress is None or not progress.pool:
             return
         plan = progress.plan
+        if plan.iteration == self.first_iteration and not progress.done and self._members.staying:
+            self._begin_attempt(
+                self.attempt + 1, "who is missing may have been about to set the parameters at the shards"
+            )
+            return
         able = {
             name: member.bounds
             for name, member in self._members.staying.items()

@@ -146,6 +146,8 @@ struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt
   3: i64 version                    // to go on from: one of those that the answer to `fence` has named
+  4: optional bool anew             // nothing was trained, and not all shards have parameters: forget those of this
+                                    // version, for they are initialised again
 }
 
 struct RewindReply {

@@ -236,6 +236,23 @@ class Hosted:
                 f"rewind to version {version}, but attempt {self.attempt} went on from {self.rewound_to}"
             )
 
+    def forget(self, version: int) -> None:
+        """Wait for parameters to be set again in the present attempt; the same may be said again.
+
+        Raises:
+            InvalidRequestError: There are parameters of another version: something was trained.
+        """
+        if not self.fenced:
+            return
+        if self.shard.initialised and self.shard.version != version:
+            raise InvalidRequestError(
+                f"anew from version {version}, but the parameters are of version {self.shard.version}"
+            )
+        self.shard.forget()
+        if self.store is not None:
+            self.store.go_back(version - 1)
+        self.fenced = False
+
     def stepped(self) -> None:
         """Write down the step that was just taken, and where the job is if it is time for that."""
         self.asked.clear()

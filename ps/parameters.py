@@ -93,6 +93,11 @@ class Parameters(ABC):
         self.initialised = True
         return True
 
+    def forget(self) -> None:
+        """Have no parameters any more, until they are set again."""
+        self.drop()
+        self.initialised = False
+
     def snapshot(self) -> Snapshot:
         """A copy of all that the next steps depend on, but for what has come for them."""
         return Snapshot(

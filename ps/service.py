@@ -174,8 +174,8 @@ class ParameterServerService:
         version = check.integer("version", request.version, -1)
         if request.slot is not None:
             check.text("slot", request.slot)
-        if version >= 0 or request.attempt is not None:  # else it only looks on
-            _check_attempt(hosted, call, request.attempt)
+        if hosted.shard.initialised:  # else it waits for an attempt to begin here
+            _check_reader(hosted, call)
         hosted.ask(request.identity.worker, version, settled=bool(request.settled))
         self._step(hosted)
         hosted.waiting.append((call, version, until))
@@ -207,13 +207,20 @@ class ParameterServerService:
         )
 
     def _rewind(self, call: Call) -> None:
+        request = requests.request_of(call)
+        if request.anew and self._jobs.find(check.identity(request.identity)[0]) is None:
+            call.reply(_wire.RewindReply(identity=request.identity, instance=""))  # it has none to forget
+            return
         hosted = self._hosted(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         hosted.check_attempt(call.request.identity.worker, attempt)
         version = check.integer("version", call.request.version, 0)
         if hosted.fenced and hosted.shard.complete and version == hosted.shard.version + 1:
             self._take_steps(hosted)
-        hosted.rewind(version)
+        if request.anew:
+            hosted.forget(version)
+        else:
+            hosted.rewind(version)
         call.reply(_wire.RewindReply(identity=call.request.identity, instance=hosted.instance))
         self._release(hosted)
 
@@ -321,8 +328,9 @@ class ParameterServerService:
                 continue
             slot = call.request.slot
             try:
+                _check_reader(hosted, call)
                 values = shard.parameters() if slot is None else shard.slot(slot)
-            except InvalidRequestError as error:
+            except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)
                 continue
             reply = _wire.PullReply(
@@ -342,6 +350,12 @@ def _check_attempt(hosted: Hosted, call: Call, attempt: int | None) -> None:
     """See that the caller is in the job's attempt, and relies on this process; stock clients need not say."""
     attempt = 0 if attempt is None else check.integer("attempt", attempt, 0)
     hosted.check_attempt(call.request.identity.worker, attempt, call.request.instance)
+
+
+def _check_reader(hosted: Hosted, call: Call) -> None:
+    """The same for a pull, unless it is of somebody who only looks on."""
+    if call.request.version >= 0 or call.request.attempt is not None:
+        _check_attempt(hosted, call, call.request.attempt)
 
 
 def _check_initialise(hosted: Hosted, call: Call) -> int:

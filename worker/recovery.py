@@ -74,8 +74,8 @@ class ParameterServer(Protocol):
         """Let the shards take nothing of earlier attempts any more, and say where they stand."""
         ...
 
-    def rewind(self, attempt: int, version: int) -> None:
-        """Let the shards go on from a version."""
+    def rewind(self, attempt: int, version: int, *, anew: bool = False) -> None:
+        """Let the shards go on from a version; `anew`: with parameters that are set again."""
         ...
 
 
@@ -122,12 +122,15 @@ def recover(
         try:
             attempt = manager.recover(known)
             states = shards.fence(attempt)
-            version = _beginning(manager, states, first)
+            version = common_version(states)
+            anew = version is None and first is not None and _is_untrained(manager, states, first)
+            if anew:
+                version = first
             if version is not None:
                 assignment = manager.rewind(attempt, version)
                 if assignment is None:
                     return None
-                shards.rewind(attempt, assignment.iteration)
+                shards.rewind(attempt, assignment.iteration, anew=anew)
                 pull(assignment)
                 log.warning(
                     "recovered: attempt %d, from iteration %d on",
@@ -147,11 +150,9 @@ def recover(
         time.sleep(_PAUSE)
 
 
-def _beginning(manager: Manager, states: Sequence[ShardState], first: int | None) -> int | None:
-    """The iteration that this worker proposes, if there is one; another one's may hold."""
-    if first is not None and not any(s.initialised for s in states) and not manager.has_trained():
-        return first
-    return common_version(states)
+def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:
+    """Whether the parameters that are there are the first ones, so that they may be set again."""
+    return all(not s.initialised or s.version == first for s in states) and not manager.has_trained()
 
 
 def _no_common_version(states: Sequence[ShardState]) -> InvalidRequestError:

@@ -250,19 +250,20 @@ class Session:
         """
         if self.reduces_itself:
             raise InvalidRequestError("this session has no parameter server: name one with `ps`")
-        assignment = self.join()
-        self.parameters = initial
+        self.join()
+        self.parameters = np.empty_like(initial)
         self.gradient = np.zeros_like(initial)
-        # In bsp nothing can have been trained before the job's first iteration; in the other modes it may.
-        begins = self.synchronisation.mode != "bsp" or assignment.iteration == self._first_iteration
-        try:
-            self._shards.open(layout, self.synchronisation, initial, assignment, state, begins=begins)
-            self._opened = True
-            self._shards.forfeit(self._lost)
-            self._pull()
-        except RewoundError as error:
-            self._opened = True
-            self._recover(error)
+        while not self._opened and self.assignment is not None:
+            now = self.assignment
+            # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
+            begins = self.synchronisation.mode != "bsp" or now.iteration == self._first_iteration
+            try:
+                self._shards.open(layout, self.synchronisation, initial, now, state, begins=begins)
+                self._shards.forfeit(self._lost)
+                self._pull()
+                self._opened = True
+            except RewoundError as error:
+                self._recover(error)
         self.start_training()
 
     def start_training(self) -> None:

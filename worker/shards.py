@@ -244,13 +244,18 @@ class Shards:
             for client in self._aside:
                 self._check_echo(client.call("fence", request))
 
-    def rewind(self, attempt: int, version: int) -> None:
+    def rewind(self, attempt: int, version: int, *, anew: bool = False) -> None:
         """Let the shards go on from a version, in an attempt that was fenced for.
+
+        Args:
+            attempt: Which one.
+            version: Of the parameters.
+            anew: Whether they are to be set again, since not all shards have them and nothing was trained.
 
         Raises:
             RewoundError: A shard is in a later attempt.
         """
-        request = _wire.RewindRequest(identity=self._identity, attempt=attempt, version=version)
+        request = _wire.RewindRequest(self._identity, attempt, version, anew or None)
         replies = self._on_all("rewind", [request] * len(self._clients))
         self._attempt = attempt
         self._instances = [reply.instance for reply in replies]

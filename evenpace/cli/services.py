@@ -136,7 +136,7 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     type=click.FloatRange(0),
     default=JobConfig.keep,
     show_default=True,
-    help="Seconds that a job whose workers have all died waits for others.",
+    help="Seconds that a job waits for other workers where those that are left cannot go on.",
 )
 @click.option(
     "--heartbeat",

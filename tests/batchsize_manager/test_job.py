@@ -96,6 +96,7 @@ def test_duplicate_reports_and_joins_are_harmless():
 def test_a_delivered_assignment_does_not_change():
     """Once a worker has its slice, members coming and going do not move it."""
     driver = Driver("a", "b")
+    driver.finish("a", "b")
     mine = driver.next("a")
     driver.join("c")
     assert driver.next("a") == mine
@@ -242,12 +243,13 @@ def test_the_others_redo_what_is_missing(go):
 def test_gone_before_the_others_report(go):
     """A loss in the middle of an iteration lets the others finish their own parts first."""
     driver = Driver("a", "b", "c", total=30)
+    driver.finish("a", "b", "c")
     mine = driver.next("a")
     driver.next("b")
     go(driver)
     assert driver.next("a") == mine
-    driver.report("a", 0)
-    assert driver.next("a") == replace(mine, start=10, count=5)
+    driver.report("a", 1)
+    assert driver.next("a") == replace(mine, start=40, count=5)
     driver.finish("a", "c", "c")
 
     assert driver.count("a") == 15
@@ -305,17 +307,31 @@ def test_death_counts_from_the_last_break():
 def test_new_incarnation_takes_over_a_broken_connection():
     """A worker that restarts gets its name back at once, as a newcomer; its old slice is redone by others."""
     driver = Driver("a", "b")
+    driver.finish("a", "b")
     old = driver.next("b")
     driver.job.disconnect("b", "b", 0.0)
     driver.join("b", "second")
     assert driver.next("b", "second") is None
     with pytest.raises(NotMemberError):
-        driver.report("b", 0)
-    driver.report("a", 0)
+        driver.report("b", 1)
+    driver.report("a", 1)
     assert driver.next("a") == old
     driver.finish("a")
 
-    assert driver.next("b", "second").iteration == 1
+    assert driver.next("b", "second").iteration == 2
+
+
+@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
+def test_gone_before_anything_was_trained(go):
+    """It may have set the parameters at some shards and not at others: all begin another attempt."""
+    driver = Driver("a", "b", "c", total=30)
+    for name in "abc":
+        driver.next(name)
+    go(driver)
+    assert driver.job.recovering == 1
+    for name in "ac":
+        driver.job.rewind(name, name, 1, 0, driver.now)
+    assert [driver.count(name) for name in "ac"] == [15, 15]
 
 
 def test_nobody_is_removed_when_nobody_waits():

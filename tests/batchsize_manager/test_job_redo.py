@@ -290,18 +290,19 @@ def test_who_is_back_in_time_helps():
 def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
     """While all others are busy with pieces, who comes back goes on where it was."""
     driver = Beating("a", "b", "c", total=30)
+    driver.finish("a", "b", "c")
     own = driver.next("b")
     driver.beat("a", "b")
     driver.job.leave("c", "c", 0.0)
     driver.join("d")
     driver.finish("a")
-    assert driver.span("a") == (0, 20, 5)
+    assert driver.span("a") == (1, 50, 5)
     driver.now = 8.0
     driver.beat("a")
     driver.tick_at(10.0)
     assert driver.last_events(1) == ["b is silent; the others do its part meanwhile"]
     driver.report_part("b", own)
-    assert driver.span("b") == (0, 25, 5)
+    assert driver.span("b") == (1, 55, 5)
     driver.finish("a", "b")
     assert [driver.count(name) for name in "abd"] == [10, 10, 10]
 
@@ -360,6 +361,7 @@ def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
 def test_who_is_silent_before_anybody_has_reported_is_suspended():
     """Its part is done by those who are there, once they are through with their own."""
     driver = Beating("a", "b", total=16)
+    driver.finish("a", "b")
     driver.beat("a", "b")
     driver.next("a"), driver.next("b")
     driver.now = 9.0
@@ -367,7 +369,7 @@ def test_who_is_silent_before_anybody_has_reported_is_suspended():
     driver.tick_at(10.0)
     assert driver.job.standings(10.0)[1].state == "silent"
     driver.finish("a")
-    assert driver.span("a") == (0, 8, 8)
+    assert driver.span("a") == (1, 24, 8)
 
 
 # -- members that are too few

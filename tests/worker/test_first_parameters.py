@@ -1,0 +1,72 @@
+"""What befalls a job while its first worker sets the parameters, shard by shard."""
+
+import pytest
+
+from tests.least_squares import Worker
+from tests.services import restartable_manager, serving, shard_service
+from tests.worker.test_recovery import ITERATIONS, TWO_EVENLY, assert_trained, in_process_manager
+from worker.membership import Membership
+from worker.shards import Shards
+
+
+@pytest.fixture
+def between_shards(monkeypatch):
+    """Sets what happens once, at a worker that has set the first shard's parameters and not the second's."""
+    initialise, actions = Shards._initialise, []
+
+    def interrupted(self, shard, *arguments):
+        if shard == 1 and actions:
+            actions.pop()(self)
+        return initialise(self, shard, *arguments)
+
+    monkeypatch.setattr(Shards, "_initialise", interrupted)
+    return actions.append
+
+
+class DeadError(Exception):
+    """Ends a worker's thread as if its process had been killed."""
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monkeypatch, lookahead):
+    """The others set the parameters again; they, and one that comes in its place, train to the end."""
+
+    def die(shards):
+        raise DeadError
+
+    between_shards(die)
+    monkeypatch.setattr(
+        Membership, "leave", lambda self: self._heartbeat and self._heartbeat.stop(DeadError())
+    )
+    with (
+        in_process_manager(3, lookahead=lookahead) as manager,
+        serving(shard_service()) as first,
+        serving(shard_service()) as second,
+    ):
+        workers = [Worker(manager, [first, second], f"w{i}", ITERATIONS) for i in range(3)]
+        for worker in workers:
+            worker.join(240)
+        dead = [worker for worker in workers if isinstance(worker.error, DeadError)]
+        assert len(dead) == 1
+        assert_trained([worker for worker in workers if worker not in dead])
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_a_manager_that_restarts_between_two_shards_ends_nothing(between_shards, tmp_path, wait_until, state):
+    """Whether the shards keep checkpoints or not."""
+    services = [
+        shard_service(state=tmp_path / f"ps-{i}" if state else None, checkpoint_every=10) for i in range(2)
+    ]
+    with (
+        restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
+        serving(services[0]) as first,
+        serving(services[1]) as second,
+    ):
+
+        def restart(shards):
+            manager.kill()
+            manager.start()
+            wait_until(lambda: services[1].jobs[0].attempt, "another attempt at the second shard")
+
+        between_shards(restart)
+        assert_trained([Worker(manager.address, [first, second], f"w{i}", ITERATIONS) for i in range(2)])
