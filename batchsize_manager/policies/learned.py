@@ -128,7 +128,7 @@ class Learned(Policy):
         if self._curves is not None and np.array_equal(centres, self._centres):
             return self._curves
         curves = fit(sightings.sizes, sightings.times, sightings.variances, np.maximum(centres, 1.0))
-        self._curves, self._centres = curves.averaged_over(sightings.seen), centres
+        self._curves, self._centres = curves.averaged_over(sightings.known), centres
         return self._curves
 
     def _usual_sizes(self, total: int) -> Array:

@@ -149,6 +149,37 @@ def test_never_much_slower_than_leader_straggler(drawn, seed):
     assert means["learned"] <= 1.05 * means["leader_straggler"]
 
 
+@settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
+@given(clusters(), st.integers(0, 2**32), st.data())
+def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
+    """Whatever times were reported, within 50 iterations of steady ones the splits are near the best."""
+    workers, total = drawn
+    cluster = Cluster(workers, total, seed)
+    cluster.run(data.draw(st.integers(1, 40)))
+    factors = st.sampled_from([1.0, 1.0, 1e-3, 0.3, 3.0, 1e3])
+    for _ in range(data.draw(st.integers(1, 30))):
+        for worker in cluster.workers.values():
+            worker.factor = data.draw(factors)
+        cluster.iterate()
+    for worker in cluster.workers.values():
+        worker.factor = 1.0
+    cluster.run(50)
+    best = cluster.best()
+    assert np.median([cluster.longest(cluster.iterate().counts) / best for _ in range(10)]) <= 1.15
+
+
+@pytest.mark.parametrize("name", four())
+def test_two_spikes_in_a_row_are_forgotten(name):
+    """A worker that took a thousand times as long twice is given its part again."""
+    cluster = Cluster(four(), 400)
+    cluster.run(40)
+    cluster.workers[name].factor = 1000.0
+    cluster.run(2)
+    cluster.workers[name].factor = 1.0
+    cluster.run(50)
+    assert cluster.longest(cluster.iterate().counts) <= 1.1 * cluster.best()
+
+
 def test_a_spike_does_not_move_the_split():
     """One iteration that is three times as long changes no batch size, whoever it is."""
     for name in four():
