@@ -103,6 +103,7 @@ class Client:
         into: memoryview | None = None,
         timeout: float | None = None,
         unavailable_timeout: float = math.inf,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Any:
         """Call a method, reconnecting as often as needed.
 
@@ -115,6 +116,7 @@ class Client:
             into: Where the bulk field of the answer goes; must have its length.
             timeout: Seconds until the answer must be there.
             unavailable_timeout: Seconds for which the service may answer that it cannot serve this now.
+            wanted: Whether the answer is; asked before each attempt. See `interrupt`.
 
         Returns:
             The result struct.
@@ -130,6 +132,8 @@ class Client:
         deadline = begun + (self._call_timeout if timeout is None else timeout)
         backoff = _FIRST_BACKOFF
         while True:
+            if not wanted():
+                raise ConnectionLostError(f"{method} of {self._peer()} was given up")
             self.connect(deadline)
             try:
                 self.send(method, request, bulk=bulk, deadline=deadline)
@@ -278,6 +282,10 @@ class Client:
     def abandon(self, error: EvenpaceError) -> None:
         """From any thread: let the call that is under way fail, and all later ones, with `error`."""
         self._abandoned = error
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """From any thread: break the connection off; a call under way is made anew, if it is still wanted."""
         connection = self._socket
         if connection is not None:
             with contextlib.suppress(OSError):

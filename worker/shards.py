@@ -6,8 +6,8 @@ It speaks to the shards alone, and knows neither the manager nor a framework.
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,11 @@ from batchsize_manager.plan import Assignment
 from batchsize_manager.synchronisation import Synchronisation
 from rpc.client import Client
 from rpc.errors import (
-    ConnectionLostError,
     EvenpaceError,
     InvalidRequestError,
     NotMemberError,
-    NotYetError,
     ProtocolError,
     RewoundError,
-    UnavailableError,
 )
 from worker.layout import Group, Layout, OptimizerState, Tensor, shard_bounds
 from worker.recovery import ShardState
@@ -62,6 +59,7 @@ class Shards:
     ) -> None:
         self.plans_ahead = False
         self._clients = clients
+        self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
         self._log_fields = log_fields
         self._timeout = timeout
         # Other threads have something to say while this worker waits for its parameters.
@@ -138,8 +136,10 @@ class Shards:
                 )
         # The first shard decides whose parameters hold: the others' are set by the same worker, later.
         if not replies[0].initialised and self._initialise(0, initial, assignment, state):
-            for shard in range(1, shards):
-                self._initialise(shard, initial, assignment, state)
+            self._together(
+                lambda shard, wanted: self._initialise(shard, initial, assignment, state, wanted),
+                range(1, shards),
+            )
         for client in self._clients:
             client.wait_to_connect(self._timeout)  # one that had to start again is worth waiting for
 
@@ -281,6 +281,7 @@ class Shards:
 
     def close(self) -> None:
         """Close the connections."""
+        self._threads.shutdown(wait=False)
         for client in (*self._clients, *self._aside):
             client.close()
 
@@ -299,7 +300,12 @@ class Shards:
         return self._on_all("pull", requests, intos=self._parts(into))
 
     def _initialise(
-        self, shard: int, initial: NDArray[Any], assignment: Assignment, state: OptimizerState | None
+        self,
+        shard: int,
+        initial: NDArray[Any],
+        assignment: Assignment,
+        state: OptimizerState | None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
         begin, end = self._bounds[shard]
         common = {
@@ -307,11 +313,12 @@ class Shards:
             "version": assignment.iteration,
             "attempt": assignment.attempt,
         }
+        call = self._clients[shard].call
         for slot, array in (state.slots if state else {}).items():
             request = _wire.InitialiseRequest(**common, slot=slot, steps=state.steps if state else 0)
-            self._clients[shard].call("initialise", request, bulk=_bytes(array[begin:end]))
+            call("initialise", request, bulk=_bytes(array[begin:end]), wanted=wanted)
         request = _wire.InitialiseRequest(**common)
-        reply = self._clients[shard].call("initialise", request, bulk=_bytes(initial[begin:end]))
+        reply = call("initialise", request, bulk=_bytes(initial[begin:end]), wanted=wanted)
         return bool(reply.accepted)
 
     def _on_all(
@@ -322,46 +329,40 @@ class Shards:
         intos: Sequence[memoryview] | None = None,
         unavailable_timeout: float = math.inf,
     ) -> list[Any]:
-        """Call all shards at once; then those again, each as `Client.call` does, that did not take it."""
-        deadline = time.monotonic() + self._timeout
-        sent = []
-        for i, client in enumerate(self._clients):
-            client.held = 0.0
-            try:
-                client.send(method, requests[i], bulk=bulks[i] if bulks else None, deadline=deadline)
-                sent.append(True)
-            except ConnectionLostError:
-                sent.append(False)
-        replies = []
-        for i, client in enumerate(self._clients):
-            into = intos[i] if intos else None
-            try:
-                reply = self._receive(client, method, into, deadline) if sent[i] else None
-                if reply is None:
-                    reply = client.call(
-                        method,
-                        requests[i],
-                        bulk=bulks[i] if bulks else None,
-                        into=into,
-                        unavailable_timeout=unavailable_timeout,
-                    )
-            except EvenpaceError:
-                for later in self._clients[i + 1 :]:
-                    later.close()  # its answer is of no use any more
-                raise
-            self._check_echo(reply)
-            replies.append(reply)
-        return replies
+        """Call all shards at once; where one fails, the other calls are given up."""
 
-    def _receive(self, client: Client, method: str, into: memoryview | None, deadline: float) -> Any | None:
-        """The answer to what was sent; None where it is to be sent again."""
+        def call(shard: int, wanted: Callable[[], bool] = lambda: True) -> Any:
+            client = self._clients[shard]
+            client.held = 0.0
+            reply = client.call(
+                method,
+                requests[shard],
+                bulk=bulks[shard] if bulks else None,
+                into=intos[shard] if intos else None,
+                unavailable_timeout=unavailable_timeout,
+                wanted=wanted,
+            )
+            self._check_echo(reply)
+            return reply
+
+        shards = range(len(self._clients))
+        return [call(0)] if len(shards) == 1 else self._together(call, shards)
+
+    def _together(self, call: Callable[[int, Callable[[], bool]], Any], shards: Sequence[int]) -> list[Any]:
+        """What a call gives for each of these shards, each in a thread of its own."""
+        over = threading.Event()
+        calls = [self._threads.submit(call, shard, lambda: not over.is_set()) for shard in shards]
         try:
-            return client.receive(into=into, deadline=deadline)
-        except NotYetError:
-            return None
-        except (ConnectionLostError, UnavailableError) as error:
-            log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
-            return None
+            for done in as_completed(calls):
+                done.result()
+        except BaseException:
+            over.set()
+            for shard, under_way in zip(shards, calls, strict=True):
+                if not under_way.done():
+                    self._clients[shard].interrupt()
+            wait(calls)
+            raise
+        return [done.result() for done in calls]
 
     def _parts(self, flat: NDArray[Any]) -> list[memoryview]:
         return [_bytes(flat[begin:end]) for begin, end in self._bounds]

@@ -51,8 +51,9 @@ class Services:
         """See `worker.recovery.Manager`."""
         return self._trained
 
-    def rewind(self, attempt, iteration):
+    def rewind(self, attempt, iteration, *, anew=False):
         """See both of `worker.recovery`'s protocols."""
+        self.anew = anew
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
@@ -82,9 +83,14 @@ def test_a_shard_without_parameters_is_a_final_error_that_says_what_to_do():
 
 
 def test_a_job_that_has_not_begun_begins_where_it_was_to():
-    """If nothing was trained, nothing is missing; if something was, it is."""
+    """If nothing was trained, the parameters are set anew; if something was, it is missing."""
     nothing = [ShardState(name, False, 0, ()) for name in ("a", "b")]
-    assert run(Services(*nothing, trained=False), first=40).iteration == 40
+    for states in (nothing, [ShardState("a", True, 40, ()), nothing[1]]):
+        services = Services(*states, trained=False)
+        assert run(services, first=40).iteration == 40
+        assert services.anew
+    with pytest.raises(DeadlineExceededError):
+        run(Services(ShardState("a", True, 41, ()), nothing[1], trained=False), first=40, timeout=0.3)
     with pytest.raises(DeadlineExceededError):
         run(Services(*nothing, trained=True), first=40, timeout=0.3)
 
