@@ -35,6 +35,7 @@ from batchsize_manager.state_reader import StateReader
 
 _CHECKED_BYTES = 2**28  # a file up to this size is looked through when it is opened, in a second or so
 _PRUNED_AT_ONCE = 500  # iterations
+_SHORTENED = 0.95  # of what is allowed, so that it need not be done for each iteration
 _WAL_BYTES = 2**26  # what stays of the log after it has grown
 
 
@@ -55,6 +56,7 @@ class StateFile:
         self._ids: dict[str, int] = {}  # of runs
         self._numbers: dict[str, dict[str, int]] = {}  # of workers, by run
         self._members: dict[str, dict[tuple[str, str], SavedMember]] = {}  # as they are in the file
+        self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
         with explained(path):
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
@@ -103,9 +105,37 @@ class StateFile:
                 for change in changes:
                     self._apply(change)
         except BaseException:
-            for known in (self._ids, self._numbers, self._members):
+            for known in (self._ids, self._numbers, self._members, self._sizes):
                 known.clear()  # it may have grown by what was not written
             raise
+
+    def is_longer(self, nbytes: float) -> bool:
+        """Whether the iterations of a run that was written to take more bytes than that."""
+        return max(self._sizes.values(), default=0) > nbytes
+
+    def shorten(self, nbytes: float) -> None:
+        """Delete some of the oldest iterations of a run for which `is_longer` says so.
+
+        Raises:
+            sqlite3.Error: See `apply`.
+        """
+        run = next(run for run, size in self._sizes.items() if size > nbytes)
+        number = self._id(run)
+        rows = self._connection.execute(
+            "SELECT iteration, length(workers) FROM iterations WHERE run = ? ORDER BY iteration LIMIT ?",
+            (number, _PRUNED_AT_ONCE),
+        )
+        excess, last = self._sizes[run] - _SHORTENED * nbytes, -1
+        for iteration, size in rows.fetchall():
+            if excess <= 0:
+                break
+            last, excess = iteration, excess - size
+        with self._transaction():
+            self._connection.execute(
+                "DELETE FROM iterations WHERE run = ? AND iteration <= ?", (number, last)
+            )
+        self._sizes[run] = self._size(number)
+        self._vacuum()
 
     def prune(self, runs: int, oldest: float) -> bool:
         """Delete a part of what is to be forgotten of ended runs.
@@ -138,12 +168,15 @@ class StateFile:
                 for table in ("members", "workers", "events"):
                     execute(f"DELETE FROM {table} WHERE run = ?", (number,))
                 execute("DELETE FROM runs WHERE id = ?", (number,))
-        self._connection.executescript(
-            "PRAGMA incremental_vacuum"
-        )  # `execute` would take its first step alone
-        for known in (self._ids, self._numbers, self._members):
+        self._vacuum()
+        for known in (self._ids, self._numbers, self._members, self._sizes):
             known.pop(run, None)
         return True
+
+    def _vacuum(self) -> None:
+        """Give the room of what was deleted back to the disk."""
+        # `execute` would take the first step alone.
+        self._connection.executescript("PRAGMA incremental_vacuum")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -192,6 +225,10 @@ class StateFile:
                     "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (number, record.iteration, *place, record.duration, at, packed),
                 )
+                if run not in self._sizes:
+                    self._sizes[run] = self._size(number)
+                else:
+                    self._sizes[run] += len(packed)  # too much, where the iteration was there before
             case Rewound(run, iteration):
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Said(run, event, at):
@@ -206,6 +243,13 @@ class StateFile:
             row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
             self._ids[run] = row[0]
         return self._ids[run]
+
+    def _size(self, number: int) -> int:
+        """Bytes of the workers' records of a run."""
+        row = self._connection.execute(
+            "SELECT total(length(workers)) FROM iterations WHERE run = ?", (number,)
+        ).fetchone()
+        return int(row[0])
 
     def _set_members(self, run: str, members: Sequence[SavedMember]) -> None:
         """Write the difference to those in the file; newcomers come last, as they do in a job."""

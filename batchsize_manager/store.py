@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import queue
 import sqlite3
@@ -22,6 +23,7 @@ from typing import IO
 from batchsize_manager.changes import Change, Completed, Ended, Said, compact, weight
 from batchsize_manager.state_file import StateFile
 from batchsize_manager.state_format import STATE_FILE, StateError
+from rpc.periodic import Periodic
 from rpc.tally import Histogram
 
 log = logging.getLogger(__name__)
@@ -36,11 +38,13 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class Retention:
-    """How long runs that have ended are remembered.
+    """How much is remembered.
 
     Attributes:
-        runs: So many, the latest.
-        days: For so long at most; None for no limit.
+        runs: Of those that have ended so many, the latest.
+        days: These for so long at most; None for no limit.
+        nbytes: Of the workers' records in each run's iterations, which the oldest make room for; 0 for no
+            limit.
 
     Raises:
         ValueError: A number is out of its range.
@@ -48,12 +52,15 @@ class Retention:
 
     runs: int = 100
     days: float | None = None
+    nbytes: int = 2**29
 
     def __post_init__(self) -> None:
         if self.runs < 0:
             raise ValueError(f"keep-runs {self.runs}: must be at least 0")
         if self.days is not None and not 0 <= self.days < float("inf"):
             raise ValueError(f"keep-days {self.days}: must be at least 0")
+        if self.nbytes < 0:
+            raise ValueError(f"keep-mib {self.nbytes / 2**20}: must be at least 0")
 
     def oldest(self, now: float) -> float:
         """What ended before is forgotten; like `now` in seconds since 1970."""
@@ -125,6 +132,7 @@ class Store:
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
+        self._pruning = Periodic(f"deleting old iterations and runs from {self._path}")
         self._thread: threading.Thread | None = None  # once there is something to write
 
     def put(self, change: Change) -> None:
@@ -200,7 +208,7 @@ class Store:
         prune, closing = True, False
         try:
             while not closing:
-                taken = self._take(wait=not changes and not prune)
+                taken = self._take(wait=not (changes or prune or self._is_too_long))
                 closing = any(isinstance(item, _Close) for item in taken)
                 new = [item for item in taken if not isinstance(item, _Gate | _Close)]
                 waiting = changes + new
@@ -218,7 +226,7 @@ class Store:
                         item.open()
                 if changes:
                     self._closing.wait(_RETRY_SECONDS)
-                elif prune or any(isinstance(change, Ended) for change in new):
+                elif prune or self._is_too_long or any(isinstance(change, Ended) for change in new):
                     prune = self._prune()
             if changes:
                 log.error("%s: %d changes could not be written", self._path, len(changes))
@@ -263,12 +271,19 @@ class Store:
         return True
 
     def _prune(self) -> bool:
-        """Forget a part of the runs that ended long ago; whether there is more."""
-        try:
+        """Forget a part of what is too much, or of the runs that ended long ago; whether there is more."""
+        with self._pruning:
+            if self._is_too_long:
+                self._file.shorten(self._retention.nbytes)
+                return True
             return self._file.prune(self._retention.runs, self._retention.oldest(time.time()))
-        except sqlite3.Error as error:
-            log.warning("%s: old runs cannot be deleted: %s", self._path, error)
-            return False
+        self._closing.wait(_RETRY_SECONDS)
+        return False
+
+    @property
+    def _is_too_long(self) -> bool:
+        """Whether a run's iterations take more room than they may."""
+        return self._file.is_longer(self._retention.nbytes or math.inf)
 
     def _tell(self, level: int, notice: str) -> None:
         log.log(level, "%s", notice)

@@ -132,6 +132,14 @@ _STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
     help="With --state: for so long after their end, at most.  [default: no limit]",
 )
 @click.option(
+    "--keep-mib",
+    type=click.IntRange(0),
+    default=Retention.nbytes // 2**20,
+    show_default=True,
+    help="With --state: MiB of each job's history, of which the oldest iterations are forgotten; 0 for all. "
+    "An iteration takes about 53 bytes for each worker.",
+)
+@click.option(
     "--keep-job",
     type=click.FloatRange(0),
     default=JobConfig.keep,
@@ -196,6 +204,7 @@ def manager(
     state: Path | None,
     keep_runs: int,
     keep_days: float | None,
+    keep_mib: int,
     keep_job: float,
     heartbeat: float,
     silence: float,
@@ -239,7 +248,7 @@ def manager(
         options = PolicyOptions(
             predictor, tolerance, learning, load_models(reuse) if reuse else {}, step_size
         )
-        kept = Retention(keep_runs, keep_days)
+        kept = Retention(keep_runs, keep_days, keep_mib * 2**20)
         config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
         page = None
         if http is not None:

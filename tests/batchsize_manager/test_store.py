@@ -494,6 +494,39 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
         assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
 
 
+def test_a_running_job_keeps_its_latest_iterations(tmp_path, wait_until):
+    """As many as fit into the room that they may take, and no hole between them."""
+    with opened(tmp_path, Retention(nbytes=20_000)) as kept:
+        kept.put(begun("r"))
+        kept.put(begun("short"))
+        kept.put(completed(0, "short"))
+        for i in range(2000):
+            kept.put(completed(i, "r"))
+        wait_until(
+            lambda: _bytes(tmp_path) <= 20_000 and iterations(tmp_path, "r")[-1:] == [1999], "the latest"
+        )
+        there = iterations(tmp_path, "r")
+        assert there == list(range(there[0], 2000))
+        assert _bytes(tmp_path) > 15_000
+        for i in range(2000, 2500):  # and on
+            kept.put(completed(i, "r"))
+        wait_until(
+            lambda: iterations(tmp_path, "r")[-1:] == [2499] and _bytes(tmp_path) <= 20_000, "the latest"
+        )
+        assert iterations(tmp_path, "short") == [0]
+    with opened(tmp_path, Retention(nbytes=0)) as kept:
+        for i in range(2500, 3500):
+            kept.put(completed(i, "r"))
+        wait_until(lambda: iterations(tmp_path, "r")[-1:] == [3499], "all")
+        assert _bytes(tmp_path) > 100_000
+
+
+def _bytes(folder):
+    """Of the workers' records in the file."""
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE, timeout=120)) as file:
+        return file.execute("SELECT total(length(workers)) FROM iterations").fetchone()[0]
+
+
 def _run_names(folder):
     with open_state(folder) as reader:
         return [run.run for run in reader.runs()]
