@@ -42,6 +42,11 @@ class Waiting:
     reported_iteration: int = -1
     known: int = -1
 
+    @property
+    def incarnation(self) -> str:
+        """The caller's."""
+        return str(self.call.request.identity.incarnation)
+
 
 @dataclass(slots=True)
 class Hosted:
@@ -120,9 +125,15 @@ class Hosted:
         )
 
     def wait(self, worker: str, waiting: Waiting) -> None:
-        """Have a call wait; an earlier one of the same worker's is over."""
-        earlier = self.waiting.pop(worker, None)
+        """Have a call wait; an earlier one of the same worker's is over.
+
+        One that was released may ask once more when another has its name, and waits, already.
+        """
+        earlier = self.waiting.get(worker)
         if earlier is not None:
+            if self.job.members_incarnation(worker) == earlier.incarnation != waiting.incarnation:
+                self._answer(worker, waiting)
+                return
             earlier.call.fail(UnavailableError("asked again since; that call will be answered"))
         self.waiting[worker] = waiting
 
@@ -135,21 +146,8 @@ class Hosted:
     def answer(self, worker: str) -> None:
         """Answer a worker that waits, if there is something to say."""
         waiting = self.waiting.get(worker)
-        if waiting is None:
-            return
-        try:
-            reply = self._reply(worker, waiting)
-        except NotMemberError as error:
+        if waiting is not None and self._answer(worker, waiting):
             del self.waiting[worker]
-            waiting.call.fail(error)
-            return
-        if reply is None:
-            return
-        del self.waiting[worker]
-        if self._must_be_kept(waiting.call.method, reply):
-            self.once_kept(partial(waiting.call.reply, reply))
-        else:
-            waiting.call.reply(reply)
 
     def send_away(self, now: float) -> None:
         """Have those ask again whose answers may not be held back for longer."""
@@ -174,6 +172,21 @@ class Hosted:
         for waiting in self.waiting.values():
             waiting.call.fail(error)
         self.waiting.clear()
+
+    def _answer(self, worker: str, waiting: Waiting) -> bool:
+        """Answer a call, if there is something to say."""
+        try:
+            reply = self._reply(worker, waiting)
+        except NotMemberError as error:
+            waiting.call.fail(error)
+            return True
+        if reply is None:
+            return False
+        if self._must_be_kept(waiting.call.method, reply):
+            self.once_kept(partial(waiting.call.reply, reply))
+        else:
+            waiting.call.reply(reply)
+        return True
 
     def _must_be_kept(self, method: str, reply: Any) -> bool:
         """Whether an answer says what a manager that is started anew must not have forgotten."""

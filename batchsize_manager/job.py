@@ -342,6 +342,11 @@ class Job(JobOperations):
         """The members' names, in the order of their slices."""
         return list(self._members.by_name)
 
+    def members_incarnation(self, worker: str) -> str | None:
+        """The incarnation of the member of that name, if there is one."""
+        member = self._members.by_name.get(worker)
+        return member.incarnation if member is not None else None
+
     @property
     def saved_members(self) -> list[SavedMember]:
         """The members as `restore` takes them."""

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -489,6 +490,41 @@ def test_who_may_not_join_a_job_may_not_change_it(tmp_path):
                 client.pause("mine")
                 client.resume("mine")
         worker.close()
+
+
+def test_a_released_worker_that_asks_again_does_not_disturb_its_successor(wait_until):
+    """Another has its name by then, and waits to be let in: both are answered."""
+    with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
+        names = {"a": "a", "b": "b", "b again": "b"}
+        identities = {key: idl.common.Identity("mine", name, key) for key, name in names.items()}
+        clients = {key: Client(_wire.BatchSizeManager, address, "manager") for key in names}
+        deadline = time.monotonic() + 240
+
+        def send(key, method, request):
+            clients[key].send(method, request, deadline=deadline)
+
+        def receive(key):
+            return clients[key].receive(deadline=deadline)
+
+        def report(key, iteration):
+            send(key, "report", _wire.ReportRequest(identities[key], iteration, 0.5, 0.0, 0.5, 0.5))
+
+        for key in "ab":
+            send(key, "join", join_request(identities[key]))
+        assert {receive(key).assignment.iteration for key in "ab"} == {0}
+        client.drain("mine", "b")
+        for key in "ab":
+            report(key, 0)
+        assert receive("a").assignment.iteration == 1
+        assert receive("b").released == "drained by an operator"
+        send("b again", "join", join_request(identities["b again"]))
+        wait_until(lambda: client.status("mine").summary.members == 2, "the newcomer")
+        report("b", 0)
+        assert receive("b").released == "drained by an operator"
+        report("a", 1)
+        assert receive("b again").assignment.iteration == 2
+        for one in clients.values():
+            one.close()
 
 
 def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
