@@ -2,8 +2,8 @@
 
 import fcntl
 import multiprocessing
+import os
 import struct
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def test_equal_workers_keep_their_own(tmp_path):
     assert [row[1] for row in taken] == list(range(100, 200))
 
 
-def test_a_slice_is_not_taken_from_while_it_is_written(tmp_path):
+def test_a_slice_is_not_taken_from_while_it_is_written(tmp_path, wait_until):
     """A worker that is held up half-way through its entry on the board is waited for, not misread."""
     path, (half_way, go_on) = tmp_path / "board", (_CONTEXT.Event(), _CONTEXT.Event())
     writer = _CONTEXT.Process(target=_write_slowly, args=(path, half_way, go_on))
@@ -75,8 +75,7 @@ def test_a_slice_is_not_taken_from_while_it_is_written(tmp_path):
     assert half_way.wait(240)
     with ThreadPoolExecutor(1) as thread:
         stolen = thread.submit(Board(path, 2).steal, victim=1, iteration=1, progress=1.0)
-        while not stolen.done() and not _waiters(path):
-            time.sleep(0.01)
+        wait_until(lambda: stolen.done() or _waits_for_a_lock(), "the thief at the writer's lock")
         go_on.set()
 
     assert stolen.result() == range(198, 200)
@@ -96,10 +95,10 @@ def _write_slowly(path, half_way, go_on):
         file.write(entry[8:])
 
 
-def _waiters(path):
-    """The lines of /proc/locks of those that wait for a lock on the file."""
-    locks = Path("/proc/locks").read_text().splitlines()
-    return [lock for lock in locks if "->" in lock and f":{path.stat().st_ino} " in lock]
+def _waits_for_a_lock():
+    """Whether this process does, for a lock on any file."""
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    return any(str(os.getpid()) in words for words in waiting)
 
 
 def test_processes_share_a_board(tmp_path):
