@@ -123,12 +123,18 @@ class Hosted:
             return False
         return not self.shared or self.settled > shard.version or shard.contributors <= self.asked
 
-    def ask(self, worker: str, version: int, *, settled: bool) -> None:
-        """A worker waits for a version, for which it has pushed to every shard; maybe all have."""
-        if version > self.shard.version:
-            self.asked.add(worker)
-            if settled:
-                self.settled = max(self.settled, version)
+    def ask(self, worker: str, version: int, *, settled: bool) -> bool:
+        """A worker waits for a version, for which it has pushed to every shard; maybe all have.
+
+        Returns:
+            Whether the version is still to come: a step may be due now.
+        """
+        if version <= self.shard.version:
+            return False
+        self.asked.add(worker)
+        if settled:
+            self.settled = max(self.settled, version)
+        return True
 
     def stage(self, worker: str, incarnation: str, slot: str, steps: int) -> TensorSink:
         """Where a slot of the optimiser's state goes until its worker's parameters come.

@@ -176,8 +176,8 @@ class ParameterServerService:
             check.text("slot", request.slot)
         if hosted.shard.initialised:  # else it waits for an attempt to begin here
             _check_reader(hosted, call)
-        hosted.ask(request.identity.worker, version, settled=bool(request.settled))
-        self._step(hosted)
+        if hosted.ask(request.identity.worker, version, settled=bool(request.settled)):
+            self._step(hosted)
         hosted.waiting.append((call, version, until))
         self._release(hosted)
 

@@ -1,9 +1,9 @@
 """A worker's script: runs another one, and freezes its process at a point of the protocol."""
 
-import os
 import runpy
 import signal
 import sys
+import threading
 
 import evenpace
 from rpc.client import Client
@@ -18,16 +18,20 @@ def freeze_before(point, session):
     """
     iteration, method, left = point.split(":")
     iteration, left = int(iteration), int(left)
-    send = Client.send
+    send, one_at_a_time = Client.send, threading.Lock()
 
     def freezing(client, called, *arguments, **options):
         nonlocal left
         now = session.assignment
-        if called == method and now is not None and now.iteration >= iteration and left >= 0:
+        if called != method or now is None or now.iteration < iteration or left < 0:
+            send(client, called, *arguments, **options)
+            return
+        with one_at_a_time:  # shards are called at once, each in a thread of its own
             left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGSTOP)
-        send(client, called, *arguments, **options)
+            if left == -1:
+                # By this thread's id, so that the thread itself cannot go on for a moment.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            send(client, called, *arguments, **options)
 
     Client.send = freezing
 

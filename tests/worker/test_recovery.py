@@ -230,14 +230,14 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
     ):
         rewind = Shards.rewind
 
-        def rewind_what_is_lost(self, attempt, version):
+        def rewind_what_is_lost(self, attempt, version, **options):
             if not agreed:
                 agreed.append(version)
                 killed.kill()
                 killed.start()
                 self.fence(attempt)  # as each worker's heartbeat does
             agreed.append(version)
-            rewind(self, attempt, version)
+            rewind(self, attempt, version, **options)
 
         def again():
             manager.kill()

@@ -29,6 +29,7 @@ from evenpace.chaos.train_worker import train
 from evenpace.chaos.training import SPEC
 from evenpace.chaos.verdict import judge
 from evenpace.observer import Observer, plain_record
+from ps.hosted import Hosted
 from ps.shard import Shard
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
 from worker.data import Slices
@@ -227,17 +228,18 @@ def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch,
 
 def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypatch, wait_until):
     """Its ledger has one slice of two; the other worker comes too late."""
-    complete = Shard.complete.fget
+    complete, is_due = Shard.complete.fget, Hosted.is_due.fget
 
-    def wrong(shard):
-        return complete(shard) or (shard.version == 7 and any(map(shard._is_whole, shard._contributions)))
+    def early(shard):
+        return shard.version == 7 and any(map(shard._is_whole, shard._contributions))
 
     def at(session, manager):
         if (session.config.worker, session.assignment.iteration) == ("w1", 7):
             ledgers = [*tmp_path.glob("ledgers/*/*")]
             wait_until(lambda: all('"iteration": 7,' in file.read_text() for file in ledgers), "the step")
 
-    monkeypatch.setattr(Shard, "complete", property(wrong))
+    monkeypatch.setattr(Shard, "complete", property(lambda shard: complete(shard) or early(shard)))
+    monkeypatch.setattr(Hosted, "is_due", property(lambda hosted: is_due(hosted) or early(hosted.shard)))
     said_of(
         trained(tmp_path, 12, at).under_faults(kill()),
         r"ps-0: iteration 7(: w0 at \d+, where 672 was due| ends at \d+, not at 768)",
