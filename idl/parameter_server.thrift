@@ -95,7 +95,9 @@ struct InitialiseReply {
 struct PushRequest {
   1: common.Identity identity
   2: common.Assignment assignment   // count must be at least 1
-  3: list<ParameterGroup> groups    // the options from this step on; left out or empty: unchanged.
+  3: list<ParameterGroup> groups    // the options of the step that this gradient is for, the same from every worker;
+                                    // left out or empty: unchanged. Where they differ, those with the batch's first
+                                    // samples hold, and in bsp the next `pull` of the others is refused.
                                     // In ssp and asp, each worker's hold for its own gradients.
   4: optional string instance       // as `open` said: refused with Rewound if it is another now
   5: optional i64 kept              // the latest version of which all shards have a checkpoint, for all that the

@@ -46,10 +46,16 @@ class AsynchronousShard(Parameters):
             InvalidRequestError: Its use of amsgrad is not the job's.
         """
         self._options[worker] = [{} for _ in self.layout.options]
-        self.set_options(groups, worker)
+        self._set_options(worker, groups)
 
-    def set_options(self, groups: Sequence[Group], worker: str = "") -> None:
+    def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
         """Change the options for a worker's own gradients; see `Parameters.set_options`."""
+        self._set_options(contribution.worker, groups)
+
+    def check_options(self, worker: str) -> None:
+        """Each worker's own options hold for its gradients."""
+
+    def _set_options(self, worker: str, groups: Sequence[Group]) -> None:
         changes = self._checked(groups)
         for change, first in zip(changes, self._translated(self.layout.groups), strict=True):
             if change.get("amsgrad", False) != first.get("amsgrad", False):

@@ -55,6 +55,9 @@ class BackupShard(Shard):
             self._lost[start] = count
             self._total = total
 
+    def check_options(self, worker: str) -> None:
+        """A worker may differ: a schedule that counts batches falls behind where some come too late."""
+
     def drop(self) -> None:
         """Forget all that has come, and the losses, since the last step."""
         super().drop()
@@ -74,6 +77,7 @@ class BackupShard(Shard):
         whole = [contribution for contribution in self._contributions if self._is_whole(contribution)]
         if whole:
             self._sum_up(whole, sum(contribution.count for contribution in whole))
+            self._settle_options(whole)
             self._apply()
             self._gradient.zero_()
         self._next_batch(whole)

@@ -7,7 +7,7 @@ BSP, `backup` and `asynchronous`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Contribution:
         first: The first element that is taken from it; for those before, its samples count already.
         done: The element up to which it has arrived.
         open: Whether a connection is bringing it right now; what still comes otherwise is dropped.
+        groups: With the options that the step is to be taken with, as its worker says; None if it does not.
         held: The gradient itself, where it is not added to a sum at once.
     """
 
@@ -39,6 +40,7 @@ class Contribution:
     first: int = 0
     done: int = 0
     open: bool = True
+    groups: tuple[Group, ...] | None = None
     held: torch.Tensor | None = field(default=None, repr=False)
 
     @property
@@ -167,27 +169,25 @@ class Parameters(ABC):
         for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
             group["params"][0].data = part
 
-    def set_options(self, groups: Sequence[Group], worker: str = "") -> None:
-        """Change the optimiser's options, as a learning-rate schedule does.
+    @abstractmethod
+    def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
+        """Note the options that a contribution's step is to be taken with, as a learning-rate schedule says.
 
         Args:
-            groups: The layout's, with new options.
-            worker: Who says so; it matters where each worker's gradient is a step of its own.
+            contribution: Of the worker that says so.
+            groups: The layout's; an option that is left out stays as it is.
 
         Raises:
             InvalidRequestError: The groups are not the layout's, or an option is not allowed.
         """
-        changes = self._checked(groups)
-        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
-            if change.get("amsgrad", False) and not group["amsgrad"]:
-                # torch.optim keeps amsgrad's state from the first step on, and fails in the next without it.
-                raise InvalidRequestError("amsgrad cannot be switched on once the job runs")
-        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
-            group.update(change)
-        self._groups = tuple(
-            replace(old, options={**old.options, **new.options})
-            for old, new in zip(self._groups, groups, strict=True)
-        )
+
+    @abstractmethod
+    def check_options(self, worker: str) -> None:
+        """See that a worker's options were those that its gradients' steps were taken with.
+
+        Raises:
+            InvalidRequestError: They were not.
+        """
 
     @abstractmethod
     def opened(self, worker: str, groups: Sequence[Group]) -> None:

@@ -274,7 +274,7 @@ class ParameterServerService:
         sink = TimedSink(hosted.shard, contribution, hosted.tally)
         if groups:
             try:
-                hosted.shard.set_options(groups, worker)
+                hosted.shard.set_options(contribution, groups)
             except InvalidRequestError:
                 sink.abort()
                 raise
@@ -329,6 +329,7 @@ class ParameterServerService:
             slot = call.request.slot
             try:
                 _check_reader(hosted, call)
+                shard.check_options(call.request.identity.worker)
                 values = shard.parameters() if slot is None else shard.slot(slot)
             except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)

@@ -5,8 +5,11 @@ added at once, while they are in the cache; nothing holds a whole gradient, exce
 A step has everybody's gradient (BSP); `backup` and `asynchronous` have the other kinds of shard.
 """
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -15,6 +18,7 @@ from ps.parameters import Contribution, Parameters
 from rpc.errors import InvalidRequestError, UnavailableError
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
+_SAME = 1e-5  # relative: a schedule that is computed on another kind of device differs in its last digits
 
 
 class Shard(Parameters):
@@ -41,9 +45,25 @@ class Shard(Parameters):
         self._batch_start: int | None = None  # its first position, likewise
         self._missing = 0  # pairs of a sample and an element that have not come, once the total is known
         self._contributions: list[Contribution] = []
+        self._checked_groups: tuple[Any, ...] = ()  # what `_merged` was asked last, and what it gave
+        self._differences: dict[str, str] = {}  # by worker: how its options were not those of a step
 
     def opened(self, worker: str, groups: Sequence[Group]) -> None:
-        """All share the options of the worker that came first."""
+        """A worker starts; the job's first options are those of the one that came first."""
+        self._differences.pop(worker, None)
+
+    def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
+        """Note the options for the open iteration's step; see `Parameters.set_options`."""
+        contribution.groups = self._merged(tuple(groups))
+
+    def check_options(self, worker: str) -> None:
+        """See that a worker's options were those that a step was taken with.
+
+        Raises:
+            InvalidRequestError: They were not; the error names the first that was another, and both values.
+        """
+        if worker in self._differences:
+            raise InvalidRequestError(self._differences[worker])
 
     def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
         """Whether all samples of the slice are in a step, or in the sum: it came, or others brought it."""
@@ -151,10 +171,47 @@ class Shard(Parameters):
         assert self._total is not None
         if self._deterministic:
             self._sum_up(self._contributions, self._total)
+        self._settle_options(self._contributions)
         self._apply()
         self._gradient.zero_()
         self._next_batch(self._contributions)
         self.version += 1
+
+    def _merged(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        """The groups with new options, where they are given; raises as `set_options` does."""
+        asked = (groups, self._groups)
+        if self._checked_groups[:2] != asked:
+            for group, change in zip(self._optimizer.param_groups, self._checked(groups), strict=True):
+                if change.get("amsgrad", False) and not group["amsgrad"]:
+                    # torch.optim keeps amsgrad's state from the first step on, and fails without it.
+                    raise InvalidRequestError("amsgrad cannot be switched on once the job runs")
+            merged = tuple(
+                replace(old, options={**old.options, **new.options})
+                for old, new in zip(self._groups, groups, strict=True)
+            )
+            self._checked_groups = (*asked, merged)
+        result: tuple[Group, ...] = self._checked_groups[2]
+        return result
+
+    def _settle_options(self, used: Sequence[Contribution]) -> None:
+        """Let the step have the options of whoever brought the first samples, and note who differs.
+
+        Slices lie in the order in which their workers joined, at all shards alike: it is the member that has
+        been there longest. A newcomer whose schedule has begun anew disturbs nobody.
+        """
+        told = sorted((c for c in used if c.groups), key=lambda c: (c.start, c.first))
+        if not told:
+            return
+        first = told[0]
+        assert first.groups is not None
+        if first.groups != self._groups:
+            self._groups = first.groups
+            changes = self._translated(first.groups)
+            for group, change in zip(self._optimizer.param_groups, changes, strict=True):
+                group.update(change)
+        for other in told[1:]:
+            if other.groups != first.groups and (difference := _difference(first, other)):
+                self._differences[other.worker] = f"iteration {self.version}: {difference}"
 
     def _check_batch(self, start: int, count: int, total: int, batch_start: int | None) -> None:
         """See that a slice is of the batch that others have pushed for."""
@@ -249,3 +306,18 @@ class GradientSink:
     def abort(self) -> None:
         """The connection broke."""
         self._shard.broken(self._contribution)
+
+
+def _difference(first: Contribution, other: Contribution) -> str | None:
+    """An option in which two workers differ, in words; None if there is none but for rounding."""
+    pairs = zip(first.groups or (), other.groups or (), strict=True)
+    for number, (theirs, own) in enumerate(pairs):
+        for name in sorted({*theirs.options, *own.options}):
+            value, expected = own.options.get(name), theirs.options.get(name)
+            if value is None or expected is None or not math.isclose(value, expected, rel_tol=_SAME):
+                return (
+                    f"{name} of parameter group {number} is {value} at {other.worker!r}, but {expected} at "
+                    f"{first.worker!r}, whose options the step was taken with: all workers' loops must set "
+                    f"the same. One that joins late begins its schedule at session.assignment.iteration"
+                )
+    return None

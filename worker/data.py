@@ -23,9 +23,9 @@ class Slice:
 
     Attributes:
         assignment: What the manager planned.
-        indices: Of the samples in the data set, (count,). Where the workers reduce their gradients among
-            themselves, all must take part in each reduction: with a count of 0 there is one sample, whose
-            gradient has no weight.
+        indices: Of the samples in the data set, (count,). With a count of 0 there are as many as this worker
+            takes at least, whose gradient has no weight: every loop goes through every iteration, so that
+            schedules agree, and all take part where workers reduce their gradients among themselves.
     """
 
     assignment: Assignment
@@ -94,9 +94,9 @@ class Slices:
         """This worker's parts of the next epoch's batches.
 
         None come in an epoch that was over before this worker joined, or once it was released. Where it has
-        no part in a batch (the last of an epoch may be too small), it takes part in the barrier and goes on
-        to the next. Of a batch whose other workers have gone, there may be several parts; and where the job
-        had to be rewound, batches come again, even those of earlier epochs.
+        no part in a batch (the last of an epoch may be too small), there is a sample without weight. Of a
+        batch whose other workers have gone, there may be several parts; and where the job had to be rewound,
+        batches come again, even those of earlier epochs.
 
         Raises:
             InvalidRequestError: An iteration was not finished, or its gradient not weighted.
@@ -122,11 +122,9 @@ class Slices:
             if assignment.batch_start == 0:
                 self._first[assignment.epoch] = assignment.iteration
             session.stopwatch.start()
-            if assignment.count or session.reduces_itself:
-                yield Slice(assignment, self._indices(assignment))
-                if session.reduces_itself:
-                    session.finish_iteration()
-            else:
+            session.before_batch()
+            yield Slice(assignment, self._indices(assignment))
+            if session.reduces_itself:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
             if assignment == finished:
@@ -188,5 +186,6 @@ class Slices:
     def _indices(self, assignment: Assignment) -> NDArray[np.int64]:
         start, count = assignment.start, assignment.count
         if not count:
-            start, count = min(start, len(self.order) - 1), 1
+            count = min(self.session.config.bounds.minimum, len(self.order))
+            start = min(start, len(self.order) - count)
         return self.order[start : start + count]

@@ -17,8 +17,8 @@ class DataLoader:
 
     Batches vary in size from iteration to iteration, as the manager plans them. `jax.jit` would compile a
     step anew for each size: `worker.jax_gradient.value_and_grad` does not. Where this worker has no part in a
-    batch (the last of an epoch may be too small), it takes part in the barrier and goes on to the next. A
-    worker that joins a running job passes over the epochs that are done.
+    batch (the last of an epoch may be too small), it gets a sample whose gradient has no weight. A worker
+    that joins a running job passes over the epochs that are done.
 
     Args:
         data: A pytree of arrays, (samples, ...) each, such as `(images, labels)`; or a map-style data set,

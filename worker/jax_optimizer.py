@@ -77,10 +77,8 @@ class Optimizer:
         wide = all(leaf.dtype == jnp.float64 for leaf in trained)
         initial = np.empty(self._ends[-1], dtype="float64" if wide else "float32")
         self._fill(initial, (params, statistics))
-        iteration = self._session.join().iteration
-        options = rule.options(iteration)
-        self._sent = (iteration - 1, options)
-        layout = Layout(initial.dtype.name, rule.name, self._groups(options), tensors)
+        groups = self._groups(rule.options(self._session.join().iteration))
+        layout = Layout(initial.dtype.name, rule.name, groups, tensors)
         self._session.on_parameters = self._take_parameters
         self._session.open_parameters(layout, initial, _optimizer_state(state) if state else None)
 
@@ -96,13 +94,8 @@ class Optimizer:
             EvenpaceError: As `Session.finish_iteration` raises.
         """
         self._fill(self._session.gradient, (gradient, statistics))
-        groups = None
-        if (assignment := self._session.assignment) is not None:
-            options = self._rule.options(assignment.iteration)
-            # After a pause, too: the other workers may have changed them there and back.
-            if self._sent != (assignment.iteration - 1, options):
-                groups = self._groups(options)
-            self._sent = (assignment.iteration, options)
+        assignment = self._session.assignment
+        groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
         self._session.finish_iteration(groups)
 
     def state_dict(self) -> dict[str, Any]:

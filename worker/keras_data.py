@@ -22,8 +22,8 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
-    it takes part in the barrier and goes on to the next. A worker that joins a running job passes over
-    the epochs that are done.
+    it gets a sample whose gradient has no weight. A worker that joins a running job passes over the epochs
+    that are done.
 
     A pass gives what was put in: (x, y) or (x, y, sample_weight), each an array or dictionaries and tuples
     of arrays; without a tuple where there is but one. They come as tensors, floating ones in Keras's floatx.

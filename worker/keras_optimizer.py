@@ -123,7 +123,7 @@ class Link:
         return self._session.parameters.copy(), np.int64(self._iterations)
 
     def _take_parameters(self) -> None:
-        """Outside of an exchange: in the beginning, and where this worker had no part in a batch."""
+        """Take those that came outside of an exchange: in the beginning."""
         if not self._exchanging:
             self._copy(self._session.parameters, self._variables)
             self._optimizer.iterations.assign(self._iterations)

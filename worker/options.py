@@ -1,4 +1,4 @@
-"""When the optimiser's options changed, so that iterations that are gone through again have theirs.
+"""The optimiser's options of each iteration, so that those that are gone through again have theirs.
 
 It knows iterations and groups, and neither the wire nor a framework.
 """
@@ -12,42 +12,37 @@ _CHANGES = 10_000  # that are remembered; no job goes back further
 
 
 class Options:
-    """The changes of the parameter groups' options that one worker has told the parameter server.
+    """The parameter groups' options, as one worker's loop has set them for its iterations.
 
-    A job that is rewound takes its options from the shards' checkpoints. What had changed since is to be told
-    again, in the same iterations; the loop's own schedule is further on by then.
+    Every gradient is pushed with the options of its iteration. One that comes again, since a part of its
+    batch was lost or the job was rewound, has those that it had: the loop's own schedule may be further on.
+
+    Args:
+        groups: With the options that the loop begins with; None where nobody will ask for them.
+
+    Attributes:
+        reached: The latest iteration that the loop has gone through; -1 before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[Group] | None = None) -> None:
+        self.reached = -1
         self._changes: deque[tuple[int, Sequence[Group]]] = deque(maxlen=_CHANGES)
-        self._reached = -1  # the last iteration that a gradient was pushed for, ever
-        self._pushed = -1  # and since the job was last rewound
-        self._changed: Sequence[Group] | None = None  # for the next iteration that is new
+        self._now = groups  # as the loop has them by now
 
-    def due(self, iteration: int, changed: Sequence[Group] | None) -> Sequence[Group] | None:
-        """What is to be told with a gradient.
+    def of(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
+        """The options of an iteration, once the loop has gone through it.
 
         Args:
-            iteration: The gradient's.
-            changed: The groups, if the loop has changed their options since the last gradient.
+            iteration: That is being finished.
+            changed: The groups, if the loop has changed their options since it was last asked for any.
 
         Returns:
-            The groups; None where nothing has changed.
+            The groups; None where this worker does not know, since it was not there in that iteration.
         """
-        self._changed = changed or self._changed
-        if iteration > self._reached:
-            self._reached = iteration
-            if self._changed is not None:
-                self._changes.append((iteration, self._changed))
-                self._changed = None
-        due = None
-        for since, groups in reversed(self._changes):
-            if since <= iteration:
-                due = groups if since > self._pushed else None
-                break
-        self._pushed = iteration
-        return due
-
-    def rewind(self, iteration: int) -> None:
-        """The job goes on from an iteration, and has forgotten all later changes."""
-        self._pushed = min(self._pushed, iteration - 1)
+        self._now = changed or self._now
+        if iteration > self.reached:
+            self.reached = iteration
+            if self._now is not None and (not self._changes or self._changes[-1][1] != self._now):
+                self._changes.append((iteration, self._now))
+            return self._now
+        return next((groups for since, groups in reversed(self._changes) if since <= iteration), None)

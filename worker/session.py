@@ -50,6 +50,7 @@ class Session:
         parameters: (elements,) as the parameter server gave them last.
         before_training: Called once, when everything is ready for the first iteration.
         on_parameters: Called whenever `parameters` has new values.
+        before_batch: Called before the loop is given its part of a batch.
         processing_time: If set, gives the batch processing time of an iteration in seconds in place of the
             stopwatch; it is asked once for each, maybe later and by another thread.
         weighted_samples: Of the current iteration; see `note_weighting`.
@@ -67,6 +68,7 @@ class Session:
         self.parameters: NDArray[Any] = np.empty(0)
         self.before_training: Callable[[], None] = lambda: None
         self.on_parameters: Callable[[], None] = lambda: None
+        self.before_batch: Callable[[], None] = lambda: None
         self.stopwatch = Stopwatch()
         self.processing_time: Callable[[], Callable[[], float]] | None = None
         self.weighted_samples = 0
@@ -124,6 +126,11 @@ class Session:
     def reduces_itself(self) -> bool:
         """Whether the workers reduce their gradients among themselves, with no parameter server."""
         return not self.config.shards
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the loop has gone through the assignment's iteration, or a later one, already."""
+        return self.assignment is not None and self.assignment.iteration <= self._options.reached
 
     @property
     def released(self) -> str | None:
@@ -251,6 +258,7 @@ class Session:
         if self.reduces_itself:
             raise InvalidRequestError("this session has no parameter server: name one with `ps`")
         self.join()
+        self._options = Options(layout.groups)
         self.parameters = np.empty_like(initial)
         self.gradient = np.zeros_like(initial)
         while not self._opened and self.assignment is not None:
@@ -345,7 +353,8 @@ class Session:
         parameters that are here. It may also be an earlier iteration, where the job had to be rewound.
 
         Args:
-            groups: The parameter groups, if their options have changed.
+            groups: The parameter groups, if their options have changed; every worker's loop is to set the
+                same ones in an iteration.
 
         Returns:
             What to do next; None if this worker is released.
@@ -393,8 +402,9 @@ class Session:
 
     def _exchange(self, done: Assignment, groups: Sequence[Group] | None) -> None:
         """Push, report, and pull; any of them may find that the job was rewound."""
+        options = self._options.of(done.iteration, groups)
         if done.count and self._opened:
-            self._push(done, groups)
+            self._push(done, options)
         self._samples += done.count
         self.tally.samples += done.count
         with self.tally.phase("report", done):
@@ -422,7 +432,7 @@ class Session:
     def _push(self, done: Assignment, groups: Sequence[Group] | None) -> None:
         try:
             with self.tally.phase("push", done):
-                self._shards.push(done, self.gradient, self._options.due(done.iteration, groups))
+                self._shards.push(done, self.gradient, groups)
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
             # Others, or this worker, may have gone on without the manager, or the shard has forgotten the
             # job. If that is not it, another attempt will not help, nor be made.
@@ -456,7 +466,6 @@ class Session:
     def _go_on(self, assignment: Assignment) -> None:
         """The first assignment of another attempt."""
         self.assignment = assignment
-        self._options.rewind(assignment.iteration)
         if self._opened:
             self._pull()
 

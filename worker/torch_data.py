@@ -37,8 +37,8 @@ class DataLoader:
 
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
-    it takes part in the barrier and goes on to the next. A worker that joins a running job passes over
-    the epochs that are done. So does one that comes too late with backup workers, and over batches.
+    it gets a sample whose gradient has no weight. A worker that joins a running job passes over the epochs
+    that are done. So does one that comes too late with backup workers, and over batches.
 
     Args:
         dataset: Map-style.
@@ -187,7 +187,7 @@ class _Prefetching:
         self._last = wanted.iteration
         at_hand = {}
         while guesses.asked and guesses.asked[0][0] <= wanted.iteration:
-            # Earlier ones are of iterations that this worker has skipped, or had no part in.
+            # Earlier ones are of iterations that this worker has skipped.
             iteration, guess = guesses.asked.popleft()
             loaded = next(self._loaded)
             if iteration == wanted.iteration:

@@ -15,6 +15,7 @@ from worker.layout import Group, Layout, Tensor
 from worker.session import Session
 from worker.torch_data import Loader
 from worker.torch_memory import watch_memory
+from worker.torch_schedules import Schedules
 from worker.torch_state import put_state, take_state, views
 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
@@ -87,6 +88,8 @@ class _Link:
         names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
         told = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         layout = Layout(dtype, self._name, self._groups(), told)
+        self._schedules = Schedules(optimizer)
+        session.before_batch = self._schedules.put_back
         session.on_parameters = self._take_parameters
         session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
         watch_memory(session, self._tensors[0].device)
@@ -106,6 +109,8 @@ class _Link:
         changed = options != self._options
         self._options = options
         self._session.finish_iteration(self._groups() if changed else None)
+        if self._session.repeats:
+            self._schedules.hold()
         return loss
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:

@@ -47,9 +47,12 @@ def wire(gradient):
     return gradient.contiguous().numpy().tobytes()
 
 
-def push(shard, start, count, total, gradient, chunks=None):
-    """Bring a whole slice."""
-    sink = GradientSink(shard, shard.begin(shard.version, start, count, total))
+def push(shard, start, count, total, gradient, chunks=None, groups=None, worker=""):
+    """Bring a whole slice, with a worker's options for the step if they are given."""
+    contribution = shard.begin(shard.version, start, count, total, worker)
+    if groups is not None:
+        shard.set_options(contribution, groups)
+    sink = GradientSink(shard, contribution)
     send(sink, wire(gradient), chunks)
     sink.close()
 

@@ -55,11 +55,12 @@ def saved(shard):
     return values(shard), State(shard.steps, {slot: numbers(shard.slot(slot)) for slot in shard.slots()})
 
 
-def steps(shard, count, seed):
-    """Step with gradients that depend on the seed alone."""
+def steps(shard, count, seed, groups=None):
+    """Step with gradients that depend on the seed alone, and with new options if they are given."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        push(shard, 0, 1, 1, torch.randn(shard.layout.elements, dtype=torch.float64, generator=generator))
+        gradient = torch.randn(shard.layout.elements, dtype=torch.float64, generator=generator)
+        push(shard, 0, 1, 1, gradient, groups=groups)
         shard.step()
 
 
@@ -125,8 +126,7 @@ def test_a_group_without_momentum_stays_without():
     for shard in shards:
         steps(shard, 1, seed=2)
         # The first step with momentum is not dampened: it must be a first one here as well.
-        shard.set_options([Group(2, with_), Group(2, with_)])
-        steps(shard, 2, seed=3)
+        steps(shard, 2, seed=3, groups=[Group(2, with_), Group(2, with_)])
     assert torch.equal(values(shards[0]), values(shards[1]))
 
 

@@ -42,9 +42,9 @@ def gradient(shard, seed):
     return torch.randn(shard.layout.elements, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def step(shard, seed):
-    """Take a step with two uneven gradients that depend on the seed alone."""
-    push(shard, 0, 1, 4, gradient(shard, seed))
+def step(shard, seed, options=None):
+    """Take a step with two uneven gradients that depend on the seed alone, with new options if given."""
+    push(shard, 0, 1, 4, gradient(shard, seed), groups=options)
     push(shard, 1, 3, 4, gradient(shard, seed + 1))
     shard.step()
 
@@ -65,8 +65,7 @@ def test_a_restored_shard_goes_on_to_the_last_bit(tmp_path, name, options, dtype
     first = Shard(Layout(dtype, name, groups(options, 0.01)))
     first.initialise(torch.ones(10, dtype=DTYPES[dtype]), 40)
     for seed in range(before):
-        step(first, seed)
-    first.set_options(groups({"lr": 0.03} if "lr" in options else options, 0.02))
+        step(first, seed, groups({"lr": 0.03} if "lr" in options else options, 0.02))
     files.write(tmp_path / "file", checkpoint(first))
 
     second = Shard(first.layout)

@@ -1,5 +1,6 @@
 """The parameter server's arithmetic: exactly the whole batch's gradient, and exactly torch.optim's step."""
 
+import itertools
 import random
 
 import pytest
@@ -302,15 +303,70 @@ def test_what_has_been_used_is_known():
 # -- options
 
 
-def test_set_options_changes_the_learning_rate():
-    """New options hold from the next step on, for each group its own."""
+def two_groups():
+    """A shard of two parameters, each in a group of its own with a learning rate of 1."""
     shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}))))
     shard.initialise(tensor(0, 0), 0)
-    shard.set_options([Group(1, {"lr": 0.5}), Group(1, {"lr": 2.0})])
+    return shard
+
+
+def rates(*rates):
+    """Options of groups of one parameter each."""
+    return [Group(1, {"lr": rate}) for rate in rates]
+
+
+def test_options_change_the_learning_rate():
+    """New options hold from the step on that they came for, for each group its own."""
+    shard = two_groups()
+    push(shard, 0, 1, 1, tensor(1, 1), groups=rates(0.5, 2.0))
+    shard.step()
+    assert values(shard).tolist() == [-0.5, -2]
     push(shard, 0, 1, 1, tensor(1, 1))
     shard.step()
+    assert values(shard).tolist() == [-1, -4]
 
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_a_step_has_the_options_of_the_first_samples(order):
+    """Whoever comes last; of the others, those who differ are told, until they open the job anew."""
+    shard = two_groups()
+    told = [rates(0.5, 2.0), rates(0.5 * (1 + 1e-9), 2.0), rates(0.5, 0.25)]
+    for number in order:
+        push(shard, number, 1, 3, tensor(1, 1), groups=told[number], worker=f"w{number}")
+    shard.step()
     assert values(shard).tolist() == [-0.5, -2]
+    push(shard, 0, 3, 3, tensor(1, 1), worker="w0")
+    shard.step()
+    assert values(shard).tolist() == [-1, -4]
+    for worker in ("w0", "w1"):
+        shard.check_options(worker)
+    with pytest.raises(
+        InvalidRequestError, match=r"iteration 0: lr of parameter group 1 is 0\.25 at 'w2', but 2\.0 at 'w0'"
+    ):
+        shard.check_options("w2")
+    shard.opened("w2", shard.layout.groups)
+    shard.check_options("w2")
+
+
+def test_an_option_that_only_one_of_two_workers_names_is_a_difference():
+    """Without it, an option is what it was."""
+    shard = two_groups()
+    push(shard, 0, 1, 2, tensor(1, 1), groups=rates(1.0, 1.0), worker="w0")
+    named = [Group(1, {"lr": 1.0, "momentum": 0.5}), Group(1, {"lr": 1.0})]
+    push(shard, 1, 1, 2, tensor(1, 1), groups=named, worker="w1")
+    shard.step()
+    with pytest.raises(InvalidRequestError, match=r"momentum of parameter group 0 is 0\.5 at 'w1', but None"):
+        shard.check_options("w1")
+
+
+def test_options_of_what_was_dropped_are_forgotten():
+    """Another attempt begins with those of the last step."""
+    shard = two_groups()
+    push(shard, 0, 1, 2, tensor(1, 1), groups=rates(0.5, 0.5))
+    shard.drop()
+    push(shard, 0, 2, 2, tensor(1, 1))
+    shard.step()
+    assert values(shard).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(
@@ -326,10 +382,11 @@ def test_set_options_changes_the_learning_rate():
 )
 def test_bad_options_leave_the_old(groups, said):
     """If one group's options are refused, none of them changes."""
-    shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}))))
-    shard.initialise(tensor(0, 0), 0)
+    shard = two_groups()
+    contribution = shard.begin(0, 0, 1, 1)
     with pytest.raises(InvalidRequestError, match=said):
-        shard.set_options(groups)
+        shard.set_options(contribution, groups)
+    shard.broken(contribution)
     push(shard, 0, 1, 1, tensor(1, 1))
     shard.step()
 
@@ -342,8 +399,10 @@ def test_amsgrad_cannot_be_switched_on_later():
     shard.initialise(tensor(0), 0)
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
+    contribution = shard.begin(1, 0, 1, 1)
     with pytest.raises(InvalidRequestError, match="amsgrad"):
-        shard.set_options([Group(1, {"lr": 1.0, "amsgrad": 1.0})])
+        shard.set_options(contribution, [Group(1, {"lr": 1.0, "amsgrad": 1.0})])
+    shard.broken(contribution)
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
 
@@ -505,13 +564,13 @@ def test_asynchronous_options_are_each_workers_own():
     group = shard.layout.groups[0]
     shard.opened("a", shard.layout.groups)
     shard.opened("b", [Group(2, {"lr": 3.0})])
-    shard.set_options([Group(group.elements, {"lr": 0.5, "momentum": 0.0})], "a")
+    shard.set_options(shard.begin(0, 0, 1, 8, "a"), [Group(group.elements, {"lr": 0.5, "momentum": 0.0})])
     for worker, lr in (("a", 0.5), ("b", 3.0), ("c", 1.0), ("a", 0.5)):
         before = values(shard)
         push_as(shard, worker, shard.version, tensor(1, 2))
         assert torch.equal(before - values(shard), lr * tensor(1, 2))
     with pytest.raises(InvalidRequestError, match=r"\[1\].*\[2\]"):
-        shard.set_options([Group(1, {"lr": 1.0})], "a")
+        shard.set_options(shard.begin(9, 0, 1, 8, "a"), [Group(1, {"lr": 1.0})])
 
 
 def test_asynchronous_amsgrad_is_everybodys():

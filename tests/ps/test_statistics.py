@@ -111,15 +111,19 @@ def test_options_change_beside_statistics(kind):
     """A schedule's new options go to the groups that have some."""
     shard = mixed(kind, options={"lr": 1.0})
     new = [Group(2, {"lr": 0.5}), Group(3, {}, statistics=True), Group(1, {"lr": 0.25})]
-    shard.set_options(new, "w")
-    sink = GradientSink(shard, shard.begin(0, 0, 1, 1, "w"))
+    contribution = shard.begin(0, 0, 1, 1, "w")
+    shard.set_options(contribution, new)
+    sink = GradientSink(shard, contribution)
     send(sink, wire(tensor(1, 1, 8, 8, 8, 1)))
     sink.close()
     shard.step()
     assert values(shard).tolist() == [0.5, 0.5, 8, 8, 8, 0.75]
 
     with pytest.raises(InvalidRequestError, match="may not change"):
-        shard.set_options([Group(2, {"lr": 0.5}), Group(3, {"lr": 1.0}), Group(1, {"lr": 0.25})], "w")
+        shard.set_options(
+            shard.begin(1, 0, 1, 1, "w"),
+            [Group(2, {"lr": 0.5}), Group(3, {"lr": 1.0}), Group(1, {"lr": 0.25})],
+        )
 
 
 @pytest.mark.parametrize(

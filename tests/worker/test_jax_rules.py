@@ -61,7 +61,7 @@ def stepped_by_shard(rule, parameters, gradients):
     shard.initialise(torch.from_numpy(parameters.copy()), 0)
     for step, gradient in enumerate(gradients):
         contribution = shard.begin(step, 0, 1, 1)
-        shard.set_options(groups(step))
+        shard.set_options(contribution, groups(step))
         shard.add(contribution, torch.from_numpy(gradient))
         shard.step()
         yield np.frombuffer(shard.parameters()).copy()
