@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from batchsize_manager.synchronisation import Synchronisation
@@ -144,7 +145,8 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> Checkpoint:
     def take(elements: int) -> torch.Tensor:
         nonlocal tensors
         taken, tensors = tensors[: elements * dtype.itemsize], tensors[elements * dtype.itemsize :]
-        return torch.frombuffer(bytearray(taken), dtype=dtype) if elements else torch.empty(0, dtype=dtype)
+        # NumPy copies without holding up other threads.
+        return torch.from_numpy(np.frombuffer(taken, dtype=laid_out.dtype).copy())
 
     def value(described: Any) -> torch.Tensor | float:
         if not isinstance(described, dict):

@@ -4,9 +4,10 @@ It knows who speaks and in which attempt, but answers nobody: that is for `servi
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,9 +19,11 @@ from ps.parameters import Parameters
 from ps.state import State
 from ps.store import JobStore
 from ps.tally import ShardTally
-from rpc.errors import InvalidRequestError, NotYetError, RewoundError
+from rpc.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from rpc.peer import Peer
 from rpc.service import Call
+
+T = TypeVar("T")
 
 
 class TensorSink:
@@ -76,6 +79,8 @@ class Hosted:
         settled: The latest version for which somebody has said that every shard has all of the gradient.
         asked: The workers that have pushed to every shard what they had for the next version.
         waiting: Pulls, each with its version and the time by which its caller is to ask again; seconds.
+        fences: To be answered once what is being written is on the disk, or at a time that each has.
+        copying: The last checkpoint; done once it has tensors of its own.
         left_at: Since when there is no connection, or None.
         tally: Counts of what the shard has done.
     """
@@ -96,9 +101,12 @@ class Hosted:
     settled: int = -1
     asked: set[str] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
+    fences: list[tuple[Call, float]] = field(default_factory=list)
+    copying: "Future[None] | None" = None
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
     _pushed_in: int = 0  # the attempt in which all of the next gradient came, while another is fenced for
+    _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None
     _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation
 
     @property
@@ -112,6 +120,11 @@ class Hosted:
         return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
 
     @property
+    def is_copying(self) -> bool:
+        """Whether a checkpoint is being made of the parameters as they are: they must stay."""
+        return self.copying is not None and not self.copying.done()
+
+    @property
     def is_due(self) -> bool:
         """Whether a step is to be taken.
 
@@ -119,7 +132,7 @@ class Hosted:
         theirs: a step cannot be taken back, should another attempt begin before they have.
         """
         shard = self.shard
-        if self.fenced or not shard.complete:
+        if self.fenced or not shard.complete or self.is_copying:
             return False
         return not self.shared or self.settled > shard.version or shard.contributors <= self.asked
 
@@ -224,6 +237,7 @@ class Hosted:
             RewoundError: The version is not here, or this process knows nothing of the attempt's beginning:
                 it was started again meanwhile. Another attempt has to begin.
             InvalidRequestError: There are no parameters, or the attempt went on from another version.
+            UnavailableError: The disk is waited for; to be said again.
         """
         if not self.shard.initialised:
             raise InvalidRequestError(f"rewind to version {version}, but there are no parameters yet")
@@ -247,6 +261,7 @@ class Hosted:
 
         Raises:
             InvalidRequestError: There are parameters of another version: something was trained.
+            UnavailableError: The disk is waited for; to be said again.
         """
         if not self.fenced:
             return
@@ -254,9 +269,9 @@ class Hosted:
             raise InvalidRequestError(
                 f"anew from version {version}, but the parameters are of version {self.shard.version}"
             )
-        self.shard.forget()
         if self.store is not None:
-            self.store.go_back(version - 1)
+            self._await(("forget", version), self.store.forget)
+        self.shard.forget()
         self.fenced = False
 
     def stepped(self) -> None:
@@ -279,10 +294,12 @@ class Hosted:
 
     def save(self) -> None:
         """Have a checkpoint written, unless there is one of this version."""
-        if self.store and self.shard.initialised and self.shard.version not in self.store.versions:
-            self.store.save(
-                Checkpoint(self.name, self.attempt, self.synchronisation, self.model, self.shard.snapshot())
+        if self.store and self.shard.initialised:
+            snapshot = self.shard.snapshot()
+            copied = self.store.save(
+                Checkpoint(self.name, self.attempt, self.synchronisation, self.model, snapshot)
             )
+            self.copying = copied or self.copying
 
     def check_same(self, worker: str, model: Model | None, layout: Layout, sync: Synchronisation) -> None:
         """See that another worker trains the same thing in the same way.
@@ -311,9 +328,20 @@ class Hosted:
                 f"and {f'checkpoints of {there}' if there else 'no checkpoint'}",
                 self.attempt,
             )
-        self.shard.restore(self.store.read(version).snapshot)
-        self.store.go_back(version)
+        store = self.store
+        checkpoint = self._await(("go back", version), lambda: store.go_back(version))
+        self.shard.restore(checkpoint.snapshot)
         self.readers.clear()
+
+    def _await(self, what: tuple[str, int], begin: "Callable[[], Future[T]]") -> T:
+        """What another thread's work comes to; until then, the caller is told to say the same again."""
+        if self._awaited is None or self._awaited[0] != what:
+            self._awaited = what, begin()
+        future = self._awaited[1]
+        if not future.done():
+            raise UnavailableError(f"{self.name}: the shard's disk has yet to {' '.join(map(str, what))}")
+        self._awaited = None
+        return future.result()
 
     def _note(self, record: Mapping[str, Any]) -> None:
         """Write down what happened, in the ledger."""

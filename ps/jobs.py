@@ -6,22 +6,23 @@ It knows neither calls nor bytes on the wire: that is for `service`.
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchsize_manager.synchronisation import Synchronisation
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
+from ps.checkpoint import Checkpoint
 from ps.hosted import Hosted
 from ps.layout import Layout
 from ps.log_fields import log_fields
 from ps.model import Model
 from ps.parameters import Parameters
 from ps.shard import Shard
-from ps.store import Store
-from rpc.errors import InvalidRequestError
+from ps.store import JobStore, Store
+from rpc.errors import InvalidRequestError, UnavailableError
 from rpc.limited_log import LimitedLog
-from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class Jobs:
         self._jobs: dict[str, Hosted] = {}
         self._store = Store(config.state, config.ledger) if config.state else None
         self._next_sweep: float | None = None
-        self._removing = Periodic("removing old jobs from the folder")
+        self._coming: dict[str, Future[tuple[JobStore, Checkpoint] | None]] = {}  # from the folder
+        self._leaving: dict[str, JobStore] = {}  # whose last checkpoint may still be on its way to the folder
         self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
 
     def __iter__(self) -> Iterator[Hosted]:
@@ -97,9 +99,26 @@ class Jobs:
         return list(self._jobs.values())
 
     def find(self, name: str) -> Hosted | None:
-        """A job, which may have to come back from the folder first."""
+        """A job, which may have to come back from the folder first.
+
+        Raises:
+            UnavailableError: It is being read.
+            InvalidRequestError: There is no room for it.
+        """
         hosted = self._jobs.get(name)
-        return self._come_back(name) if hosted is None and self._store is not None else hosted
+        if hosted is not None or self._store is None or not self._store.has(name):
+            return hosted
+        if (leaving := self._leaving.get(name)) is not None and leaving.is_writing:
+            raise UnavailableError(f"job {name!r}: its checkpoint is being written")
+        self._leaving.pop(name, None)
+        coming = self._coming.get(name)
+        if coming is None:
+            coming = self._coming[name] = self._store.bring(name)
+        if not coming.done():
+            raise UnavailableError(f"job {name!r}: its checkpoint is being read")
+        del self._coming[name]
+        brought = coming.result()
+        return self._come_back(name, *brought) if brought is not None else None
 
     def add(self, name: str, layout: Layout, synchronisation: Synchronisation, model: Model | None) -> Hosted:
         """Begin to hold a new job.
@@ -152,6 +171,7 @@ class Jobs:
     def forget(self, now: float) -> None:
         """Drop jobs that everybody has left long ago."""
         self._tell.tick()
+        self._leaving = {name: store for name, store in self._leaving.items() if store.is_writing}
         for name, hosted in list(self._jobs.items()):
             if hosted.left_at is not None and now - hosted.left_at > _FORGET_SECONDS:
                 self._drop(name)
@@ -160,24 +180,23 @@ class Jobs:
             self._next_sweep = now + self._config.keep
         if self._store is not None and now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_SECONDS
-            with self._removing:
-                self._store.remove_old(self._config.keep, self._jobs)
+            self._store.remove_old(self._config.keep, {*self._jobs, *self._coming, *self._leaving})
 
     def close(self) -> None:
         """Write down where the jobs are."""
+        stores = [*self._leaving.values()]
         for hosted in self._jobs.values():
             hosted.save()
+            if hosted.store is not None:
+                stores.append(hosted.store)
             hosted.store = None  # calls may still come
+        for store in stores:
+            store.close()
         if self._store is not None:
             self._store.close()
 
-    def _come_back(self, name: str) -> Hosted | None:
+    def _come_back(self, name: str, store: JobStore, checkpoint: Checkpoint) -> Hosted:
         """A job from its newest checkpoint."""
-        assert self._store is not None
-        store = self._store.job(name)
-        checkpoint = store.newest()
-        if checkpoint is None:
-            return None
         self.make_room(checkpoint.snapshot.layout.nbytes)
         shard = Shard(checkpoint.snapshot.layout, self._config.deterministic)
         shard.restore(checkpoint.snapshot)
@@ -222,4 +241,5 @@ class Jobs:
         hosted = self._jobs.pop(name)
         hosted.save()
         if hosted.store is not None:
-            hosted.store.settle()  # it may have to come back at once
+            self._leaving[name] = hosted.store  # it may have to come back at once
+            hosted.store.close(wait=False)

@@ -101,13 +101,13 @@ class Parameters(ABC):
         self.initialised = False
 
     def snapshot(self) -> Snapshot:
-        """A copy of all that the next steps depend on, but for what has come for them."""
+        """All that the next steps depend on, but for what has come for them; the same until the next step."""
         return Snapshot(
             Layout(self.layout.dtype, self.layout.optimizer, self._groups),
             self.version,
             self.steps,
-            self._parameters.clone(),
-            optimizer_state.copied(self._optimizer),
+            self._parameters,
+            optimizer_state.whole(self._optimizer),
         )
 
     def restore(self, snapshot: Snapshot) -> None:

@@ -4,7 +4,9 @@ The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 """
 
 import asyncio
+import contextlib
 import time
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import idl
@@ -19,6 +21,8 @@ from rpc.peer import Peer
 from rpc.service import Call, Discard, Sink
 
 _wire = idl.parameter_server
+
+_SETTLE_SECONDS = 1.0  # for which a fence waits for a checkpoint that is being written
 
 
 class Observer(Protocol):
@@ -83,6 +87,7 @@ class ParameterServerService:
             hosted.peers.discard(peer)
             hosted.readers.discard(peer)
             hosted.waiting = [entry for entry in hosted.waiting if entry[0].peer is not peer]
+            hosted.fences = [entry for entry in hosted.fences if entry[0].peer is not peer]
             if not hosted.peers and hosted.left_at is None:
                 hosted.left_at = time.monotonic()
 
@@ -90,14 +95,17 @@ class ParameterServerService:
         """Have those ask again who have waited for long, and drop jobs that everybody has left long ago."""
         for hosted in self._jobs:
             hosted.send_away(now)
+            self._answer_fences(hosted, now)
         self._jobs.forget(now)
 
     def stop(self) -> None:
         """Refuse everybody who waits, and write down where the jobs are."""
         for hosted in self._jobs:
-            for call, _, _ in hosted.waiting:
+            held = [entry[0] for entry in hosted.waiting] + [entry[0] for entry in hosted.fences]
+            for call in held:
                 call.fail(UnavailableError("the parameter server is shutting down"))
             hosted.waiting.clear()
+            hosted.fences.clear()
         self._jobs.close()
 
     @property
@@ -141,6 +149,7 @@ class ParameterServerService:
         if isinstance(call.sink, TensorSink) and accepted and call.request.slot is None:
             _, worker, incarnation = check.identity(call.request.identity)
             hosted.initialise(worker, incarnation, call.sink.tensor, version, attempt)
+            self._step_when_copied(hosted)
         call.reply(_wire.InitialiseReply(identity=call.request.identity, accepted=accepted))
         self._release(hosted)
 
@@ -193,18 +202,8 @@ class ParameterServerService:
             waiting, hosted.waiting = hosted.waiting, []
             for other, _, _ in waiting:
                 other.fail(RewoundError(f"attempt {attempt} has begun", attempt))
-        if hosted.store:
-            hosted.store.settle()
-        shard = hosted.shard
-        call.reply(
-            _wire.FenceReply(
-                identity=call.request.identity,
-                initialised=shard.initialised,
-                version=shard.version,
-                checkpoints=list(hosted.checkpoints),
-                complete=shard.complete or None,
-            )
-        )
+        hosted.fences.append((call, time.monotonic() + _SETTLE_SECONDS))
+        self._answer_fences(hosted, time.monotonic())
 
     def _rewind(self, call: Call) -> None:
         request = requests.request_of(call)
@@ -216,6 +215,8 @@ class ParameterServerService:
         hosted.check_attempt(call.request.identity.worker, attempt)
         version = check.integer("version", call.request.version, 0)
         if hosted.fenced and hosted.shard.complete and version == hosted.shard.version + 1:
+            if hosted.is_copying:
+                raise UnavailableError(f"version {hosted.shard.version} is being copied for its checkpoint")
             self._take_steps(hosted)
         if request.anew:
             hosted.forget(version)
@@ -314,6 +315,37 @@ class ParameterServerService:
                 self.observer.stepped(hosted, version, began)
         self._release(hosted)
         hosted.stepped()  # before anything else can come, but after the answers that others wait for
+        self._step_when_copied(hosted)
+
+    def _step_when_copied(self, hosted: Hosted) -> None:
+        """Have the next step taken once a checkpoint has tensors of its own, if it is due by then."""
+        if not hosted.is_copying:
+            return
+        loop = asyncio.get_running_loop()
+
+        def copied(_: "Future[None]") -> None:
+            with contextlib.suppress(RuntimeError):  # the service has stopped
+                loop.call_soon_threadsafe(self._step, hosted)
+
+        assert hosted.copying is not None
+        hosted.copying.add_done_callback(copied)
+
+    def _answer_fences(self, hosted: Hosted, now: float) -> None:
+        """Answer the fences, once the checkpoint that is being written counts, or the disk takes too long."""
+        writing = hosted.store is not None and hosted.store.is_writing
+        ready = [call for call, until in hosted.fences if not writing or now >= until]
+        hosted.fences = [(call, until) for call, until in hosted.fences if call not in ready]
+        shard = hosted.shard
+        for call in ready:
+            call.reply(
+                _wire.FenceReply(
+                    identity=call.request.identity,
+                    initialised=shard.initialised,
+                    version=shard.version,
+                    checkpoints=list(hosted.checkpoints),
+                    complete=shard.complete or None,
+                )
+            )
 
     def _release(self, hosted: Hosted) -> None:
         """Answer the pulls whose version is there."""

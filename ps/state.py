@@ -6,7 +6,7 @@ No optimiser is named here, so that whatever `ps.optimizers` has can be saved.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class State:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of parameters and optimiser, to go on from as if nothing had happened.
+    """Parameters and optimiser, to go on from as if nothing had happened.
 
     Attributes:
         layout: With the options that hold by now.
@@ -46,6 +46,14 @@ class Snapshot:
     steps: int
     parameters: torch.Tensor
     state: Sequence[Mapping[str, torch.Tensor | float]]
+
+    def copied(self) -> "Snapshot":
+        """The same in memory of its own, so that the shard can go on; other threads can do so meanwhile."""
+        state = [
+            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in own.items()}
+            for own in self.state
+        ]
+        return replace(self, parameters=self.parameters.clone(), state=state)
 
 
 def slot_names(name: str, options: Mapping[str, float]) -> set[str]:
@@ -103,17 +111,14 @@ def load(
                 optimizer.state[part][key] = torch.zeros_like(part) if given is None else given[number]
 
 
-def copied(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor | float]]:
-    """All that an optimiser keeps, for each parameter in turn: tensors of its shape, and numbers."""
+def whole(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor | float]]:
+    """All that an optimiser keeps, for each parameter in turn: its own tensors of its shape, and numbers."""
     parts = [part for group in optimizer.param_groups for part in group["params"]]
-    return [
-        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in own.items()}
-        for own in (optimizer.state.get(part, {}) for part in parts)
-    ]
+    return [dict(optimizer.state.get(part, {})) for part in parts]
 
 
 def put_back(optimizer: torch.optim.Optimizer, state: Sequence[Mapping[str, torch.Tensor | float]]) -> None:
-    """Let a new optimiser go on from what `copied` gave, which is taken over without a copy."""
+    """Let a new optimiser go on from what `whole` gave, which is taken over without a copy."""
     parts = [part for group in optimizer.param_groups for part in group["params"]]
     for part, own in zip(parts, state, strict=True):
         if own:

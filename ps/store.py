@@ -1,7 +1,8 @@
-"""A shard's folder: the jobs' checkpoints and ledgers, written by one thread beside the service.
+"""A shard's folder: the jobs' checkpoints and ledgers, written and read by threads beside the service.
 
-It knows files and how long they are kept, but neither gradients nor workers. What fails is logged, and
-training goes on: the checkpoints that are there stay.
+Each job has a thread of its own, so that a disk that stalls for one holds up no other. It knows files and how
+long they are kept, but neither gradients nor workers. What fails is logged, and training goes on: the
+checkpoints that are there stay.
 """
 
 import contextlib
@@ -12,10 +13,10 @@ import logging
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ps import checkpoint as files
 from ps.checkpoint import Checkpoint, UnreadableError
 from ps.log_fields import log_fields
 from rpc.errors import InvalidRequestError, UnavailableError
+from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -57,29 +59,53 @@ class Store:
             raise UnavailableError(
                 f"{folder} is in use by another shard of the parameter server: each needs a folder of its own"
             ) from error
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._names = {path.name for path in folder.iterdir()}  # of the folders that there may be
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._removing = Periodic("removing old jobs from the folder")
 
     def job(self, name: str) -> "JobStore":
         """The part of one job; nothing is made before there is something to write."""
         own = _folder_name(name)
         ledger = self._ledger / f"{own}.jsonl" if self._ledger is not None else None
-        return JobStore(self._folder / own, name, self._writer, ledger)
+        found = own in self._names
+        self._names.add(own)
+        return JobStore(self._folder / own, name, ledger, found=found)
+
+    def has(self, name: str) -> bool:
+        """Whether there may be something of a job."""
+        return _folder_name(name) in self._names
+
+    def bring(self, name: str) -> "Future[tuple[JobStore, Checkpoint] | None]":
+        """Have a job's part looked at, and its newest checkpoint read; None if there is none."""
+        return self._thread.submit(self._bring, name)
 
     def remove_old(self, seconds: float, but: Collection[str]) -> None:
-        """Remove what is left of jobs that have not been written to for so long, except for some."""
-        spared = {_folder_name(name) for name in but}
-        for path in self._folder.iterdir():
-            with contextlib.suppress(OSError):
-                if path.is_dir() and path.name not in spared:
-                    written = max(file.stat().st_mtime for file in (path, *path.iterdir()))
-                    if time.time() - written > seconds:
-                        log.info("%s: removed, everybody has left the job long ago", path)
-                        shutil.rmtree(path)
+        """Have removed what is left of jobs that have not been written to for so long, except for some."""
+        self._thread.submit(self._remove_old, seconds, {_folder_name(name) for name in but})
 
     def close(self) -> None:
         """Write what is to be written, and let others have the folder."""
-        self._writer.shutdown(wait=True)
+        self._thread.shutdown(wait=True)
         self._lock.close()
+
+    def _bring(self, name: str) -> "tuple[JobStore, Checkpoint] | None":
+        store = self.job(name)
+        checkpoint = store.newest()
+        if checkpoint is None:
+            self._names.discard(_folder_name(name))
+            return None
+        return store, checkpoint
+
+    def _remove_old(self, seconds: float, spared: Collection[str]) -> None:
+        with self._removing:
+            for path in self._folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if path.is_dir() and path.name not in spared:
+                        written = max(file.stat().st_mtime for file in (path, *path.iterdir()))
+                        if time.time() - written > seconds:
+                            log.info("%s: removed, everybody has left the job long ago", path)
+                            shutil.rmtree(path)
+                            self._names.discard(path.name)
 
 
 class JobStore:
@@ -88,8 +114,8 @@ class JobStore:
     Args:
         folder: Of this job alone.
         job: Its name.
-        writer: With one thread.
         ledger: The file; None if there is none.
+        found: Whether the folder may hold checkpoints already.
 
     Attributes:
         versions: Of which there is a checkpoint, ascending.
@@ -100,29 +126,48 @@ class JobStore:
         written_at: When the last was written, on the monotonic clock; None before.
     """
 
-    def __init__(self, folder: Path, job: str, writer: ThreadPoolExecutor, ledger: Path | None) -> None:
+    def __init__(self, folder: Path, job: str, ledger: Path | None, *, found: bool = True) -> None:
         self._folder = folder
         self._job = job
-        self._writer = writer
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._ledger = ledger
-        self._lock = threading.Lock()  # between a checkpoint's last moment and `go_back`
-        self._lineage = 0  # how often the job went back: what was to be written before is no longer its past
-        self._pending: Future[None] | None = None
+        self._under_way: int | None = None  # the version that is being written
         self.written = self.failed = self.written_bytes = 0
         self.writing = 0.0
         self.written_at: float | None = None
-        self.versions = tuple(sorted(self._readable()))
+        self.versions = tuple(sorted(self._readable())) if found else ()  # changed by the job's thread alone
         self._kept = -1  # the latest version of which all shards have a checkpoint, as far as is known
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written; waits for the one before, so that the disk sets the pace at worst."""
-        self.settle()
-        self._pending = self._writer.submit(self._write, checkpoint, self._lineage)
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._under_way is not None
 
-    def settle(self) -> None:
-        """Wait for the checkpoint that is being written."""
-        if self._pending is not None:
-            self._pending.result()
+    def save(self, checkpoint: Checkpoint) -> "Future[None] | None":
+        """Have a checkpoint copied, and then written, after the one before: the disk sets the pace at worst.
+
+        Returns:
+            Done when its tensors have been copied; None if there is one of this version, or will be.
+        """
+        version = checkpoint.snapshot.version
+        if version in (*self.versions, self._under_way):
+            return None
+        self._under_way = version
+        copied: Future[None] = Future()
+        self._thread.submit(self._copy_and_write, checkpoint, copied)
+        return copied
+
+    def go_back(self, version: int) -> "Future[Checkpoint]":
+        """Have a checkpoint read, as `read` does, and later ones removed that are written by then."""
+        return self._thread.submit(self._go_back, version)
+
+    def forget(self) -> "Future[None]":
+        """Have all checkpoints removed, those that are still to be written included."""
+        return self._thread.submit(self._remove_after, -1)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Take nothing more; what is to be written is."""
+        self._thread.shutdown(wait=wait)
 
     def keep(self, version: int) -> None:
         """All shards have a checkpoint of this version."""
@@ -152,21 +197,48 @@ class JobStore:
                 self.versions = tuple(v for v in self.versions if v != version)
         return None
 
-    def go_back(self, version: int) -> None:
-        """Forget what came after a version, whether it is written by now or not."""
-        with self._lock:
-            self._lineage += 1
-            self._kept = min(self._kept, version)
-            for later in (v for v in self.versions if v > version):
-                self._remove(later)
-            self.versions = tuple(v for v in self.versions if v <= version)
-
     def note(self, record: Mapping[str, Any]) -> None:
         """Append a line to the ledger, if there is one."""
         if self._ledger is not None:
-            self._writer.submit(self._append, self._ledger, json.dumps(record).encode() + b"\n")
+            self._thread.submit(self._append, self._ledger, json.dumps(record).encode() + b"\n")
 
-    def _write(self, checkpoint: Checkpoint, lineage: int) -> None:
+    def _go_back(self, version: int) -> Checkpoint:
+        checkpoint = self.read(version)
+        self._remove_after(version)
+        return checkpoint
+
+    def _remove_after(self, version: int) -> None:
+        self._kept = min(self._kept, version)
+        later = [v for v in self.versions if v > version]
+        self.versions = tuple(v for v in self.versions if v <= version)
+        for each in later:
+            self._remove(each)
+
+    def _copy_and_write(self, checkpoint: Checkpoint, copied: "Future[None]") -> None:
+        version = checkpoint.snapshot.version
+        try:
+            checkpoint = replace(checkpoint, snapshot=checkpoint.snapshot.copied())
+            copied.set_result(None)
+            self._write(checkpoint)
+        except RuntimeError as error:  # torch's, where there is no memory
+            self._note_failure(checkpoint, error)
+        finally:
+            if not copied.done():
+                copied.set_result(None)
+            if self._under_way == version:
+                self._under_way = None
+
+    def _note_failure(self, checkpoint: Checkpoint, error: Exception) -> None:
+        self.failed += 1
+        log.error(
+            "job %s: no checkpoint of version %d: %s",
+            self._job,
+            checkpoint.snapshot.version,
+            error,
+            extra=log_fields(self._job, attempt=checkpoint.attempt, iteration=checkpoint.snapshot.version),
+        )
+
+    def _write(self, checkpoint: Checkpoint) -> None:
         version = checkpoint.snapshot.version
         path = self._path(version)
         part = path.with_suffix(_PART)
@@ -174,40 +246,28 @@ class JobStore:
         try:
             self._make_folder()
             files.write(part, checkpoint)
-            with self._lock:
-                if lineage != self._lineage:
-                    part.unlink()
-                    return
-                size = part.stat().st_size
-                os.replace(part, path)
-                self.versions = tuple(sorted({*self.versions, version}))
+            size = part.stat().st_size
+            os.replace(part, path)
             _sync(self._folder)
+            self.versions = tuple(sorted({*self.versions, version}))
             self._retire()
             self.written += 1
             self.written_bytes += size
             self.written_at = time.monotonic()
             self.writing += self.written_at - began
         except OSError as error:
-            self.failed += 1
-            log.error(
-                "job %s: no checkpoint of version %d: %s",
-                self._job,
-                version,
-                error,
-                extra=log_fields(self._job, attempt=checkpoint.attempt, iteration=version),
-            )
+            self._note_failure(checkpoint, error)
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
 
     def _retire(self) -> None:
         """Remove checkpoints that nobody will go back to."""
-        with self._lock:
-            common = [v for v in self.versions if v <= self._kept]
-            staying = {*self.versions[-_LATEST:], *common[-1:]}
-            for version in self.versions:
-                if version not in staying:
-                    self._remove(version)
-            self.versions = tuple(sorted(staying))
+        common = [v for v in self.versions if v <= self._kept]
+        staying = {*self.versions[-_LATEST:], *common[-1:]}
+        retired = [version for version in self.versions if version not in staying]
+        self.versions = tuple(sorted(staying))
+        for version in retired:
+            self._remove(version)
 
     def _append(self, ledger: Path, line: bytes) -> None:
         try:

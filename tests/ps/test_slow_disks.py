@@ -1,0 +1,145 @@
+"""A disk that stalls for one job holds up no other, and its own job only where it must."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+import idl
+from ps import checkpoint as files
+from ps import store as stores
+from rpc.client import Client
+from tests.ps.attempts import AttemptWorker
+from tests.services import ShardWorker, serving, shard_service
+
+_ps = idl.parameter_server
+
+
+@contextlib.contextmanager
+def held_up(monkeypatch, where, name, job):
+    """Hold a function up whose first argument names a job; gives an event that is set once it is called."""
+    called, go, function = threading.Event(), threading.Event(), getattr(where, name)
+
+    def held(*arguments, **options):
+        if job in str(arguments[0]):
+            called.set()
+            assert go.wait(240)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(where, name, held)
+    try:
+        yield called
+    finally:
+        go.set()
+
+
+def checkpoints(folder, job):
+    """The versions that there are files of."""
+    return sorted(int(path.stem) for path in folder.glob(f"{job}*/*.checkpoint"))
+
+
+def version_there(worker):
+    """Ask over another connection which version there is by now."""
+    with contextlib.closing(Client(_ps.ParameterServer, worker.address, "shard", call_timeout=120)) as client:
+        into = np.empty(worker.elements, dtype=np.float32)
+        return client.call("pull", _ps.PullRequest(worker.identity, -1), into=into.data.cast("B")).version
+
+
+def test_a_checkpoint_that_is_not_written_holds_up_nobody(tmp_path, monkeypatch, wait_until):
+    """Others go on and have theirs written; the job itself waits at its next checkpoint only."""
+    with serving(shard_service(state=tmp_path, checkpoint_every=3)) as address:
+        slow, other = (ShardWorker(address, name=f"{name}/run") for name in ("slow", "other"))
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0], "the first checkpoint")
+        with held_up(monkeypatch, files, "write", "slow") as called:
+            while slow.version < 6:
+                slow.iterate()
+            assert called.wait(240)
+            slow.push()
+            while other.version < 12:
+                other.iterate()
+            wait_until(lambda: checkpoints(tmp_path, "other") == [6, 9, 12], "the other job's")
+            assert checkpoints(tmp_path, "slow") == [0]
+            assert version_there(slow) == 6
+        slow.stepped()
+        slow.check()
+        slow.iterate()
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0, 3, 6], "its checkpoints")
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_step_waits_until_the_parameters_before_it_are_copied(tmp_path, monkeypatch, wait_until, version):
+    """A checkpoint has one version's parameters, even the first ones; then the job goes on."""
+    service = shard_service(state=tmp_path, checkpoint_every=2)
+    with serving(service) as address:
+        if version:
+            worker = ShardWorker(address, name="slow/run")
+            worker.iterate()
+        with held_up(monkeypatch, stores, "replace", "slow") as called:
+            if version:
+                worker.iterate()
+            else:
+                worker = ShardWorker(address, name="slow/run")
+            assert called.wait(240)
+            worker.push()
+            worker.stepped()
+            pulling = threading.Thread(target=worker.check, daemon=True)
+            pulling.start()
+            wait_until(lambda: service.jobs[0].waiting, "the pull")
+            assert version_there(worker) == version
+        pulling.join(240)
+        assert not pulling.is_alive()
+        wait_until(lambda: version in checkpoints(tmp_path, "slow"), "the checkpoint")
+    (path,) = tmp_path.glob(f"slow*/*{version}.checkpoint")
+    expected = -sum((np.arange(1000) % 7 + v for v in range(version)), np.zeros(1000))
+    np.testing.assert_array_equal(files.read(path).snapshot.parameters.numpy(), expected)
+
+
+def test_an_attempt_begins_while_the_disk_stalls(tmp_path, monkeypatch, wait_until):
+    """The shard says what it can go back to, without what is not written; and does so before long."""
+    with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:
+        worker = AttemptWorker(address, name="slow/run")
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0], "the first checkpoint")
+        with held_up(monkeypatch, files, "write", "slow") as called:
+            worker.iterate()
+            worker.iterate()
+            assert called.wait(240)
+            assert worker.fence(1).checkpoints == [0]
+            worker.rewind(1, 2)
+        worker.iterate()
+
+
+@pytest.mark.parametrize("what", ["restart", "going back"])
+def test_a_checkpoint_is_read_beside_other_jobs(tmp_path, monkeypatch, wait_until, what):
+    """Whoever needs it waits for it, after a restart or where the job goes back, and nobody else."""
+    ended = threading.Event()
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=2)))
+        worker = AttemptWorker(address, name="slow/run")
+        for _ in range(3):
+            worker.iterate()
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0, 2], "the checkpoints")
+        if what == "restart":
+            stack.close()
+            address = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=2)))
+            worker.address = address
+        other = ShardWorker(address, name="other/run")
+
+        def come_back():
+            with contextlib.closing(
+                Client(_ps.ParameterServer, address, "shard", call_timeout=240)
+            ) as client:
+                client.call("fence", _ps.FenceRequest(worker.identity, 1))
+                client.call("rewind", _ps.RewindRequest(worker.identity, 1, 2))
+            ended.set()
+
+        with held_up(monkeypatch, files, "read", "slow") as called:
+            thread = threading.Thread(target=come_back, daemon=True)
+            thread.start()
+            assert called.wait(240)
+            while other.version < 5:
+                other.iterate()
+            assert not ended.is_set()
+        thread.join(240)
+        assert ended.is_set()
+        assert version_there(worker) == 2
