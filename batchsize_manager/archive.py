@@ -17,7 +17,6 @@ from batchsize_manager.job_steps import EVENTS
 from batchsize_manager.learning import Learning
 from batchsize_manager.packed import PackedRecord
 from batchsize_manager.records import SavedMember
-from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.state_reader import SavedRun, StateReader, open_state
 from batchsize_manager.store import Retention, Store
 from rpc.limited_log import LimitedLog
@@ -181,7 +180,6 @@ class Archive:
             batch_changes=run.batch_changes,
             total=run.batch_size,
             paused=run.paused,
-            learned=unpack_models(run.learned),
         )
         following = records[-1].iteration + 1 if records else run.first_iteration
         log.info(

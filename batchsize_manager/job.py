@@ -23,7 +23,6 @@ from batchsize_manager.policies import Policy
 from batchsize_manager.progress import Progress
 from batchsize_manager.records import IterationRecord, Report, SavedMember
 from batchsize_manager.rounding import Bounds
-from predictors import Models
 from rpc.errors import InvalidRequestError
 
 __all__ = ["REPLAYED", "Job", "JobConfig"]
@@ -75,7 +74,6 @@ class Job(JobOperations):
         batch_changes: Sequence[BatchChange] = (),
         total: int | None = None,
         paused: bool = False,
-        learned: Models | None = None,
     ) -> "Job":
         """A job that an earlier manager ran, in a new attempt: it waits for `rewind`.
 
@@ -96,16 +94,21 @@ class Job(JobOperations):
             batch_changes: As `batch_changes` was; left out: as far as the records tell.
             total: Samples of a whole batch, where an operator has changed that.
             paused: Whether it was paused.
-            learned: What had been learnt, also by policies before this one.
         """
         job = cls(spec, config, policy, first_iteration, position=position)
-        job._inherited = learned or {}
         job.events.extend(events)
         job.events_about.extend(None for _ in job.events)
         job.events_said = len(job.events)
         job.attempt = attempt
         for saved in members:
-            job._add(saved.worker, saved.incarnation, saved.bounds, now, unreleasable=saved.unreleasable)
+            job._add(
+                saved.worker,
+                saved.incarnation,
+                saved.bounds,
+                now,
+                unreleasable=saved.unreleasable,
+                device=saved.device,
+            )
             job._members.by_name[saved.worker].back_by = now + config.return_grace
             job._members.by_name[saved.worker].drained = saved.drained
         job._batches.restore(batch_changes)
@@ -135,7 +138,14 @@ class Job(JobOperations):
     # -- events
 
     def join(
-        self, worker: str, incarnation: str, bounds: Bounds, now: float, *, unreleasable: bool = False
+        self,
+        worker: str,
+        incarnation: str,
+        bounds: Bounds,
+        now: float,
+        *,
+        unreleasable: bool = False,
+        device: str = "",
     ) -> None:
         """A worker wants to take part; the same incarnation may say so again.
 
@@ -145,6 +155,7 @@ class Job(JobOperations):
             bounds: What batch sizes it can take.
             now: The time.
             unreleasable: Whether it must not be released, since the others could not go on without it.
+            device: The kind of device that it computes on, in words; empty where it does not say.
 
         Raises:
             InvalidRequestError: Its name is taken, or its minimum does not fit into the batch.
@@ -167,7 +178,7 @@ class Job(JobOperations):
         if self.started and self._redoes and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
         self._course.discard_undelivered()
-        self._add(worker, incarnation, bounds, now, unreleasable=unreleasable)
+        self._add(worker, incarnation, bounds, now, unreleasable=unreleasable, device=device)
         self._say(f"{worker} joined, for iteration {self._course.planned} on", worker)
         if self.started or len(self._members) >= self._config.workers:
             self._members_changed()  # not for each of thousands who come before the first plan

@@ -32,11 +32,10 @@ class JobOperations(JobSteps):
         """Split batches otherwise; the new policy is shown what the last iterations were like.
 
         Args:
-            policy: The new one; it may start from `models`.
+            policy: The new one; what is in `models` and not in its own is forgotten.
             what: Is changed, in words.
             now: The time.
         """
-        self._inherited = self.models()
         self._course.discard_undelivered()
         self._policy = self._planner.policy = policy
         self._members_changed()
@@ -56,11 +55,8 @@ class JobOperations(JobSteps):
             policy.take_fit(weights)
 
     def models(self) -> Models:
-        """What has been learnt so far, that of earlier policies included."""
-        models = dict(self._inherited)
-        for predictor, workers in self._policy.models().items():
-            models[predictor] = {**models.get(predictor, {}), **workers}
-        return models
+        """What has been learnt so far; see `Remembering`."""
+        return self._policy.models()
 
     # -- the batch, and who takes what of it
 

@@ -16,7 +16,6 @@ from batchsize_manager.policies import Observation, Policy
 from batchsize_manager.records import IterationRecord
 from batchsize_manager.rounding import Bounds, InfeasibleError
 from batchsize_manager.tally import JobTally
-from predictors import Models
 from rpc.errors import InvalidRequestError, UnavailableError
 
 EVENTS = 200  # that a job keeps
@@ -58,7 +57,6 @@ class JobSteps:
                 f"the batch size is {total}, as an operator had changed it before the checkpoint; "
                 f"the workers say {spec.total_batch_size}"
             )
-        self._inherited: Models = {}  # what earlier policies had learnt
         self._reduces = False  # whether the workers reduce gradients among themselves
         self._recovering = False
         self._why_recovering = ""
@@ -105,10 +103,23 @@ class JobSteps:
 
     # -- within: members
 
-    def _add(self, worker: str, incarnation: str, bounds: Bounds, now: float, *, unreleasable: bool) -> None:
+    def _add(
+        self, worker: str, incarnation: str, bounds: Bounds, now: float, *, unreleasable: bool, device: str
+    ) -> None:
         first = self._course.planned
         self._members.by_name[worker] = Membership(
-            incarnation, bounds, now, first, first, first - 1, first, self.attempt, now, now, unreleasable
+            incarnation,
+            bounds,
+            now,
+            first,
+            first,
+            first - 1,
+            first,
+            self.attempt,
+            now,
+            now,
+            unreleasable,
+            device=device,
         )
         self._reduces |= unreleasable
 

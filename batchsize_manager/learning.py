@@ -9,7 +9,7 @@ from typing import Any
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job import Job
-from batchsize_manager.policies import Policy, PolicyOptions, make_policy
+from batchsize_manager.policies import Policy, PolicyOptions, make_remembering
 from batchsize_manager.saved_models import models_file, save_models, unpack_models
 from batchsize_manager.tally import LearningTally
 from batchsize_manager.timed import TimedPolicy
@@ -67,7 +67,7 @@ class Learning:
         options = replace(
             self._options, predictor=balancing.predictor, tolerance=balancing.tolerance, models=models
         )
-        return TimedPolicy(make_policy(balancing.policy, options), self.tally)
+        return TimedPolicy(make_remembering(balancing.policy, options), self.tally)
 
     def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
         """Have a job's policy learn what it wants to learn, if anything.

@@ -33,6 +33,7 @@ class Membership:
     last: int | None = None  # its last iteration, if it is to be released after that
     dispensable: str = ""  # why it is
     drained: bool = False  # an operator has drained it, which holds in another attempt, too
+    device: str = ""  # of which kind it is, in words; empty where it does not say
 
     def begin_at(self, iteration: int) -> None:
         """Let this be the first iteration that it reports."""
@@ -96,7 +97,9 @@ class Members:
     def saved(self) -> list[SavedMember]:
         """The members as `Job.restore` takes them."""
         return [
-            SavedMember(name, member.incarnation, member.bounds, member.unreleasable, member.drained)
+            SavedMember(
+                name, member.incarnation, member.bounds, member.unreleasable, member.drained, member.device
+            )
             for name, member in self.by_name.items()
         ]
 

@@ -60,7 +60,7 @@ class Planner:
         """
         if staying := self._members.staying:
             self.policy.expect(self._batches.size(len(staying)))
-            self.policy.set_members([Member(name, m.bounds) for name, m in staying.items()])
+            self.policy.set_members([Member(name, m.bounds, m.device) for name, m in staying.items()])
 
     def plan(self, iteration: int, attempt: int, now: float) -> Progress:
         """Plan an iteration; all before it are planned.

@@ -54,3 +54,4 @@ class SavedMember:
     bounds: Bounds
     unreleasable: bool = False  # the others could not go on without it
     drained: bool = False  # an operator wants it released
+    device: str = ""  # of which kind it is

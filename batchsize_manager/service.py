@@ -202,6 +202,7 @@ class ManagerService:
         first = check.integer("resume.iteration", resume.iteration, 0) if resume is not None else 0
         position = read_position(resume, spec.dataset_size)
         total = read_batch_size(resume, spec.dataset_size)
+        device = "" if request.device is None else check.text("device", request.device)
         if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
             raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
         hosted = self._jobs.get(job_name)
@@ -232,7 +233,9 @@ class ManagerService:
         if hosted.job.size >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
         unreleasable = bool(request.unreleasable)
-        hosted.job.join(worker, incarnation, bounds, time.monotonic(), unreleasable=unreleasable)
+        hosted.job.join(
+            worker, incarnation, bounds, time.monotonic(), unreleasable=unreleasable, device=device
+        )
         self._jobs[job_name] = hosted
         self._given_up.pop(job_name, None)
         self._wait(hosted, call, incarnation)

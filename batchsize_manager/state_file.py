@@ -263,19 +263,19 @@ class StateFile:
             execute("DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key))
         for key, member in after.items():
             bounds = member.bounds
-            marks = (member.unreleasable, member.drained)
+            marks = (member.unreleasable, member.drained, member.device)
             values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key)
             if key not in before:
                 execute(
                     "INSERT INTO members "
-                    "(minimum, maximum, granularity, unreleasable, drained, run, worker, incarnation) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "(minimum, maximum, granularity, unreleasable, drained, device, "
+                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
             elif member != before[key]:
                 execute(
                     "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, unreleasable = ?, "
-                    "drained = ? WHERE run = ? AND worker = ? AND incarnation = ?",
+                    "drained = ?, device = ? WHERE run = ? AND worker = ? AND incarnation = ?",
                     values,
                 )
         self._members[run] = after

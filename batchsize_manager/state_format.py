@@ -18,7 +18,7 @@ from rpc.errors import EvenpaceError
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # for another process to let go of the file
 
-_FORMAT = 2  # SQLite's user_version
+_FORMAT = 3  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # Worker's number, batch size, batch processing time, waiting time, CPU usage, memory usage, whether there was
@@ -33,7 +33,8 @@ _ADDED = {  # by format, what it has that the one before has not: columns of tab
         ("runs", "batch_size INTEGER"),  # samples, as operators want; NULL: as in spec
         ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
         ("members", "drained INTEGER NOT NULL DEFAULT 0"),
-    )
+    ),
+    3: (("members", "device TEXT NOT NULL DEFAULT ''"),),
 }
 
 _SCHEMA = f"""

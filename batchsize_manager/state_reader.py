@@ -105,16 +105,18 @@ class StateReader:
 
     def members(self, run: str) -> list[SavedMember]:
         """Who is in a run, or was at its end; in the order of their slices."""
-        drained = self._since(2, "drained")
+        drained, device = self._since(2, "drained"), self._since(3, "device")
         rows = self._rows(
-            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {drained} "
+            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {drained}, {device} "
             "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
             run,
         )
         with explained(self._path):
             return [
-                SavedMember(worker, incarnation, Bounds(*bounds), bool(unreleasable), bool(drained))
-                for worker, incarnation, *bounds, unreleasable, drained in rows
+                SavedMember(
+                    worker, incarnation, Bounds(*bounds), bool(unreleasable), bool(drained), device or ""
+                )
+                for worker, incarnation, *bounds, unreleasable, drained, device in rows
             ]
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:

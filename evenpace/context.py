@@ -23,6 +23,7 @@ def connect(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     granularity: int = 1,
+    device: str | None = None,
     connect_timeout: float = 30.0,
     barrier_timeout: float = 600.0,
     credentials: Credentials | None = None,
@@ -43,6 +44,8 @@ def connect(
         min_batch_size: Samples that this worker takes at least.
         max_batch_size: Samples that it can take at most.
         granularity: Its batch sizes are multiples of this.
+        device: The kind of device that it computes on, in words: who joins starts with the batch size that
+            suits its kind. By default the GPU's name, or the CPU's and how many cores of it there are.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         credentials: This worker's certificate and token, where the services ask for them.
@@ -71,6 +74,7 @@ def connect(
         connect_timeout=connect_timeout,
         barrier_timeout=barrier_timeout,
         credentials=credentials,
+        device=device,
     )
     address = Address.parse(metrics) if metrics else None
     observing = Observing(address, traces=traces, trace_every=trace_every)

@@ -64,6 +64,8 @@ struct JoinRequest {
   4: optional Resume resume         // of no effect once the job runs
   5: optional bool unreleasable     // never release this worker: others could not go on without it
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
+  7: optional string device         // of which kind it is, in words, such as a GPU's name: whoever has the same is
+                                    // taken to be as fast, until it is measured
 }
 
 struct ReportRequest {

@@ -52,7 +52,7 @@ def make_predictor(
     """
     if name not in PREDICTORS:
         raise ValueError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
-    return PREDICTORS[name](options or PredictorOptions(), models or {})
+    return PREDICTORS[name](options or PredictorOptions(), {} if models is None else models)
 
 
 __all__ = [

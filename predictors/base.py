@@ -119,5 +119,5 @@ class Predictor(ABC):
         raise AssertionError(f"{type(self).__name__} hands out no fits")
 
     def models(self) -> Models:
-        """What has been learnt so far, worth keeping for later runs."""
+        """What has been learnt of the workers so far, in their order, worth keeping for later runs."""
         return {}

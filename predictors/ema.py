@@ -18,8 +18,8 @@ class ExponentialMovingAverage(Predictor):
 
     Args:
         alpha: Weight of the latest measurement, above 0 and at most 1.
-        models: The averages of an earlier run, under "ema". A worker's counts as its first measurement, so
-            that it is soon forgotten if all is different now.
+        models: Where earlier averages of those who join are looked up by name, under "ema". A worker's counts
+            as its first measurement, so that it is soon forgotten if all is different now.
 
     Raises:
         ValueError: `alpha` is out of its range, or a saved model is not an average.
@@ -29,10 +29,9 @@ class ExponentialMovingAverage(Predictor):
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha {alpha}: must be above 0 and at most 1")
         self._alpha = alpha
-        self._earlier = {
-            worker: float(check_weights(f"ema model of {worker}", _SHAPES, weights)["speed"])
-            for worker, weights in (models or {}).get("ema", {}).items()
-        }
+        self._earlier = {} if models is None else models.get("ema", {})
+        for worker, weights in self._earlier.items():
+            check_weights(f"ema model of {worker}", _SHAPES, weights)
         self._sums = np.empty(0)  # (workers,) of weight times speed
         self._weights = np.empty(0)  # (workers,)
 
@@ -58,5 +57,5 @@ class ExponentialMovingAverage(Predictor):
         self._sums = reindexed(self._sums, rows, 0.0)
         self._weights = reindexed(self._weights, rows, 0.0)
         for row, (worker, old) in enumerate(zip(self.workers, rows, strict=True)):
-            if old is None and worker in self._earlier:
-                self._sums[row], self._weights[row] = self._alpha * self._earlier[worker], self._alpha
+            if old is None and (earlier := self._earlier.get(worker)) is not None:
+                self._sums[row], self._weights[row] = self._alpha * float(earlier["speed"]), self._alpha

@@ -1,5 +1,6 @@
 """When predictors that need fits make them, on what, and for whom: all but what is fitted."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -15,15 +16,16 @@ FEWEST = 16
 class Learner(Predictor):
     """Predicts with one model for each worker, fitted to its latest iterations every now and then.
 
-    A worker without a model of its own borrows one: the first that was fitted in this job, else the first
-    that was given. A model that was not fitted to what this worker did in this job is adapted to its mean
-    speed. Predicts NaN where there is none, or not enough past for the inputs.
+    A worker without a model of its own has the one that `models` has for it, else it borrows one: the first
+    that was fitted to a worker that is here, else the first in `models`. A model that was not fitted to what
+    this worker did in this job is adapted to its mean speed. Predicts NaN where there is none, or not enough
+    past for the inputs.
 
     Args:
         name: In `PREDICTORS`; its models are known by it.
         shapes: Of the weights of one worker, by their names, so that saved ones can be checked.
         options: When and on how much to fit.
-        models: What earlier runs have learnt, under `name`.
+        models: Where earlier models of those who join are looked up, under `name`.
 
     Raises:
         ValueError: A saved model has other weights than `shapes`, or any that is not finite.
@@ -35,12 +37,11 @@ class Learner(Predictor):
         self.name = name
         self.options = options
         self.history = History(options.fit_window + LAGS)
-        self._learnt = {
-            worker: check_weights(f"{name} model of {worker}", shapes, weights)
-            for worker, weights in models.get(name, {}).items()
-        }
+        self._earlier = models.get(name, {})
+        for worker, weights in self._earlier.items():
+            check_weights(f"{name} model of {worker}", shapes, weights)
         self._shapes = shapes
-        self._own: set[str] = set()  # whose model was fitted here
+        self._own: dict[str, Weights] = {}  # models that were fitted here
         self._observed = 0  # iterations
         self._next_fit = options.first_fit
         self._fitting: tuple[str, ...] | None = None  # whose fit is out
@@ -76,13 +77,13 @@ class Learner(Predictor):
         for row, worker in enumerate(fitted):
             found = {name: np.array(weights[name][row], dtype=float) for name in self._shapes}
             if all(np.isfinite(array).all() for array in found.values()):
-                self._learnt[worker] = found
-                self._own.add(worker)
+                self._own[worker] = found
         self._select()
 
     def models(self) -> Models:
-        """Each worker's model, by `name`; those of workers that have gone, too."""
-        return {self.name: dict(self._learnt)} if self._learnt else {}
+        """The models that were fitted here, by `name`; last, those of who went while they were fitted."""
+        own = self._own_of_workers() | self._own
+        return {self.name: own} if own else {}
 
     @abstractmethod
     def _make_fit(self, start: Weights | None) -> Fit:
@@ -115,15 +116,18 @@ class Learner(Predictor):
 
     def _select(self) -> None:
         """Choose each worker's model."""
-        if not self._learnt or not self.workers:
+        borrowed = next(itertools.chain(self._own.values(), self._earlier.values()), None)
+        if borrowed is None or not self.workers:
             self._current = {}
             return
-        here = (worker for worker in self._learnt if worker in self._own)
-        borrowed = self._learnt[next(here, next(iter(self._learnt)))]
-        chosen = [self._learnt.get(worker, borrowed) for worker in self.workers]
+        chosen = [self._own.get(worker) or self._earlier.get(worker, borrowed) for worker in self.workers]
         self._current = {name: np.stack([model[name] for model in chosen]) for name in self._shapes}
 
+    def _own_of_workers(self) -> dict[str, Weights]:
+        return {worker: self._own[worker] for worker in self.workers if worker in self._own}
+
     def _reindex(self, rows: Sequence[int | None]) -> None:
+        self._own = self._own_of_workers()
         self.history.reindex(rows)
         self._sums = reindexed(self._sums, rows, 0.0)
         self._select()

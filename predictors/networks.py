@@ -69,7 +69,7 @@ class Network(Learner):
     def __init__(self, name: str, options: PredictorOptions, models: Models) -> None:
         self._architecture = ARCHITECTURES[name]
         super().__init__(name, {**self._architecture.shapes, CENTER: (3,), SPREAD: (3,)}, options, models)
-        for worker, weights in self.models().get(name, {}).items():
+        for worker, weights in models.get(name, {}).items():
             if (weights[SPREAD] <= 0).any():
                 raise ValueError(f"{name} model of {worker}: spread {weights[SPREAD]} must be positive")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.rounding import Bounds
+from rpc import check
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -32,6 +33,8 @@ class SessionConfig:
         silence: Seconds for which a service may say nothing before its connection counts as broken, and the
             call is made anew; one that waits for others says so every two seconds.
         credentials: This worker's certificate and token; None where the services ask for neither.
+        device: The kind of device that this worker computes on, in words; None: the GPU's name, or the CPU's
+            and how many cores of it there are.
 
     Raises:
         ValueError: A value is not allowed.
@@ -46,8 +49,11 @@ class SessionConfig:
     barrier_timeout: float = 600.0
     silence: float = 10.0
     credentials: Credentials | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
+        if self.device is not None:
+            check.text("device", self.device)
         if "/" in self.job:
             raise ValueError(f"job {self.job!r}: must not contain '/'")
 

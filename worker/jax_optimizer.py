@@ -77,6 +77,9 @@ class Optimizer:
         wide = all(leaf.dtype == jnp.float64 for leaf in trained)
         initial = np.empty(self._ends[-1], dtype="float64" if wide else "float32")
         self._fill(initial, (params, statistics))
+        device = jax.devices()[0]
+        if device.platform != "cpu":
+            self._session.device = device.device_kind
         groups = self._groups(rule.options(self._session.join().iteration))
         layout = Layout(initial.dtype.name, rule.name, groups, tensors)
         self._session.on_parameters = self._take_parameters

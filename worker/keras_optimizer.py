@@ -62,6 +62,8 @@ class Link:
         tensors = [Tensor(_name(v), tuple(v.shape), _dtype(v)) for v in self._variables]
         state = self._state() if int(optimizer.iterations) else None
         self._session.on_parameters = self._take_parameters
+        for gpu in tf.config.get_visible_devices("GPU")[:1]:
+            self._session.device = tf.config.experimental.get_device_details(gpu).get("device_name")
         self._session.open_parameters(
             Layout(self._dtype, name, self._groups(), tuple(tensors)), self._flat(self._variables), state
         )

@@ -108,6 +108,7 @@ class Membership:
         resume: Resume | None,
         *,
         unreleasable: bool = False,
+        device: str | None = None,
     ) -> Joined:
         """Become a member; answered when all workers are there.
 
@@ -118,12 +119,13 @@ class Membership:
                 where they are known, also epoch and first position of that iteration's batch, and the samples
                 of a whole batch.
             unreleasable: Whether the others could not go on without this worker.
+            device: Of which kind it is, in words; None where it is not to be said.
 
         Raises:
             InvalidRequestError: The manager refuses, and says why.
             ConnectionLostError: It cannot be reached.
         """
-        request = join_request(self._identity, spec, bounds, resume, unreleasable)
+        request = join_request(self._identity, spec, bounds, resume, unreleasable, device)
         self._joined = False
         waiting = threading.Timer(_SILENT_SECONDS, self._tell_that_it_waits)
         waiting.daemon = True

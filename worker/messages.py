@@ -66,6 +66,7 @@ def join_request(
     bounds: Bounds,
     resume: Resume | None,
     unreleasable: bool,
+    device: str | None,
 ) -> Any:
     """See `worker.membership.Membership.join`."""
     return _wire.JoinRequest(
@@ -80,6 +81,7 @@ def join_request(
         bounds=_wire.Bounds(minimum=bounds.minimum, maximum=bounds.maximum, granularity=bounds.granularity),
         resume=_wire.Resume(*resume) if resume else None,
         unreleasable=unreleasable or None,
+        device=device,
     )
 
 

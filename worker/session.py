@@ -23,6 +23,7 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from worker.config import Checkpoint, SessionConfig, default_worker_name
+from worker.device import as_kind, cpu_kind
 from worker.layout import Group, Layout, OptimizerState
 from worker.membership import Finished, Membership
 from worker.monitors import ResourceMonitor
@@ -56,6 +57,7 @@ class Session:
         weighted_samples: Of the current iteration; see `note_weighting`.
         memory_usage: If set, gives the occupied share of the accelerator's memory, 0 to 1, at the end of an
             iteration; it is reported where it is above that of the machine's.
+        device: Of which kind this worker's GPU is, once an adapter has said so; `join` tells the manager.
         tally: Counts of what this session has done.
     """
 
@@ -73,6 +75,7 @@ class Session:
         self.processing_time: Callable[[], Callable[[], float]] | None = None
         self.weighted_samples = 0
         self.memory_usage: Callable[[], float] | None = None
+        self.device: str | None = None
         self.tally = SessionTally(config.bounds.maximum)
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(self.log_fields)
@@ -216,6 +219,7 @@ class Session:
             if saved
             else None,
             unreleasable=self.reduces_itself,
+            device=self.config.device or as_kind(self.device or "") or cpu_kind(),
         )
         self._run = joined.run
         self._shards.plans_ahead = joined.lookahead > 0

@@ -17,7 +17,7 @@ from rpc.errors import InvalidRequestError
 from worker.session import Session
 from worker.torch_batchnorm import SyncBatchNorm
 from worker.torch_data import Loader
-from worker.torch_memory import watch_memory
+from worker.torch_memory import note_device, watch_memory
 from worker.torch_timing import time_on
 
 _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
@@ -61,6 +61,7 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
                 f"before they are weighted: scale the loss by weighted(loss) in place of balance"
             )
     device = next(model.parameters()).device
+    note_device(session, device)
     time_on(device, session)
     watch_memory(session, device)
     try:

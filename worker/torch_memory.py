@@ -59,6 +59,12 @@ def read_device(device: torch.device) -> DeviceMemory:
     return DeviceMemory(total, max(0, total - free - reserved), peak, int(fraction * total))
 
 
+def note_device(session: "Session", device: torch.device) -> None:
+    """Let the session know of which kind the GPU is that it trains on; nothing happens on a CPU."""
+    if device.type == "cuda":
+        session.device = torch.cuda.get_device_name(device)
+
+
 def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
     """Have the session report the memory of the device that it trains on, and learn limits from it.
 

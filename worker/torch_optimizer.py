@@ -14,7 +14,7 @@ from rpc.errors import InvalidRequestError
 from worker.layout import Group, Layout, Tensor
 from worker.session import Session
 from worker.torch_data import Loader
-from worker.torch_memory import watch_memory
+from worker.torch_memory import note_device, watch_memory
 from worker.torch_schedules import Schedules
 from worker.torch_state import put_state, take_state, views
 
@@ -91,6 +91,7 @@ class _Link:
         self._schedules = Schedules(optimizer)
         session.before_batch = self._schedules.put_back
         session.on_parameters = self._take_parameters
+        note_device(session, self._tensors[0].device)
         session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
         watch_memory(session, self._tensors[0].device)
         self._gradients = views(session.gradient, self._tensors)

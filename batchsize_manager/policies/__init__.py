@@ -6,13 +6,14 @@ It has no clock and no wire. To add one, write a module with a subclass of `Poli
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
 from batchsize_manager.policies.proportional import Proportional
+from batchsize_manager.policies.remembering import Known, Remembering
 from predictors import Models, Predictor, PredictorOptions, make_predictor
 
 
@@ -25,7 +26,7 @@ class PolicyOptions:
         tolerance: How much slower than the best a split may be before it is changed; see `Proportional`
             and `Learned`.
         learning: For predictors that learn.
-        models: What earlier runs have learnt.
+        models: Where policies look up what has been learnt of those who join; see `make_remembering`.
         step_size: Samples that `leader_straggler` moves at a time at first; see `LeaderStraggler`.
 
     Raises:
@@ -71,6 +72,21 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     return POLICIES[name](options or PolicyOptions())
 
 
+def make_remembering(name: str, options: PolicyOptions | None = None) -> Policy:
+    """A new policy that keeps what it learns of those who go, and of kinds of devices; see `Known`.
+
+    Args:
+        name: Of the policy.
+        options: For it; their `models` are what is known to begin with.
+
+    Raises:
+        ValueError: There is no such policy, or the models are not of its form.
+    """
+    options = options or PolicyOptions()
+    known = Known(options.models)
+    return Remembering(make_policy(name, replace(options, models=known)), known)
+
+
 __all__ = [
     "POLICIES",
     "PREDICTING",
@@ -80,4 +96,5 @@ __all__ = [
     "PolicyOptions",
     "Split",
     "make_policy",
+    "make_remembering",
 ]

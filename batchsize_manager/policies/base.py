@@ -10,10 +10,17 @@ from predictors import Fit, Models, Weights
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as a policy sees it."""
+    """A worker as a policy sees it.
+
+    Attributes:
+        name: Its name.
+        bounds: What batch sizes it can take.
+        kind: Of the device that it computes on, in words; empty where it does not say.
+    """
 
     name: str
     bounds: Bounds
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +100,44 @@ class Policy(ABC):
         raise AssertionError(f"{type(self).__name__} hands out no fits")
 
     def models(self) -> Models:
-        """What has been learnt so far, worth keeping for later runs."""
+        """What has been learnt of the members so far, in their order, worth keeping for later runs."""
         return {}
+
+
+class Around(Policy):
+    """Does what another policy does; the base of those that do something besides.
+
+    Args:
+        policy: The other.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """See `Policy`."""
+        self.policy.set_members(members)
+
+    def expect(self, total: int) -> None:
+        """See `Policy`."""
+        self.policy.expect(total)
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """See `Policy`."""
+        self.policy.observe(observations)
+
+    def split(self, total: int) -> Split:
+        """See `Policy`."""
+        return self.policy.split(total)
+
+    def due_fit(self) -> Fit | None:
+        """See `Policy`."""
+        return self.policy.due_fit()
+
+    def take_fit(self, weights: Weights | None) -> None:
+        """See `Policy`."""
+        self.policy.take_fit(weights)
+
+    def models(self) -> Models:
+        """See `Policy`."""
+        return self.policy.models()

@@ -31,7 +31,7 @@ class Learned(Policy):
     Args:
         tolerance: Keep a split while its slowest worker is expected to take at most 1 + `tolerance` times
             as long as with the best one; see `Proportional`.
-        models: What earlier runs have learnt; curves of workers that join under the same names are used.
+        models: Where the curves of those who join are looked up by name, under "learned"; see `Known`.
 
     Raises:
         ValueError: A model is not one of this policy's.
@@ -39,9 +39,9 @@ class Learned(Policy):
 
     def __init__(self, tolerance: float = 0.0, models: Models | None = None) -> None:
         self._tolerance = tolerance
-        saved = (models or {}).get("learned", {})
-        self._saved = {name: _checked(name, weights) for name, weights in saved.items()}
-        self._met: dict[str, tuple[Array, Array]] = {}  # by member: batch sizes seen, and their times
+        self._known = {} if models is None else models.get("learned", {})
+        for name, weights in self._known.items():
+            _checked(name, weights)
         self._members: Sequence[Member] = ()
         self._sightings = Sightings()
         self._curves: Curves | None = None  # as last fitted; None if that was before the last sighting
@@ -54,14 +54,12 @@ class Learned(Policy):
         """See `Policy`; who stays keeps its curve, whatever its bounds are now."""
         row_of = {member.name: row for row, member in enumerate(self._members)}
         rows = [row_of.get(member.name) for member in members]
-        self._keep()
         self._sightings.reindex(rows)
         self._largest = np.array([0.0 if row is None else self._largest[row] for row in rows])
         self._guarded = np.array([row is not None and self._guarded[row] for row in rows], dtype=bool)
-        known = {**self._saved, **self._met}
         for row, (member, old) in enumerate(zip(members, rows, strict=True)):
-            if old is None and member.name in known:
-                self._sightings.restore(row, *known[member.name])
+            if old is None and (weights := self._known.get(member.name)) is not None:
+                self._sightings.restore(row, *_checked(member.name, weights))
         self._members = members
         self._last.clear()
         self._curves = None
@@ -107,20 +105,14 @@ class Learned(Policy):
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
 
     def models(self) -> Models:
-        """What was seen of each worker, which its curve follows from; of those that have gone, too."""
-        self._keep()
-        learnt = {name: {"sizes": sizes, "times": times} for name, (sizes, times) in self._met.items()}
+        """What was seen of each member, which its curve follows from."""
+        sightings = self._sightings
+        learnt = {
+            member.name: {"sizes": sightings.sizes[row, places], "times": sightings.times[row, places]}
+            for row, (member, places) in enumerate(zip(self._members, sightings.repeats > 0, strict=True))
+            if places.any()
+        }
         return {"learned": learnt} if learnt else {}
-
-    def _keep(self) -> None:
-        """Remember who has been seen, should it go and come back."""
-        for row, member in enumerate(self._members):
-            places = self._sightings.repeats[row] > 0
-            if places.any():
-                self._met[member.name] = (
-                    self._sightings.sizes[row, places],
-                    self._sightings.times[row, places],
-                )
 
     def _fit(self, centres: Array) -> Curves:
         """The curves, right near these batch sizes, (workers,); who was never seen has the average."""

@@ -369,6 +369,12 @@ def ps(
     "--granularity", type=click.IntRange(1), default=1, show_default=True, help="Batch sizes are multiples."
 )
 @click.option(
+    "--device",
+    default=None,
+    help="Of which kind it is, in words; whoever joins starts as others of its kind do.  "
+    "[default: the GPU's name, or the CPU's and its cores]",
+)
+@click.option(
     "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
 )
 @limit_kind
@@ -388,6 +394,7 @@ def worker(
     min_batch_size: int,
     max_batch_size: int | None,
     granularity: int,
+    device: str | None,
     cpu_share: float | None,
     cpu: int | None,
     limit_kind: Any,
@@ -407,6 +414,7 @@ def worker(
     start_part(parent)
     from evenpace.context import connect
     from evenpace.launch import check_script, limit_when_ready, pin, run_script
+    from worker.device import cpu_kind
 
     with user_mistakes():
         check_script(script)
@@ -418,6 +426,7 @@ def worker(
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             granularity=granularity,
+            device=device or (cpu_kind(cpu_share) if cpu_share is not None else None),
             credentials=credentials,
             metrics=str(observing.metrics) if observing.metrics else None,
             traces=observing.traces,

@@ -12,9 +12,9 @@ from evenpace.experiments import figure_plots
 from evenpace.experiments.paper_claims import FIGURES, PaperFigure
 from evenpace.reports.drawing import inline
 from evenpace.reports.pages import write_page
+from worker.device import cpu_name
 
 _PIXELS = 100  # of an inch of a figure, at most
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,4 @@ def _section(figure: PaperFigure, outcome: Outcome, folder: Path) -> dict[str, A
 
 def _machine() -> str:
     """The machine in words: its CPU and Python's version."""
-    models = []
-    if _CPU_INFO.exists():
-        lines = _CPU_INFO.read_text(errors="replace").splitlines()
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.machine()
-    return f"{name}, Python {platform.python_version()}"
+    return f"{cpu_name()}, Python {platform.python_version()}"

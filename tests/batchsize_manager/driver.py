@@ -2,7 +2,7 @@
 
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.plan import JobSpec
-from batchsize_manager.policies import make_policy
+from batchsize_manager.policies import make_remembering
 from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
@@ -14,7 +14,7 @@ class Driver:
     def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, **config):
         self.now = 0.0
         self.job = Job(
-            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_policy(policy)
+            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_remembering(policy)
         )
         for name in names:
             self.join(name, bounds=(bounds or {}).get(name, Bounds()))
@@ -96,7 +96,7 @@ def restored(job, config, policy="even", now=100.0, records=None, attempt=None, 
     return Job.restore(
         job.spec,
         config,
-        make_policy(policy),
+        make_remembering(policy),
         first_iteration=job.first_iteration,
         attempt=job.attempt if attempt is None else attempt,
         members=job.saved_members,

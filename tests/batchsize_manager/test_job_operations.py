@@ -5,7 +5,7 @@ import pytest
 
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.plan import JobSpec
-from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
+from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.proportional import Proportional
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.synchronisation import Synchronisation
@@ -18,7 +18,8 @@ SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 
 def policy_of(driver, name, **options):
     """Change a driver's policy."""
-    return driver.job.change_policy(make_policy(name, PolicyOptions(**options)), "the policy", driver.now)
+    policy = make_remembering(name, PolicyOptions(**{"models": driver.job.models(), **options}))
+    return driver.job.change_policy(policy, "the policy", driver.now)
 
 
 def learn(driver, iterations=6, noise=0.0):
@@ -433,4 +434,4 @@ def test_a_job_may_be_changed_before_it_starts():
     assert driver.next("a") is None
     driver.job.resume(0.0)
     assert (driver.count("a"), driver.job.attempt) == (12, 0)
-    assert isinstance(driver.job.policy, Proportional)
+    assert isinstance(driver.job.policy.policy, Proportional)

@@ -2,14 +2,15 @@
 
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.policies import Member, Observation, PolicyOptions, make_policy
+from batchsize_manager.policies import Member, Observation, PolicyOptions, make_policy, make_remembering
+from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import load_models, save_models
 from evenpace.bench.balance_play import best_split
@@ -25,6 +26,7 @@ class Worker:
     bounds: Bounds = field(default_factory=Bounds)
     factor: float = 1.0
     more: float = 0.0  # seconds, whatever the batch size
+    kind: str = ""
 
     def time(self, count):
         """Seconds, without noise."""
@@ -37,12 +39,14 @@ class Cluster:
     def __init__(self, workers, total, seed=0, noise=0.03, policy="learned", **options):
         self.workers, self.total, self.noise = dict(workers), total, noise
         self.random = np.random.default_rng(seed)
-        self.policy = make_policy(policy, PolicyOptions(**options))
+        self.policy = make_remembering(policy, PolicyOptions(**options))
         self.announce()
 
     def announce(self):
         """Tell the policy who the members are."""
-        self.policy.set_members([Member(name, worker.bounds) for name, worker in self.workers.items()])
+        self.policy.set_members(
+            [Member(name, worker.bounds, worker.kind) for name, worker in self.workers.items()]
+        )
 
     def iterate(self, total=None, memory=None, spikes=()):
         """Run an iteration; return the split."""
@@ -262,6 +266,25 @@ def test_newcomer_starts_as_the_average_and_is_learnt():
     assert cluster.longest(cluster.iterate().counts) <= 1.1 * cluster.best()
 
 
+def test_newcomer_of_a_known_kind_starts_with_its_curve():
+    """Its first part is close to the best; of a kind that nobody has had, it starts as the average does."""
+    longest = {}
+    for kind in ("slow GPU", "another GPU"):
+        workers = four()
+        workers["d"].kind = "slow GPU"
+        d = workers.pop("d")
+        cluster = Cluster({**workers, "before": d}, 400)
+        cluster.run(40)
+        del cluster.workers["before"]
+        cluster.announce()
+        cluster.run(5)
+        cluster.workers["after"] = replace(d, kind=kind)
+        cluster.announce()
+        longest[kind] = cluster.longest(cluster.iterate().counts) / cluster.best()
+    assert longest["slow GPU"] <= 1.1
+    assert longest["another GPU"] >= 1.3
+
+
 def test_short_of_memory_gets_no_more_than_it_has_had():
     """Above 95% of its memory a worker keeps within its largest batch; below it may have more again."""
     cluster = Cluster(four(), 400)
@@ -372,7 +395,7 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
     cluster = Cluster(four(), 400)
     cluster.run(60)
     models = cluster.policy.models()
-    assert set(models["learned"]) == set(four())
+    assert set(models["learned"]) == {*four(), KIND_PREFIX}
     save_models(tmp_path / "job.npz", models)
 
     resumed = Cluster(four(), 400, seed=1, models=load_models(tmp_path / "job.npz"))

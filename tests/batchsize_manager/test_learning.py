@@ -5,6 +5,7 @@ import pytest
 
 import idl
 from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.saved_models import load_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from predictors import PredictorOptions
@@ -45,7 +46,7 @@ def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
     assert predicted[0] is None
     assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
     assert models.keys() == {"narx", "ema"}
-    assert list(models["narx"]) == [worker.identity.worker]
+    assert list(models["narx"]) == [worker.identity.worker, KIND_PREFIX]
     assert all(np.isfinite(array).all() for array in models["narx"]["good"].values())
 
     with serving(narx(tmp_path, models=models)) as address:

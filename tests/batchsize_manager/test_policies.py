@@ -15,11 +15,11 @@ from batchsize_manager.policies import (
     PolicyOptions,
     make_policy,
 )
+from batchsize_manager.policies.base import Around
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
 from batchsize_manager.rounding import Bounds, InfeasibleError
-from batchsize_manager.timed import TimedPolicy
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 
@@ -522,7 +522,7 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
         )
 
 
-def test_a_timed_policy_passes_everything_on():
-    """No method of a policy is lost where its time is taken."""
+def test_what_is_around_a_policy_passes_everything_on():
+    """No method of a policy is lost where its time is taken, or what it learns is kept."""
     methods = {name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")}
-    assert methods <= vars(TimedPolicy).keys()
+    assert methods <= vars(Around).keys()

@@ -102,7 +102,9 @@ def test_packed_records_come_back_as_they_were(workers):
 
 RUNS = st.sampled_from("ab")
 MEMBERS = st.lists(
-    st.builds(SavedMember, NAMES, NAMES, BOUNDS, st.booleans()), max_size=5, unique_by=lambda m: m.worker
+    st.builds(SavedMember, NAMES, NAMES, BOUNDS, *[st.booleans()] * 2, st.just("") | NAMES),
+    max_size=5,
+    unique_by=lambda m: m.worker,
 )
 BATCH_CHANGES = st.builds(BatchChange, *[st.integers(0, 2**40)] * 4)
 CHANGES = st.one_of(
@@ -230,7 +232,7 @@ def test_a_newer_format_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
         other.execute("PRAGMA user_version=99")
     with pytest.raises(
-        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 2"
+        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 3"
     ):
         Store(tmp_path)
     with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
@@ -288,9 +290,9 @@ def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
         file = StateFile(tmp_path / STATE_FILE)
         check(file.reader)
         file.close()
-    assert version() == 2
+    assert version() == 3
     file = StateFile(tmp_path / STATE_FILE)
-    drained = dataclasses.replace(member, drained=True)
+    drained = dataclasses.replace(member, drained=True, device="GPU")
     file.apply([wanted, Members("r", 3, [drained]), completed(0)])
     (run,) = file.reader.runs()
     assert (run.policy, run.balancing, run.batch_size, run.paused) == (

@@ -1,0 +1,192 @@
+"""What a job has learned of workers and of kinds of devices: of use to who joins, and bounded."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import Member, PolicyOptions, make_remembering
+from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
+from batchsize_manager.records import Report
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import pack_models, unpack_models
+from predictors import PREDICTORS, PredictorOptions, make_predictor
+from predictors.networks import Network
+from tests.series import contended, replay
+
+SECONDS = {"fast": 0.01, "slow": 0.03}  # for a sample, by kind of device
+
+
+def weights(number):
+    """A model that is told from others by its number."""
+    return {"x": np.array([float(number)])}
+
+
+def member(name, kind=""):
+    """A member of any bounds."""
+    return Member(name, Bounds(), kind)
+
+
+class Workers:
+    """A job whose workers are as fast as their devices; their names are never used again."""
+
+    def __init__(self, *kinds, models=None, policy="learned", predictor="ema", first=0, started=0):
+        options = PolicyOptions(predictor, models=models or {})
+        self.job = Job(
+            JobSpec(10**6, 400), JobConfig(workers=len(kinds)), make_remembering(policy, options), first
+        )
+        self.kinds, self.now, self.started = {}, 0.0, started
+        for kind in kinds:
+            self.start(kind)
+
+    def start(self, kind, name=None):
+        """Let a worker join, whose name holds a number that no other has had."""
+        self.started += 1
+        name = name or f"host-{self.started}"
+        self.kinds[name] = kind
+        self.job.join(name, name, Bounds(), self.now, device=kind)
+        return name
+
+    def leave(self, name):
+        """Let a worker leave."""
+        del self.kinds[name]
+        self.job.leave(name, name, self.now)
+
+    def counts(self):
+        """How many samples each worker is to go through next."""
+        return {name: self.job.next_assignment(name, name).count for name in self.kinds}
+
+    def iterate(self, iterations=1):
+        """Let all do what is theirs."""
+        for _ in range(iterations):
+            self.now += 1
+            for name, kind in self.kinds.items():
+                part = self.job.next_assignment(name, name)
+                seconds = max(SECONDS[kind] * part.count, 1e-6)
+                self.job.report(name, name, Report(part.iteration, seconds), self.now)
+
+
+@pytest.mark.parametrize("by", ["restarts of the job from its checkpoint", "restarts of single workers"])
+@pytest.mark.parametrize(
+    ("policy", "learned"), [("learned", {"learned"}), ("proportional", {"ema"})], ids=["curves", "averages"]
+)
+def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, policy, learned):
+    """400 of them, of 4 workers whose names hold process ids, and the first batch is still balanced."""
+    kinds = ["fast", "fast", "slow", "slow"]
+    workers = Workers(*kinds, policy=policy)
+    workers.iterate(8)
+    for _ in range(400):
+        if by == "restarts of single workers":
+            name, kind = next(iter(workers.kinds.items()))
+            workers.leave(name)
+            workers.start(kind)
+        else:
+            models = unpack_models(pack_models(workers.job.models()))
+            first = workers.job.completed
+            workers = Workers(*kinds, models=models, policy=policy, first=first, started=workers.started)
+        first = workers.counts()
+        assert sum(first.values()) == 400
+        for name, kind in workers.kinds.items():
+            assert first[name] == pytest.approx({"fast": 150, "slow": 50}[kind], abs=15)
+        workers.iterate()
+    models = workers.job.models()
+    assert models.keys() == learned
+    for known in models.values():
+        assert known.keys() == {*workers.kinds, f"{KIND_PREFIX}fast", f"{KIND_PREFIX}slow"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "predictor"), [("learned", "ema"), ("proportional", "ema"), ("proportional", "arx")]
+)
+def test_a_newcomer_of_a_known_kind_starts_as_this_kind_does(policy, predictor):
+    """Its first batch follows from its kind's speed; where that is not known, from the others' average."""
+    for kind, share in (("slow", 400 / 7), ("unheard of", 400 / 3), ("", 400 / 3)):
+        workers = Workers("fast", "fast", "slow", policy=policy, predictor=predictor)
+        workers.iterate(8)
+        workers.leave("host-3")
+        workers.iterate(3)
+        newcomer = workers.start(kind)
+        assert workers.counts()[newcomer] == pytest.approx(share, abs=8)
+
+
+def test_a_member_that_comes_back_starts_as_itself():
+    """Its own model is better than its kind's, which is another's, as long as nobody has its place."""
+    workers = Workers("fast", "fast", "slow")
+    workers.iterate(8)
+    own = workers.job.models()["learned"]["host-3"]
+    workers.leave("host-3")
+    workers.iterate(3)
+    workers.start("fast", "host-3")
+    assert workers.counts()["host-3"] == pytest.approx(400 / 7, abs=8)
+    np.testing.assert_equal(workers.job.models()["learned"]["host-3"], own)
+
+
+def test_a_network_of_the_same_kind_predicts_for_a_newcomer():
+    """As it would for the worker that it was fitted to, at a speed like its own; without a fit of its own."""
+    series = contended(5, iterations=400, workers=2)
+    fitted = make_predictor("narx", PredictorOptions(first_fit=400))
+    replay(fitted, series)
+    known = Known({})
+    known.set_members([member("w0", "GPU"), member("w1", "CPU")])
+    known.update(fitted.models())
+    predicted = {}
+    for kind, name in (("CPU", "w1"), ("CPU", "new"), ("GPU", "new")):
+        known.set_members([member("w0", "GPU"), member("w1", "CPU"), member("new", kind)])
+        predictor = Network("narx", PredictorOptions(), known)
+        predictor.set_workers([name])
+        for row in range(50):
+            predictor.observe(series.speeds[row, 1:], series.cpu[row, 1:], series.memory[row, 1:])
+        predicted[kind, name] = predictor.predict()
+    assert predicted["CPU", "new"] == pytest.approx(predicted["CPU", "w1"])
+    assert predicted["GPU", "new"] != pytest.approx(predicted["CPU", "w1"], rel=1e-6)
+
+
+NAMES = st.integers(0, 12).map(lambda n: f"w{n}")
+KIND_NAMES = st.integers(0, KINDS + 50).map(lambda n: f"GPU {n}" if n else "")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.dictionaries(NAMES, st.just(weights(-1)), max_size=8),
+    st.lists(st.dictionaries(NAMES, KIND_NAMES, max_size=6), max_size=300),
+    st.sampled_from(["learned", "narx"]),
+)
+def test_what_is_known_is_bounded_whoever_comes_and_goes(before, memberships, predictor):
+    """There are no more models than members at once, and kinds; members' own are always the latest."""
+    known = Known({predictor: before, "ema": before})
+    most = 0
+    for number, members in enumerate(memberships):
+        most = max(most, len(members))
+        known.set_members([member(name, kind) for name, kind in members.items()])
+        latest = {name: weights(number) for name in members}
+        known.update({predictor: latest})
+        for name, models in known.models().items():
+            kinds = [key for key in models if key.startswith(KIND_PREFIX)]
+            assert len(models) - len(kinds) <= most
+            assert len(kinds) <= KINDS
+            if name == predictor:
+                assert models.items() >= latest.items()
+                for kind in members.values():
+                    assert models[f"{KIND_PREFIX}{kind}"] == weights(number)
+        for key, kind in members.items():
+            assert known[predictor][key] == weights(number)
+            if kind:
+                known.set_members([member("newcomer", kind)])
+                assert known[predictor]["newcomer"] == weights(number)
+                break
+
+
+@pytest.mark.parametrize("predictor", sorted({*PREDICTORS} - {"memoryless", "arx"}))
+def test_what_is_known_outlives_any_policy(predictor):
+    """A job that goes on with another policy, or from a checkpoint, has what all before it had learned."""
+    workers = Workers("fast", "slow")
+    workers.iterate(8)
+    before = workers.job.models()
+    for _ in range(3):
+        workers = Workers(
+            "fast", "slow", models=workers.job.models(), policy="proportional", predictor=predictor
+        )
+        workers.iterate(3)
+    np.testing.assert_equal(workers.job.models()["learned"], before["learned"])

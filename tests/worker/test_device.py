@@ -1,0 +1,53 @@
+"""What a worker computes on, in words."""
+
+import os
+import platform
+
+import pytest
+
+from batchsize_manager.job import JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.service import ManagerConfig, ManagerService
+from rpc.errors import InvalidRequestError
+from tests.services import serving
+from worker.device import as_kind, cpu_kind, cpu_name
+from worker.session import Session, SessionConfig
+
+CPU_INFO = "processor\t: 0\nmodel name\t: Xeon(R)   Gold\x00 6130 CPU @ 2.10GHz\nmodel name\t: another\n"
+
+
+def test_a_cpu_is_named_with_the_cores_that_may_be_used(tmp_path):
+    """Half of a processor is of another kind than all of it; names are as short as the manager takes them."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(CPU_INFO)
+    usable = len(os.sched_getaffinity(0))
+    assert cpu_kind(root=tmp_path).startswith(f"Xeon(R) Gold 6130 CPU @ 2.10GHz, {usable} core")
+    assert cpu_kind(0.5, tmp_path) == "Xeon(R) Gold 6130 CPU @ 2.10GHz, 0.5 cores"
+    assert cpu_kind(1.0, tmp_path) == "Xeon(R) Gold 6130 CPU @ 2.10GHz, 1 core"
+    assert cpu_name(tmp_path / "none") == platform.machine()
+    assert len(as_kind("x" * 500)) == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "kind"),
+    [("my kind", "NVIDIA H100", "my kind"), (None, "NVIDIA H100", "NVIDIA H100"), (None, None, cpu_kind())],
+    ids=["named by the user", "GPU", "CPU"],
+)
+def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
+    """What the user says comes first, then the GPU that the adapter has found; and it is remembered."""
+    service = ManagerService(ManagerConfig(job=JobConfig(), state=tmp_path))
+    with serving(service) as address:
+        session = Session(SessionConfig(address, barrier_timeout=60, device=given))
+        session.device = found
+        session.declare(JobSpec(100, 10))
+        session.join()
+        (hosted,) = service.jobs
+        assert [member.device for member in hosted.job.saved_members] == [kind]
+        session.close()
+
+
+def test_a_kind_that_cannot_be_told_is_refused():
+    """It is a short text, as names are."""
+    for device in ("", "a\nb", "x" * 201):
+        with pytest.raises(InvalidRequestError, match="device"):
+            SessionConfig(None, device=device)
