@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job import Job
@@ -41,7 +40,7 @@ class Learning:
         self._trainer = Trainer(self.tally)
         self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
 
-    def make_policy(self, learned: Any, balancing: Balancing | None = None) -> Policy:
+    def make_policy(self, learned: bytes, balancing: Balancing | None = None) -> Policy:
         """A new policy, with what an earlier run of the job had learned, if anything.
 
         Args:
@@ -51,13 +50,11 @@ class Learning:
         Raises:
             InvalidRequestError: That is not what `checkpoint` gives.
         """
-        if type(learned) is not bytes:
-            raise InvalidRequestError("resume.learned is missing or not of its type")
         try:
             models = unpack_models(learned) if learned else self._options.models
             return self._make(balancing or self.balancing, models)
         except ValueError as error:
-            raise InvalidRequestError(f"resume.learned: {error}") from error
+            raise InvalidRequestError(f"learned: {error}") from error
 
     def make_successor(self, balancing: Balancing, models: Models) -> Policy:
         """A policy for a job that runs, which has learnt these models so far."""

@@ -31,15 +31,17 @@ from batchsize_manager.messages import (
 )
 from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
+from batchsize_manager.policies.remembering import of_kinds
 from batchsize_manager.saved_models import pack_models
 from batchsize_manager.state_format import StateError
 from batchsize_manager.store import Retention, Store
 from batchsize_manager.tally import LearningTally
+from batchsize_manager.uploads import LEARNED_BYTES, Upload, Uploads
 from rpc import check
 from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
-from rpc.service import Call, Sink
+from rpc.service import Call, Discard, Sink
 from rpc.tokens import ALL_JOBS
 
 log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class ManagerService:
     """
 
     definition = _wire.BatchSizeManager
-    bulk_methods: frozenset[str] = frozenset()
+    bulk_methods = frozenset({"resume"})
 
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
@@ -99,6 +101,7 @@ class ManagerService:
         self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._learning = Learning(config.policy, config.options, config.models)
         self._jobs: dict[str, Hosted] = {}
+        self._uploads = Uploads()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would forget them
         self.ended = self.failed = 0  # jobs; those that failed have ended, too
         self.on_event: Callable[[Hosted], None] | None = None
@@ -108,6 +111,7 @@ class ManagerService:
         self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
         self._handlers = {
             "join": self._join,
+            "resume": self._resume,
             "report": self._report,
             "heartbeat": self._heartbeat,
             "recover": self._recover,
@@ -142,8 +146,9 @@ class ManagerService:
         self._handlers[call.method](call)
 
     def open_sink(self, call: Call, length: int) -> Sink:
-        """No method here has a bulk field."""
-        raise AssertionError(call.method)
+        """Where goes what a job had learned, if it is wanted."""
+        identity = getattr(call.request, "identity", None)
+        return Discard(length) if getattr(identity, "job", None) in self._jobs else self._uploads.open(length)
 
     def disconnected(self, peer: Peer) -> None:
         """Members that have no other connection have a grace period to come back."""
@@ -194,6 +199,26 @@ class ManagerService:
     # -- methods
 
     def _join(self, call: Call) -> None:
+        identity, resume = call.request.identity, call.request.resume
+        check.identity(identity)
+        wanted = resume is not None and resume.learned_bytes is not None and identity.job not in self._jobs
+        if wanted and check.integer("resume.learned_bytes", resume.learned_bytes, 0):
+            reply = _wire.AssignmentReply(identity=identity, reported_iteration=-1, waited=0.0, lost=[])
+            reply.run, reply.resume = "", True
+            call.reply(reply)
+        else:
+            self._wait(self._admit(call), call, identity.incarnation)
+
+    def _resume(self, call: Call) -> None:
+        hosted = self._admit(call)
+        identity = call.request.identity
+        self._attach(hosted, identity.worker, identity.incarnation, call.peer)
+        self._settle(hosted)
+        reply = _wire.ResumeReply(identity=identity)
+        self._once_kept(lambda: call.reply(reply))
+
+    def _admit(self, call: Call) -> Hosted:
+        """Let a worker join; the job, which may be a new one."""
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
         spec = read(request.job, JobSpec)
@@ -209,7 +234,7 @@ class ManagerService:
         if hosted is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            policy = self._learning.make_policy(resume.learned if resume is not None else b"")
+            policy = self._learning.make_policy(_learned(call))
             job = Job(spec, self._config.job, policy, first, position=position, total=total)
             hosted = Hosted(
                 job_name,
@@ -238,7 +263,7 @@ class ManagerService:
         )
         self._jobs[job_name] = hosted
         self._given_up.pop(job_name, None)
-        self._wait(hosted, call, incarnation)
+        return hosted
 
     def _report(self, call: Call) -> None:
         hosted, worker, incarnation = self._caller(call)
@@ -283,12 +308,16 @@ class ManagerService:
     def _checkpoint(self, call: Call) -> None:
         hosted, worker, incarnation = self._caller(call)
         hosted.job.member(worker, incarnation)  # raises if it is none
-        learned = pack_models(hosted.job.models())
-        call.reply(
-            _wire.CheckpointReply(
-                identity=call.request.identity, learned=learned, total_batch_size=hosted.job.total
-            )
+        models = hosted.job.models()
+        learned = pack_models(models)
+        if len(learned) > LEARNED_BYTES:
+            said = "what %d bytes of job %s have learned is too much for a checkpoint, which has kinds alone"
+            self._tell(logging.WARNING, said, len(learned), hosted.name, extra=hosted.log_fields)
+            learned = pack_models(of_kinds(models))
+        reply = _wire.CheckpointReply(
+            identity=call.request.identity, learned=b"", total_batch_size=hosted.job.total
         )
+        call.reply(reply, bulk=memoryview(learned))
 
     def _leave(self, call: Call) -> None:
         hosted, worker, incarnation = self._caller(call)
@@ -472,3 +501,14 @@ class ManagerService:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _learned(call: Call) -> bytes:
+    """What came with a call for a new job.
+
+    Raises:
+        UnavailableError: It was not kept.
+    """
+    if isinstance(call.sink, Discard):
+        raise UnavailableError("the job has ended since; try again")
+    return call.sink.take() if isinstance(call.sink, Upload) else b""

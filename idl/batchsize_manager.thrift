@@ -2,7 +2,8 @@
  * The BatchSizeManager: gives every worker of a job its part of the next batch, so that all finish together.
  *
  * A worker's life:
- *   1. join: answered once the job has all its workers, with the first assignment;
+ *   1. join: answered once the job has all its workers, with the first assignment; where a job goes on from a
+ *      checkpoint, the manager may ask for `resume` first;
  *   2. in each iteration: compute the mean gradient over the assignment's samples, push it to every shard of
  *      the parameter server (see parameter_server.thrift), then report; the answer is the next assignment
  *      (the paper's blocking mode: it comes when every member has reported). If the answer names lost
@@ -51,10 +52,10 @@ struct Bounds {
 /** Where a job goes on that was saved; see `checkpoint`. All workers must name the same iteration. */
 struct Resume {
   1: i64 iteration                  // the first that has not been trained; at least 0
-  2: binary learned                 // what the manager had learned, as `checkpoint` gave it; may be empty
   3: optional i64 epoch             // where that iteration's batch begins; to be given where the batch size
   4: optional i64 start             // has changed, since the iteration does not tell then
   5: optional i64 total_batch_size  // that the job is to go on with, 1 to dataset_size; left out: as in JobSpec
+  6: optional i64 learned_bytes     // length of what `checkpoint` gave as learned, for `resume`; left out: 0
 }
 
 struct JoinRequest {
@@ -109,6 +110,12 @@ struct AssignmentReply {
  13: optional double heartbeat      // in the answer to join: seconds between heartbeats; left out: none wanted
  14: optional bool report_on        // there is no assignment: nothing more is planned before all that was given is
                                     // reported. Only to who named as `known` what it has still to report
+ 15: optional bool resume           // in the answer to join: there is no assignment, and no such job yet. Call
+                                    // `resume` with what was learned, then join
+}
+
+struct ResumeReply {
+  1: common.Identity identity       // as in the request
 }
 
 struct HeartbeatRequest {
@@ -146,8 +153,8 @@ struct CheckpointRequest {
 
 struct CheckpointReply {
   1: common.Identity identity
-  2: binary learned                 // for Resume; nobody else need understand it
-  3: optional i64 total_batch_size  // for Resume, as an operator wants it now; left out by earlier managers
+  3: optional i64 total_batch_size  // for Resume, as an operator wants it now
+  4: binary learned                 // for `resume`; nobody else need understand it
 }
 
 struct LeaveRequest {
@@ -305,6 +312,14 @@ service BatchSizeManager {
   AssignmentReply join(1: JoinRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
+
+  /**
+   * As join, but answered at once: begins a job that goes on from a checkpoint, with what `checkpoint` gave as
+   * learned, up to 48 MiB. Of no effect but that of join where there is such a job already. To be followed by join.
+   */
+  ResumeReply resume(1: JoinRequest request, 2: binary learned)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
 
   AssignmentReply report(1: ReportRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

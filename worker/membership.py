@@ -131,7 +131,8 @@ class Membership:
         waiting.daemon = True
         waiting.start()
         try:
-            reply = self._client.call("join", request)
+            while (reply := self._client.call("join", request)).resume and resume is not None:
+                self._client.call("resume", request, bulk=memoryview(resume[1]))
         finally:
             waiting.cancel()
         self._joined = True

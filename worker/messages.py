@@ -15,7 +15,8 @@ from rpc.errors import ProtocolError
 
 _wire = idl.batchsize_manager
 
-Resume = tuple[int, bytes] | tuple[int, bytes, int | None, int | None, int | None]  # as in the IDL
+Resume = tuple[int, bytes] | tuple[int, bytes, int | None, int | None, int | None]
+"""Where a job goes on: the iteration, what was learned, and as in the IDL."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,25 @@ def join_request(
             drop_last=spec.drop_last,
         ),
         bounds=_wire.Bounds(minimum=bounds.minimum, maximum=bounds.maximum, granularity=bounds.granularity),
-        resume=_wire.Resume(*resume) if resume else None,
+        resume=_resume(*resume) if resume else None,
         unreleasable=unreleasable or None,
         device=device,
+    )
+
+
+def _resume(
+    iteration: int,
+    learned: bytes,
+    epoch: int | None = None,
+    start: int | None = None,
+    total_batch_size: int | None = None,
+) -> Any:
+    return _wire.Resume(
+        iteration=iteration,
+        epoch=epoch,
+        start=start,
+        total_batch_size=total_batch_size,
+        learned_bytes=len(learned) or None,
     )
 
 

@@ -51,7 +51,7 @@ class Known(Mapping[str, Mapping[str, Weights]]):
         for predictor, learned in models.items():
             ours = self._learned.setdefault(predictor, _Learned(self._kind_of, {}))
             ours.update(learned)
-            ours.keep(self._most)
+            ours.settle(self._most)
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Note who the members are, and forget those whose place they have."""
@@ -59,11 +59,19 @@ class Known(Mapping[str, Mapping[str, Weights]]):
         self._kind_of.update((member.name, member.kind) for member in members)
         self._most = max(self._most, len(members))
         for learned in self._learned.values():
-            learned.keep(self._most)
+            learned.settle(self._most)
 
     def models(self) -> Models:
         """A copy of all of it."""
         return {predictor: dict(self[predictor]) for predictor in self}
+
+
+def of_kinds(models: Models) -> Models:
+    """The models of kinds alone."""
+    return {
+        predictor: {name: weights for name, weights in learned.items() if name.startswith(KIND_PREFIX)}
+        for predictor, learned in models.items()
+    }
 
 
 class _Learned(Mapping[str, Weights]):
@@ -107,14 +115,14 @@ class _Learned(Mapping[str, Weights]):
         for worker, weights in learned.items():
             self._workers.pop(worker, None)
             self._workers[worker] = weights
-        members = [worker for worker in learned if worker in self._kind_of]
+
+    def settle(self, workers: int) -> None:
+        """Let the members' kinds be as they are now, and keep so many workers, those who left last."""
+        members = [worker for worker in self._kind_of if worker in self._workers]
         for kind, worker in {self._kind_of[worker]: worker for worker in reversed(members)}.items():
             self._kinds.pop(kind, None)
-            self._kinds[kind] = learned[worker]
+            self._kinds[kind] = self._workers[worker]
         self._forget_kinds()
-
-    def keep(self, workers: int) -> None:
-        """Forget those who left first, but for so many models of workers."""
         excess = len(self._workers) - workers
         gone = (worker for worker in self._workers if worker not in self._kind_of)
         for worker in list(itertools.islice(gone, max(0, excess))):

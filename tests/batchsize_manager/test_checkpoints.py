@@ -297,7 +297,7 @@ def test_what_the_manager_has_learned_survives():
             session.declare(JobSpec(100, 10))
             if checkpoint is not None:
                 session.resume(dataclasses.replace(checkpoint, learned=b"rubbish"))
-                with pytest.raises(InvalidRequestError, match=r"resume\.learned"):
+                with pytest.raises(InvalidRequestError, match="learned: "):
                     session.join()
                 session.resume(dataclasses.replace(checkpoint, iteration=7))
             assert session.join().iteration == (0 if checkpoint is None else 7)

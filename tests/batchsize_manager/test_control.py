@@ -358,7 +358,7 @@ def test_a_batch_size_that_no_job_can_go_on_with_is_refused():
         client = Client(_wire.BatchSizeManager, address, "manager")
         for size in (0, 1001):
             request = join_request(idl.common.Identity("j", "w", "i"))
-            request.resume = _wire.Resume(iteration=3, learned=b"", total_batch_size=size)
+            request.resume = _wire.Resume(iteration=3, total_batch_size=size)
             with pytest.raises(InvalidRequestError, match=rf"resume\.total_batch_size {size}: .* 1 to 1000"):
                 client.call("join", request)
         client.close()

@@ -12,6 +12,7 @@ import pytest
 
 import idl
 from batchsize_manager.job import JobConfig
+from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.state_format import STATE_FILE, StateError
@@ -461,7 +462,7 @@ def test_what_a_policy_has_learnt_is_remembered(tmp_path, client, wait_until):
     _orphaned(tmp_path, client, wait_until)
     with open_state(tmp_path) as reader:
         (run,) = reader.runs()
-    assert [list(workers) for workers in unpack_models(run.learned).values()] == [["w"]]
+    assert [list(workers) for workers in unpack_models(run.learned).values()] == [["w", KIND_PREFIX]]
 
 
 def test_jobs_that_have_ended_stay_readable(tmp_path, client):

@@ -1,0 +1,190 @@
+"""What a job had learned, on its way to a manager: of any size that makes sense, and bounded."""
+
+import threading
+import uuid
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import idl
+from batchsize_manager.job import JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.policies.remembering import KIND_PREFIX
+from batchsize_manager.rounding import Bounds
+from batchsize_manager.saved_models import unpack_models
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.uploads import LEARNED_BYTES, Uploads
+from predictors.architectures import ARCHITECTURES, CENTER, SPREAD
+from rpc.client import Client
+from rpc.errors import InvalidRequestError, UnavailableError
+from rpc.limits import ServerLimits
+from tests.services import MemberWorker, Raw, in_threads, join_request, manager_service, serving
+from tests.wire import answer, framed
+from worker.membership import Membership
+
+_wire = idl.batchsize_manager
+
+MANY = 2000
+SPEC = JobSpec(MemberWorker.DATASET * MANY, MANY, 1, shuffle=False)
+
+
+def models_of(predictor, workers):
+    """A fitted model of a network for each worker, and its moving average."""
+    random = np.random.default_rng(0)
+    shapes = {**ARCHITECTURES[predictor].shapes, CENTER: (3,), SPREAD: (3,)}
+    networks = {
+        worker: {name: random.uniform(0.5, 1, shape) for name, shape in shapes.items()} for worker in workers
+    }
+    return {
+        predictor: networks,
+        "ema": {worker: {"speed": np.array(random.uniform(1, 100))} for worker in workers},
+    }
+
+
+def identity(worker):
+    """A worker of the job."""
+    return idl.common.Identity("j", worker, uuid.uuid4().hex)
+
+
+def request(worker, iteration=0, learned_bytes=None):
+    """What a worker asks for that goes on from an iteration."""
+    asked = join_request(identity(worker), dataset_size=SPEC.dataset_size, total_batch_size=MANY)
+    asked.resume = _wire.Resume(iteration=iteration, learned_bytes=learned_bytes)
+    asked.device = "GPU"
+    return asked
+
+
+@pytest.mark.parametrize("predictor", ["narx", "lstm"])
+def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until):
+    """All that was learned comes with it; who joins a job that is there already need not send it."""
+    names = [f"host-{number}-{10_000 + number}" for number in range(MANY)]
+    known, learned, iteration = models_of(predictor, names), b"", 0
+    for models in (known, {}):
+        config = JobConfig(workers=MANY)
+        service = ManagerService(ManagerConfig(options=PolicyOptions(predictor, models=models), job=config))
+        limits = ServerLimits(calls_in_flight=MANY)
+        with serving(service, limits) as address, Raw(address) as raw:
+            client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=120)
+            membership = Membership(client, identity(names[0]), 120, lambda lost: None, lambda error: None)
+
+            def others(service=service, raw=raw, iteration=iteration):
+                wait_until(lambda: service.jobs, "the job")
+                raw.send(b"".join(framed("join", request(name, iteration, 10**9)) for name in names[1:]))
+                assert {answer(raw)[1].assignment.iteration for _ in names[1:]} == {iteration}
+
+            resume = (iteration, learned)
+            in_threads(partial(membership.join, SPEC, Bounds(), resume, device="GPU"), others)
+            learned, _ = membership.checkpoint()
+            membership.close()
+        assert 2**20 < len(learned) < LEARNED_BYTES / 2
+        after = unpack_models(learned)
+        assert after.keys() == known.keys()
+        for name, workers in after.items():
+            assert workers.keys() == {*names, KIND_PREFIX, f"{KIND_PREFIX}GPU"}
+            for worker, weights in known[name].items():
+                for array, values in weights.items():
+                    assert np.allclose(workers[worker][array], values, rtol=1e-12)
+        iteration = 7
+
+
+def test_more_than_a_job_can_learn_is_refused():
+    """The error says how much came and what is allowed, and the worker may join without it."""
+    with serving(service := manager_service()) as address, Raw(address) as raw:
+        client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=120)
+        membership = Membership(client, identity("w"), 120, lambda lost: None, lambda error: None)
+        said = f"learned: {LEARNED_BYTES + 1} bytes; at most {LEARNED_BYTES} are allowed"
+        with pytest.raises(InvalidRequestError, match=said):
+            membership.join(SPEC, Bounds(), (0, bytes(LEARNED_BYTES + 1)))
+        assert not service.jobs
+        membership.join(SPEC, Bounds(), (0, b""))
+        assert membership.next().iteration == 0
+        membership.leave()
+        membership.close()
+        raw.send(framed("resume", request("v"), bytes(8)))  # without `join` before it, as a stock client may
+        with pytest.raises(InvalidRequestError, match="learned: models that were sent"):
+            answer(raw)
+
+
+def test_what_is_only_announced_takes_no_memory(wait_until):
+    """Peers that say they will send all that is allowed, and send a byte of it, get room for a piece each."""
+    service = manager_service()
+    with serving(service) as address:
+        raws = [Raw(address) for _ in range(20)]
+        begun = framed("resume", request("w"), bytes(LEARNED_BYTES))[:8000]
+        for raw in raws:
+            raw.send(begun)
+        wait_until(lambda: len(service._uploads) == 20, "the uploads")
+        assert service._uploads.held <= 20 * 2**18
+        worker = MemberWorker(address)
+        worker.iterate()
+        worker.close()
+        for raw in raws:
+            raw.socket.close()
+        wait_until(lambda: not service._uploads.held, "that they are forgotten")
+
+
+class Slow(ManagerService):
+    """Tells when something has begun to come."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.begun = threading.Event()
+
+    def open_sink(self, call, length):
+        """See `ManagerService`."""
+        sink = super().open_sink(call, length)
+        self.begun.set()
+        return sink
+
+
+def test_what_was_dropped_since_there_was_a_job_is_asked_for_again(wait_until):
+    """The job ends while it comes: no other is made without it."""
+    service = Slow(ManagerConfig())
+    with serving(service) as address, Raw(address) as raw:
+        worker = MemberWorker(address, "j")
+        sent = framed("resume", request("w"), bytes(100_000))
+        raw.send(sent[:50_000])
+        assert service.begun.wait(120)
+        worker.close()
+        raw.send(sent[50_000:])
+        with pytest.raises(UnavailableError, match="the job has ended since; try again"):
+            answer(raw)
+        assert not service.jobs
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_uploads_never_take_more_than_they_may(data):
+    """However they come: each is whole in the end, or refused; what has gone leaves room for others."""
+    most = 2**20
+    uploads = Uploads(most)
+    lengths = data.draw(st.lists(st.integers(0, 2**19), min_size=1, max_size=12))
+    sent = [np.random.default_rng(n).bytes(length) for n, length in enumerate(lengths)]
+    opened = {n: uploads.open(length) for n, length in enumerate(lengths)}
+    positions = dict.fromkeys(opened, 0)
+    refused = set()
+    while opened:
+        n = data.draw(st.sampled_from(sorted(opened)))
+        if positions[n] == lengths[n]:
+            try:
+                assert opened.pop(n).take() == sent[n]
+            except UnavailableError:
+                refused.add(n)
+        elif data.draw(st.integers(0, 20)) == 0:
+            opened.pop(n).abort()
+        else:
+            buffer = opened[n].get_buffer()
+            assert 0 < len(buffer) <= lengths[n] - positions[n]
+            count = data.draw(st.integers(1, len(buffer)))
+            buffer[:count] = sent[n][positions[n] : positions[n] + count]
+            opened[n].advance(count)
+            positions[n] += count
+        assert uploads.held <= most + len(opened) * 2**12
+    assert uploads.held == 0
+    if sum(-(-length // 2**18) * 2**18 for length in lengths) <= most:
+        assert not refused
+    assert uploads.has_room(most)
