@@ -1,23 +1,28 @@
 """Keeps what predictors and policies have learnt in files, for later runs, other workers and other jobs.
 
-A file holds the models of one job: NumPy's npz format, an array under PREDICTOR/WORKER/ARRAY, each of the
-three quoted as in a URL.
+A file holds the models of one job: NumPy's npz format, an array under PREDICTOR/GROUP/ARRAY, each of the
+three quoted as in a URL. A group has the workers whose arrays have the same shapes, stacked: (workers, ...).
+Who they are is under PREDICTOR/GROUP/, as the bytes of a JSON list. In earlier files each worker's arrays are
+on their own, with its name in the group's place, and there is no list.
 """
 
 import io
+import json
 import math
 import os
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import quote, unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictors import Array, Models
 
 _SUFFIX = ".npz"
+_MOST_ARRAYS = 400_000  # that are made of a file; 10,000 workers have fewer, with models of all predictors
 
 
 def models_file(folder: Path, job: str) -> Path:
@@ -45,12 +50,18 @@ def save_models(path: Path, models: Models) -> None:
 
 def pack_models(models: Models) -> bytes:
     """Models as the bytes of such a file."""
-    arrays = {
-        "/".join(quote(part, safe="") for part in (predictor, worker, name)): array
-        for predictor, workers in models.items()
-        for worker, weights in workers.items()
-        for name, array in weights.items()
-    }
+    groups: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = {}
+    for predictor, workers in models.items():
+        for worker, weights in workers.items():
+            shapes = tuple(sorted((name, np.shape(array)) for name, array in weights.items()))
+            groups.setdefault((predictor, shapes), []).append(worker)
+    arrays: dict[str, NDArray[Any]] = {}
+    for number, ((predictor, shapes), names) in enumerate(groups.items()):
+        group = f"{quote(predictor, safe='')}/{number}"
+        arrays[f"{group}/"] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
+        for name, _ in shapes:
+            stacked = np.stack([models[predictor][worker][name] for worker in names])
+            arrays[f"{group}/{quote(name, safe='')}"] = stacked
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()
@@ -59,7 +70,8 @@ def pack_models(models: Models) -> bytes:
 def unpack_models(packed: bytes) -> Models:
     """The other way; no bytes are no models.
 
-    They may come from anybody: nothing in them is run, and they take no more memory than they are long.
+    They may come from anybody: nothing in them is run, and they take no more memory than they are long, but
+    for what some 100,000 arrays need beside their values.
 
     Raises:
         ValueError: They are not what `pack_models` gives.
@@ -110,13 +122,44 @@ def _check_sizes(packed: bytes) -> None:
 def _read(file: Path | IO[bytes], source: str) -> dict[str, dict[str, dict[str, Array]]]:
     models: dict[str, dict[str, dict[str, Array]]] = {}
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            for key in arrays.files:
-                predictor, worker, name = (unquote(part) for part in key.split("/"))
-                array = np.asarray(arrays[key], dtype=np.float64)
-                if not np.isfinite(array).all():
-                    raise ValueError(f"array {key!r} is not finite")
-                models.setdefault(predictor, {}).setdefault(worker, {})[name] = array
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        with np.load(file, allow_pickle=False) as file_of_arrays:
+            arrays = {key: _parts(key, file_of_arrays[key]) for key in file_of_arrays.files}
+        lists = {(predictor, group): array for predictor, group, name, array in arrays.values() if not name}
+        left = _MOST_ARRAYS
+        for key, (predictor, group, name, array) in arrays.items():
+            if not name:
+                continue
+            values = np.asarray(array, dtype=np.float64)
+            if not np.isfinite(values).all():
+                raise ValueError(f"array {key!r} is not finite")
+            names = lists.get((predictor, group))
+            workers = [group] if names is None else _names(names, len(values))
+            left -= len(workers)
+            if left < 0:
+                raise ValueError(f"more than {_MOST_ARRAYS} arrays")
+            for worker, weights in zip(workers, values if names is not None else [values], strict=True):
+                models.setdefault(predictor, {}).setdefault(worker, {})[name] = np.array(weights)
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        zipfile.BadZipFile,
+        AttributeError,
+    ) as error:
         raise ValueError(f"models {source}: not a file of saved models ({error})") from error
     return models
+
+
+def _parts(key: str, array: NDArray[Any]) -> tuple[str, str, str, NDArray[Any]]:
+    predictor, group, name = (unquote(part) for part in key.split("/"))
+    return predictor, group, name, array
+
+
+def _names(array: NDArray[Any], count: int) -> list[str]:
+    """The workers of a group, as many as it has rows."""
+    names = json.loads(array.tobytes())
+    if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
+        raise ValueError(f"a group of {count} models has other names")
+    return names

@@ -4,6 +4,7 @@ import io
 import os
 import struct
 import zipfile
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -131,3 +132,51 @@ def test_what_was_sent_takes_no_more_memory_than_it_is_long():
     ):
         with pytest.raises(ValueError, match="models that were sent: not a file of saved models"):
             unpack_models(sent)
+
+
+def test_a_file_of_an_earlier_version_is_read():
+    """In which each worker's arrays were on their own."""
+    models = {
+        "narx": {"w/0": {"x": np.arange(3.0), "y": np.array(2.0)}},
+        "ema": {"v": {"speed": np.array(1.0)}},
+    }
+    stream = io.BytesIO()
+    np.savez(
+        stream,
+        **{
+            f"{predictor}/{quote(worker, safe='')}/{name}": array
+            for predictor, workers in models.items()
+            for worker, weights in workers.items()
+            for name, array in weights.items()
+        },
+    )
+    assert plain(unpack_models(stream.getvalue())) == plain(models)
+
+
+def test_models_take_little_more_than_their_numbers():
+    """Of thousands of workers, too."""
+    models = {"narx": {f"host-{i}": {"x": np.full(100, float(i))} for i in range(1000)}}
+    assert len(pack_models(models)) < 1.1 * 1000 * 100 * 8
+    assert plain(unpack_models(pack_models(models))) == plain(models)
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "said"),
+    [
+        (b"[1]", 1, "other names"),
+        (b'"w"', 1, "other names"),
+        (b'["v", "w"]', 1, "other names"),
+        (b"{", 1, "Expecting"),
+        (b"\xff", 1, "decode"),
+        (b"[" * 100_000, 1, "recursion"),
+        (b"[" + b",".join([b'""'] * 200_000) + b"]", 200_000, "more than 400000 arrays"),
+    ],
+    ids=["numbers", "text", "too many", "no JSON", "no UTF-8", "deep", "arrays without end"],
+)
+def test_lists_of_names_that_make_no_sense_are_refused(names, rows, said):
+    """What is sent may come from anybody."""
+    stream = io.BytesIO()
+    empty = {f"narx/0/{number}": np.zeros((rows, 0)) for number in range(6)}
+    np.savez(stream, **{"narx/0/": np.frombuffer(names, dtype=np.uint8)}, **empty)
+    with pytest.raises(ValueError, match=said):
+        unpack_models(stream.getvalue())
