@@ -178,6 +178,26 @@ def test_what_is_known_is_bounded_whoever_comes_and_goes(before, memberships, pr
                 break
 
 
+def test_of_more_kinds_than_are_kept_those_used_last_are():
+    """A worker may call its device what it likes, and another name each time."""
+    known = Known({})
+    for number in range(KINDS + 50):
+        known.set_members([member("w", f"GPU {number}"), member("v", "GPU 3")])
+        known.update({"learned": {"w": weights(number), "v": weights(-1)}})
+    kinds = known.models()["learned"].keys() - {"w", "v"}
+    assert kinds == {f"{KIND_PREFIX}GPU {number}" for number in (3, *range(51, KINDS + 50))}
+
+
+def test_those_of_unknown_kinds_are_not_of_one_kind():
+    """Who does not say what it computes on may be anything."""
+    known = Known({})
+    known.set_members([member("w")])
+    known.update({"learned": {"w": weights(1)}})
+    known.set_members([member("w"), member("new")])
+    assert known["learned"].keys() == {"w", KIND_PREFIX}
+    assert "new" not in known["learned"]
+
+
 @pytest.mark.parametrize("predictor", sorted({*PREDICTORS} - {"memoryless", "arx"}))
 def test_what_is_known_outlives_any_policy(predictor):
     """A job that goes on with another policy, or from a checkpoint, has what all before it had learned."""
