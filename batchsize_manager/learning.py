@@ -61,10 +61,8 @@ class Learning:
         return self._make(balancing, {**self._options.models, **models})
 
     def _make(self, balancing: Balancing, models: Models) -> Policy:
-        options = replace(
-            self._options, predictor=balancing.predictor, tolerance=balancing.tolerance, models=models
-        )
-        return TimedPolicy(make_remembering(balancing.policy, options), self.tally)
+        options = replace(self._options, predictor=balancing.predictor, tolerance=balancing.tolerance)
+        return TimedPolicy(make_remembering(balancing.policy, options, models), self.tally)
 
     def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
         """Have a job's policy learn what it wants to learn, if anything.

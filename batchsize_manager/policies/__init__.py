@@ -72,18 +72,19 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
     return POLICIES[name](options or PolicyOptions())
 
 
-def make_remembering(name: str, options: PolicyOptions | None = None) -> Policy:
+def make_remembering(name: str, options: PolicyOptions | None = None, models: Models | None = None) -> Policy:
     """A new policy that keeps what it learns of those who go, and of kinds of devices; see `Known`.
 
     Args:
         name: Of the policy.
-        options: For it; their `models` are what is known to begin with.
+        options: For it.
+        models: What is known to begin with; None: that of the options.
 
     Raises:
         ValueError: There is no such policy, or the models are not of its form.
     """
     options = options or PolicyOptions()
-    known = Known(options.models)
+    known = Known(options.models if models is None else models)
     return Remembering(make_policy(name, replace(options, models=known)), known)
 
 
