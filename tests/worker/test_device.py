@@ -2,6 +2,8 @@
 
 import os
 import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +53,38 @@ def test_a_kind_that_cannot_be_told_is_refused():
     for device in ("", "a\nb", "x" * 201):
         with pytest.raises(InvalidRequestError, match="device"):
             SessionConfig(None, device=device)
+
+
+JOINS = """
+from batchsize_manager.plan import JobSpec
+from evenpace.context import session
+
+session().declare(JobSpec(100, 10))
+session().join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(("--device", "my kind"), "my kind"), (("--cpu-share", "0.25"), cpu_kind(0.25))],
+    ids=["named by the user", "a share of a CPU"],
+)
+def test_a_worker_is_of_the_kind_that_its_options_say(tmp_path, options, kind):
+    """Who gets a quarter of a core is not of the same kind as who has all of them."""
+    told = set()
+    service = ManagerService(ManagerConfig())
+    service.on_event = lambda hosted: told.update(member.device for member in hosted.job.saved_members)
+    (tmp_path / "train.py").write_text(JOINS)
+    with serving(service) as address:
+        command = [
+            sys.executable,
+            "-m",
+            "evenpace",
+            "worker",
+            "--manager",
+            str(address),
+            *options,
+            "train.py",
+        ]
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=240)
+    assert told == {kind}
