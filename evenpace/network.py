@@ -55,6 +55,7 @@ class Network:
         self._places = places
         self._tag = _tag(os.getpid(), start_time(os.getpid()) or 0)
         self.host = ""
+        self._addresses: list[str] = []
 
     def __enter__(self) -> Self:
         """Make the network.
@@ -83,6 +84,10 @@ class Network:
         It is not `ip netns exec`, which mounts /sys anew and thereby hides the control groups.
         """
         return ["nsenter", f"--net=/var/run/netns/{self._namespace(place)}", "--"]
+
+    def address(self, place: int) -> str:
+        """Where this machine and the other places reach what runs in a place."""
+        return self._addresses[place]
 
     def limit(self, place: int, mbit: float) -> None:
         """Bound a place's bandwidth, both ways, from now on.
@@ -119,7 +124,8 @@ class Network:
             _run("ip", "netns", "add", namespace)
             _run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace)
             _run("ip", "link", "set", device, "master", bridge, "up")
-            address = f"{next(addresses)}/{subnet.prefixlen}"
+            self._addresses.append(str(next(addresses)))
+            address = f"{self._addresses[-1]}/{subnet.prefixlen}"
             _run("ip", "-n", namespace, "address", "add", address, "dev", "eth0")
             for inner in ("lo", "eth0"):
                 _run("ip", "-n", namespace, "link", "set", inner, "up")

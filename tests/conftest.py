@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from evenpace.network import Network, NetworkError
 from evenpace.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
@@ -53,6 +54,16 @@ def wait_until():
         return result
 
     return wait
+
+
+@pytest.fixture
+def needs_network():
+    """Skip where no network can be made: it takes root, iproute2 and a kernel with veth, bridge and tbf."""
+    try:
+        with Network(1):
+            pass
+    except NetworkError as error:
+        pytest.skip(f"no network namespaces here: {error}")
 
 
 @pytest.fixture

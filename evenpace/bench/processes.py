@@ -5,7 +5,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,20 @@ def server(module: str, *arguments: str) -> Iterator[Address]:
 
 
 @contextlib.contextmanager
-def served(module: str, *arguments: str, log: Path | None = None) -> Iterator[Served]:
-    """Likewise, with the process itself; what it logs goes to `log`, or nowhere."""
+def served(
+    module: str, *arguments: str, log: Path | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Served]:
+    """Likewise, with the process itself.
+
+    Args:
+        module: To run.
+        arguments: Its.
+        log: Where what it logs goes; None for nowhere.
+        prefix: A command to start it through, which becomes it, such as `nsenter`.
+    """
     with log.open("w+b") if log else tempfile.TemporaryFile() as stream:
         popen = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*prefix, sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stream,

@@ -48,12 +48,55 @@ def bench_rpc(workers: int, rounds: int, tls: bool, json_path: Path | None) -> N
     "--repeats", type=click.IntRange(1), default=9, show_default=True, help="Medians are over these."
 )
 @click.option("--tls", is_flag=True, help="Measure with TLS, too.")
+@click.option(
+    "--shards",
+    is_flag=False,
+    flag_value="1,2,4",
+    default=None,
+    metavar="[COUNT,...]",
+    help="Measure several shards instead, each behind a link of --rate, which takes root and iproute2.  "
+    "[without a value: 1,2,4]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="With --shards: all push, and pull, at once.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 1e5, min_open=True, max_open=True),
+    default=100.0,
+    show_default=True,
+    help="With --shards: MB/s of each link, each way.",
+)
 @json_path
-def bench_ps(mib: int, repeats: int, tls: bool, json_path: Path | None) -> None:
-    """Time push and pull of the parameter server, of bare sockets, and of thriftpy2's binary argument."""
-    from evenpace.bench.ps import run
+def bench_ps(
+    mib: int,
+    repeats: int,
+    tls: bool,
+    shards: str | None,
+    workers: int,
+    rate: float,
+    json_path: Path | None,
+) -> None:
+    """Time push and pull of the parameter server.
 
-    run(mib, repeats, json_path, tls=tls)
+    They are measured beside those of bare sockets and of thriftpy2's binary argument; with --shards, over
+    links of limited bandwidth, beside the time that the links allow.
+    """
+    if shards is None:
+        from evenpace.bench import ps
+
+        ps.run(mib, repeats, json_path, tls=tls)
+        return
+    if tls:
+        raise click.UsageError("--tls: is measured without --shards")
+    with user_mistakes():
+        from evenpace.bench.shards import ShardsConfig, run
+
+        run(ShardsConfig(_whole_numbers("shards", shards), workers, mib, rate, repeats), json_path)
 
 
 @bench.command("predictors")

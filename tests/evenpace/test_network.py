@@ -32,16 +32,6 @@ with Network(2):
 """
 
 
-@pytest.fixture
-def needs_network():
-    """Skip where no network can be made: it takes root, iproute2 and a kernel with veth, bridge and tbf."""
-    try:
-        with Network(1):
-            pass
-    except NetworkError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-
-
 def ours(pid):
     """The devices and namespaces of a process."""
     return [name for names in network._existing().values() for name in names if f"ep{pid:06x}" in name]

@@ -116,16 +116,6 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     assert "Figure 7: svm" in again.output
 
 
-@pytest.fixture
-def needs_network():
-    """Skip where no network namespaces can be made."""
-    try:
-        with network.Network(1):
-            pass
-    except network.NetworkError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-
-
 @pytest.mark.slow
 def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
