@@ -8,6 +8,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class Trainer:
         assert self._connection is not None
         began = time.perf_counter()
         try:
-            self._connection.send(fit)
+            _send(self._connection, fit)
             if not self._connection.poll(_FIT_SECONDS):
                 raise TimeoutError(f"the training process has not answered for {_FIT_SECONDS:g} s")
             weights = self._connection.recv()
@@ -128,9 +129,25 @@ def _train(connection: Connection) -> None:
     os.nice(_NICENESS)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            fit: Fit = connection.recv()
+            fit = _receive(connection)
             try:
                 answer: Weights | str = fit.run()
             except Exception as error:  # noqa: BLE001 - whatever it is, the manager goes on without it
                 answer = f"{type(error).__name__}: {error}"
             connection.send(answer)
+
+
+def _send(connection: Connection, fit: Fit) -> None:
+    """Send a fit, and its arrays from where they lie: copies of them would keep this process from rounds."""
+    arrays: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(fit, protocol=5, buffer_callback=arrays.append)
+    connection.send((message, len(arrays)))
+    for array in arrays:
+        connection.send_bytes(array.raw())
+
+
+def _receive(connection: Connection) -> Fit:
+    message, count = connection.recv()
+    arrays = [bytearray(connection.recv_bytes()) for _ in range(count)]
+    fit: Fit = pickle.loads(message, buffers=arrays)
+    return fit

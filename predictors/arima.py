@@ -20,10 +20,10 @@ class ArimaFit:
     """Fits the parameters of each worker.
 
     Attributes:
-        speeds: (iterations, workers); NaN before a worker's first measurement.
+        speeds: Of each iteration, (workers,); NaN before a worker's first measurement.
     """
 
-    speeds: Array
+    speeds: Sequence[Array]
 
     def run(self) -> Weights:
         """Fit, by maximum likelihood; NaN for workers whose speeds are too few, or have no likelihood.
@@ -33,9 +33,10 @@ class ArimaFit:
         """
         from statsmodels.tsa.arima.model import ARIMA  # takes seconds to import
 
-        workers = self.speeds.shape[1]
+        by_worker = np.stack(self.speeds, axis=1)  # (workers, iterations)
+        workers = len(by_worker)
         found = {"ar": np.full((workers, 2), np.nan), "ma": np.full((workers, 1), np.nan)}
-        for worker, speeds in enumerate(self.speeds.T):
+        for worker, speeds in enumerate(by_worker):
             series = speeds[np.isfinite(speeds)]
             if len(series) < FEWEST or np.ptp(np.diff(series, 2)) <= 1e-9 * series.mean():
                 continue
@@ -83,7 +84,7 @@ class Arima(Learner):
         self._replay()
 
     def _make_fit(self, start: Weights | None) -> Fit:
-        return ArimaFit(self.history.latest(self.options.fit_window)[:, SPEED])
+        return ArimaFit([row[SPEED] for row in self.history.rows(self.options.fit_window)])
 
     def _forecast(self, weights: Weights) -> Array:
         speeds = self.history.latest(4)[:, SPEED]

@@ -68,7 +68,10 @@ class PredictorOptions:
 
 
 class Fit(Protocol):
-    """A piece of learning that takes long: a value that can be pickled and run in another process."""
+    """A piece of learning that takes long: a value that can be pickled and run in another process.
+
+    To make one takes a moment only: what has to be computed or copied is `run`'s.
+    """
 
     def run(self) -> Weights:
         """Learn; the arrays' first dimension is that of the workers when it was handed out."""

@@ -3,11 +3,12 @@
 It knows rows, not workers' names, and nothing of what is learnt from them.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
-from predictors.base import Array, reindexed
+from predictors.base import Array
 
 LAGS = 3
 """Iterations that the inputs of one prediction reach back, the current usage included."""
@@ -20,7 +21,7 @@ INPUTS = (SPEED, SPEED, CPU, CPU, CPU, MEMORY, MEMORY, MEMORY)
 
 
 class History:
-    """A ring of the last `length` iterations, for all workers.
+    """The last `length` iterations, for all workers.
 
     Where a worker had no samples, the channel of its speed goes on with the one measured before.
 
@@ -29,38 +30,43 @@ class History:
     """
 
     def __init__(self, length: int) -> None:
-        self._ring = np.empty((length, 4, 0))  # (iterations, channels and "was measured", workers)
-        self._count = 0
+        self._rows: deque[Array] = deque(maxlen=length)  # (channels and "was measured", workers) each
+        self._workers = 0
 
     def __len__(self) -> int:
         """Iterations that are there."""
-        return min(self._count, len(self._ring))
+        return len(self._rows)
 
     def append(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
         """Take in one iteration, as told to `Predictor.observe`."""
-        before = self._ring[(self._count - 1) % len(self._ring)]
         measured = np.isfinite(speeds)
         row = np.stack((speeds, cpu_usage, memory_usage, measured))
-        if self._count:
-            np.copyto(row[:3], before[:3], where=~np.isfinite(row[:3]))
-        self._ring[self._count % len(self._ring)] = row
-        self._count += 1
+        if self._rows:
+            np.copyto(row[:3], self._rows[-1][:3], where=~np.isfinite(row[:3]))
+        self._rows.append(row)
 
-    def latest(self, iterations: int) -> Array:
+    def rows(self, iterations: int) -> list[Array]:
         """The last so many iterations, oldest first, at most those that are there.
 
         Returns:
-            (iterations, 4, workers): speed, CPU usage, memory usage, and 1 where the speed was measured.
-            NaN before a worker's first measurement.
+            (4, workers) for each: speed, CPU usage, memory usage, and 1 where the speed was measured; NaN
+            before a worker's first measurement. They are no copies, and stay as they are.
         """
-        iterations = min(iterations, len(self))
-        chosen: Array = self._ring[np.arange(self._count - iterations, self._count) % len(self._ring)]
-        return chosen
+        return list(self._rows)[-iterations:]
+
+    def latest(self, iterations: int) -> Array:
+        """The same as one array, (iterations, 4, workers)."""
+        rows = self.rows(iterations)
+        return np.stack(rows) if rows else np.empty((0, 4, self._workers))
 
     def reindex(self, rows: Sequence[int | None]) -> None:
         """Move the workers; see `Predictor.set_workers`."""
-        by_worker = reindexed(np.moveaxis(self._ring, -1, 0), rows, np.nan)
-        self._ring = np.ascontiguousarray(np.moveaxis(by_worker, 0, -1))
+        self._workers = len(rows)
+        columns = np.array([-1 if row is None else row for row in rows], int)  # the last is of NaN
+        unknown = np.full((4, 1), np.nan)
+        moved = [np.concatenate((row, unknown), axis=1)[:, columns] for row in self._rows]
+        self._rows.clear()
+        self._rows.extend(moved)
 
 
 def inputs(block: Array) -> Array:

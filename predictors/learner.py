@@ -74,10 +74,10 @@ class Learner(Predictor):
         fitted, self._fitting = self._fitting, None
         if weights is None:
             return
-        for row, worker in enumerate(fitted):
-            found = {name: np.array(weights[name][row], dtype=float) for name in self._shapes}
-            if all(np.isfinite(array).all() for array in found.values()):
-                self._own[worker] = found
+        arrays = {name: np.asarray(weights[name], dtype=float) for name in self._shapes}
+        finite = np.all([np.isfinite(a).reshape(len(fitted), -1).all(axis=1) for a in arrays.values()], 0)
+        for row in np.flatnonzero(finite):
+            self._own[fitted[row]] = {name: array[row].copy() for name, array in arrays.items()}
         self._select()
 
     def models(self) -> Models:

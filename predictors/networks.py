@@ -1,5 +1,6 @@
 """Predictors that are neural networks: they predict in NumPy and learn in Keras."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +17,13 @@ class NetworkFit:
 
     Attributes:
         network: In `ARCHITECTURES`.
-        given: (samples, workers, 8) inputs; see `predictors.history.inputs`.
-        followed: (samples, workers) speeds.
-        usable: (samples, workers); 1, or 0 for a sample in which something is missing.
+        rows: The iterations to learn from, (4, workers) each; see `predictors.history.History.rows`.
         start: Weights to start from, (workers, ...); None: random ones.
         seed: Of random weights, and of the samples' order.
     """
 
     network: str
-    given: Array
-    followed: Array
-    usable: Array
+    rows: Sequence[Array]
     start: Weights | None
     seed: int
 
@@ -36,14 +33,14 @@ class NetworkFit:
         Raises:
             ValueError: No worker has enough samples, or no fit came out finite.
         """
-        enough = self.usable.sum(axis=0) >= FEWEST
+        given, followed, usable = samples(np.stack(self.rows))
+        enough = usable.sum(axis=0) >= FEWEST
         if not enough.any():
             raise ValueError(f"no worker has {FEWEST} samples to fit a network to")
         from predictors import training  # Keras takes seconds to import
 
-        found = training.train(
-            ARCHITECTURES[self.network], self.given, self.followed, self.usable, self.start, self.seed
-        )
+        architecture = ARCHITECTURES[self.network]
+        found = training.train(architecture, given, followed, usable, self.start, self.seed)
         finite = np.all(
             [np.isfinite(array.reshape(len(enough), -1)).all(axis=1) for array in found.values()], 0
         )
@@ -74,8 +71,8 @@ class Network(Learner):
                 raise ValueError(f"{name} model of {worker}: spread {weights[SPREAD]} must be positive")
 
     def _make_fit(self, start: Weights | None) -> Fit:
-        given, followed, usable = samples(self.history.latest(self.options.fit_window))
-        return NetworkFit(self.name, given, followed, usable, start, self.options.seed)
+        rows = self.history.rows(self.options.fit_window)
+        return NetworkFit(self.name, rows, start, self.options.seed)
 
     def _forecast(self, weights: Weights) -> Array:
         return predict(self._architecture, weights, self.history.latest(LAGS))

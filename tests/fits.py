@@ -20,6 +20,17 @@ class Double:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """Learns the sum of all that is in some arrays."""
+
+    arrays: list[np.ndarray]
+
+    def run(self):
+        """See `predictors.Fit`."""
+        return {"sum": np.array([sum(array.sum() for array in self.arrays)])}
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Cannot learn."""
 

@@ -1,5 +1,7 @@
 """A manager whose predictor learns: fits run beside the barrier rounds, and what they learn is kept."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.saved_models import load_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from predictors import PredictorOptions
+from predictors import PredictorOptions, networks
 from rpc.client import Client
 from tests.services import MemberWorker, serving
 
@@ -53,6 +55,27 @@ def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
         worker = MemberWorker(address)
         for _ in range(3):
             worker.iterate()
+        worker.client.close()
+
+
+def test_rounds_go_on_while_the_training_set_is_built(tmp_path, monkeypatch, wait_until):
+    """It is built in the process that learns; were it in the manager's, rounds would wait for it here."""
+    rounds_are_over = threading.Event()
+    samples = networks.samples
+
+    def patient(block):
+        rounds_are_over.wait(240)
+        return samples(block)
+
+    monkeypatch.setattr(networks, "samples", patient)
+    with serving(narx(tmp_path)) as address:
+        worker = MemberWorker(address)
+        try:
+            for _ in range(25):
+                worker.iterate()
+        finally:
+            rounds_are_over.set()
+        wait_until(lambda: list(tmp_path.glob("*.npz")), "the file of models")
         worker.client.close()
 
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from batchsize_manager import trainer
 from batchsize_manager.trainer import Trainer
-from tests.fits import Die, Double, Endless, Refuse
+from tests.fits import Die, Double, Endless, Refuse, Sum
 
 
 def run_fits(*fits):
@@ -38,6 +40,29 @@ def test_fits_run_one_after_the_other_in_one_other_process():
     assert len(processes) == 1
     assert os.getpid() not in processes
     assert not psutil.pid_exists(processes.pop())
+
+
+def test_a_fits_arrays_are_sent_without_a_copy():
+    """This process, whose rounds would wait for it, allocates far less than there is to send."""
+    rows = [np.full((4, 1000), float(i)) for i in range(100)]
+
+    async def submit():
+        trainer, loop = Trainer(), asyncio.get_running_loop()
+        first, second = loop.create_future(), loop.create_future()
+        try:
+            trainer.submit(Double(1), first.set_result)  # once it is there, the process is
+            await asyncio.wait_for(first, 240)
+            tracemalloc.start()
+            trainer.submit(Sum(rows), second.set_result)
+            return await asyncio.wait_for(second, 240), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            trainer.close()
+
+    weights, most = asyncio.run(submit())
+
+    assert weights["sum"].tolist() == [4000 * 99 * 100 / 2]
+    assert most < 100 * 4000 * 8 / 4
 
 
 def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):

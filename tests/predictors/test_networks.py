@@ -1,5 +1,7 @@
 """The networks: what their fits find, and how well they predict."""
 
+import pickle
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -51,9 +53,32 @@ def test_fits_in_another_process_are_the_same(name, pool):
 
 def test_a_fit_without_samples_fails():
     """A fit to workers that have hardly been seen is refused."""
-    few = np.zeros((20, 2))
+    unknown = [np.full((4, 2), np.nan)] * 20
     with pytest.raises(ValueError, match="no worker has 16 samples"):
-        NetworkFit("narx", np.zeros((20, 2, 8)), few, few, None, 0).run()
+        NetworkFit("narx", unknown, None, 0).run()
+
+
+@pytest.mark.parametrize("name", ["narx", "lstm", "arima"])
+def test_to_hand_out_a_fit_copies_none_of_the_past(name):
+    """Whoever asks for one is not kept from other work; and what is handed out stays as it is."""
+    predictor = make_predictor(name, PredictorOptions(first_fit=200))
+    predictor.set_workers([f"w{i}" for i in range(200)])
+    for _ in range(200):
+        predictor.observe(*np.full((3, 200), 0.5))
+    tracemalloc.start()
+    try:
+        fit = predictor.due_fit()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    handed_out = pickle.dumps(fit)
+    predictor.observe(*np.full((3, 200), 0.6))
+    predictor.set_workers(["w1", "new"])
+
+    past = 200 * 200 * 8  # bytes of the speeds alone
+    assert len(handed_out) > past
+    assert most < past / 4
+    assert pickle.dumps(fit) == handed_out
 
 
 @pytest.fixture(scope="module")
