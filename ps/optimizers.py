@@ -36,6 +36,13 @@ OPTIMIZERS: dict[str, _Kind] = {
 }
 
 
+def prepare() -> None:
+    """Import what PyTorch imports only when an optimiser is first made and used, which takes seconds."""
+    parameters = torch.zeros(1)
+    parameters.grad = torch.zeros(1)
+    torch.optim.SGD([parameters]).step()
+
+
 def make_optimizer(
     name: str, parts: Sequence[torch.Tensor], options: Sequence[Mapping[str, float]]
 ) -> torch.optim.Optimizer:

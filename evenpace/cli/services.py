@@ -337,6 +337,7 @@ def ps(
     import torch
 
     from evenpace.serve import serve
+    from ps import optimizers
     from ps.jobs import ParameterServerConfig
     from ps.service import ParameterServerService
 
@@ -346,6 +347,7 @@ def ps(
             deterministic, memory_mib * 2**20, state, checkpoint_every, keep, ledger
         )
         service = ParameterServerService(config)
+    optimizers.prepare()  # it would hold up everybody at the first job's opening
     serve(service, address, limits, security, announce, observing.shard(service))
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from tests import EXAMPLES
+from tests import EXAMPLES, ROOT
 
 COMMANDS = [
     *("manager", "ps", "worker", "health", "demo", "metrics"),
@@ -33,6 +33,31 @@ def test_every_command_has_help_with_an_example(command):
     result = CliRunner().invoke(cli, [*command.split(), "--help"])
     assert result.exit_code == 0
     assert f"Example:\n    evenpace {command} " in result.output
+
+
+FIRST_JOB = """
+import sys, torch
+from evenpace import cli, serve
+from ps.optimizers import OPTIMIZERS, make_optimizer
+
+def open_jobs(*arguments):
+    before = set(sys.modules)
+    for name in OPTIMIZERS:
+        parameters = torch.zeros(1)
+        parameters.grad = torch.ones(1)
+        make_optimizer(name, [parameters], [{"lr": 0.1}]).step()
+    print("imported:", sorted(set(sys.modules) - before))
+
+serve.serve = open_jobs
+cli.cli(["ps", "--listen", "127.0.0.1:0"])
+"""
+
+
+def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
+    """An import of seconds at a job's opening would hold up whoever else speaks to the shard."""
+    done = python("-c", FIRST_JOB, cwd=ROOT)
+
+    assert done.stdout == "imported: []\n", done.stderr
 
 
 def test_the_help_names_all_commands():
