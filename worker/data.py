@@ -127,7 +127,7 @@ class Slices:
             if session.reduces_itself:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
-            if assignment == finished:
+            if assignment is finished:  # an equal one may come again, once others were to do it and did not
                 raise InvalidRequestError(
                     f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
                 )

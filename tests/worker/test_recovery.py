@@ -165,6 +165,38 @@ def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
     assert not any("died" in event for event in observer.events)
 
 
+OVERLAPPING = [
+    # w0 has reported and waits; it freezes with the part of w1, which had frozen before and then comes back.
+    pytest.param({"w1": "10:push:0", "w0": "10:push:1"}, "w1", id="one with the part of another"),
+    # Likewise, and w2 never comes back.
+    pytest.param(
+        {"w1": "10:report:0", "w2": "10:push:0", "w0": "10:push:1"}, "w1", id="one of two that were silent"
+    ),
+    # Nobody is heard of for a while; each part of the iteration is with somebody who has not reported.
+    pytest.param({"w0": "10:push:0", "w1": "10:report:0"}, "w1", id="both at once"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize(("freeze", "thawed"), OVERLAPPING)
+def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
+    tmp_path, wait_until, freeze, thawed, lookahead
+):
+    """However the silences overlap: as long as one worker is heard of, the job comes to its end."""
+    config = {"heartbeat": 0.2, "silence": 1.0, "report_timeout": 5.0, "lookahead": lookahead}
+    with (
+        in_process_manager(len(freeze), **config) as manager,
+        shards_here(tmp_path, count=1) as shards,
+        processes(tmp_path, manager, shards, list(freeze), freeze) as workers,
+    ):
+        for name in freeze:
+            wait_until(lambda name=name: is_frozen(workers[name]), f"{name} to be at its point")
+        workers[thawed].send_signal(signal.SIGCONT)
+        end_well(tmp_path, workers, wait_until, [thawed], trained_alone(60))
+        assert all(is_frozen(workers[name]) for name in freeze.keys() - {thawed})
+
+
 @pytest.mark.slow
 def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
     """Others of the same names go on from where the shards are.
