@@ -99,6 +99,38 @@ def bench_ps(
         run(ShardsConfig(_whole_numbers("shards", shards), workers, mib, rate, repeats), json_path)
 
 
+@bench.command("recovery")
+@example("evenpace bench recovery --repeats 3 --json recovery.json")
+@click.option("--workers", type=click.IntRange(2), default=3, show_default=True, help="Of the job.")
+@click.option(
+    "--shards", type=click.IntRange(1), default=2, show_default=True, help="Of the parameter server."
+)
+@click.option(
+    "--away",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Seconds after which a killed process is started again.",
+)
+@click.option(
+    "--checkpoint-every", type=click.IntRange(1), default=20, show_default=True, help="Versions, at a shard."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Medians are over these."
+)
+@json_path
+def bench_recovery(
+    workers: int, shards: int, away: float, checkpoint_every: int, repeats: int, json_path: Path | None
+) -> None:
+    """Measure what deaths, freezes and broken connections cost a job.
+
+    For each, how long no step was taken, beyond what one takes, and how many were done again.
+    """
+    from evenpace.bench.recovery import RecoveryConfig, run
+
+    run(RecoveryConfig(workers, shards, away, checkpoint_every, repeats), json_path)
+
+
 @bench.command("predictors")
 @example("evenpace bench predictors --trace trace.csv --json predictors.json")
 @click.option(
