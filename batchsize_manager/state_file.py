@@ -25,6 +25,7 @@ from batchsize_manager.records import SavedMember, WorkerRecord
 from batchsize_manager.saved_models import pack_models
 from batchsize_manager.state_format import (
     BUSY_SECONDS,
+    FORMAT,
     check_format,
     create_tables,
     explained,
@@ -84,11 +85,12 @@ class StateFile:
             "PRAGMA synchronous=NORMAL"
         )  # a crash of the manager loses nothing, one of the machine little
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
-        with self._transaction():
-            if new:
-                create_tables(self._connection)
-            else:
-                migrate(self._connection, version)
+        if new or version < FORMAT:  # else nothing is written: a manager can be started on a full disk
+            with self._transaction():
+                if new:
+                    create_tables(self._connection)
+                else:
+                    migrate(self._connection, version)
 
     def close(self) -> None:
         """Close the file; what was applied stays."""

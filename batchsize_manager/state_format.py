@@ -18,7 +18,7 @@ from rpc.errors import EvenpaceError
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # for another process to let go of the file
 
-_FORMAT = 3  # SQLite's user_version
+FORMAT = 3  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # Worker's number, batch size, batch processing time, waiting time, CPU usage, memory usage, whether there was
@@ -109,10 +109,10 @@ def create_tables(connection: sqlite3.Connection) -> None:
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Bring a file from an earlier format to this one; within a transaction of the caller's."""
-    for later in range(version + 1, _FORMAT + 1):
+    for later in range(version + 1, FORMAT + 1):
         for table, column in _ADDED[later]:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-    connection.execute(f"PRAGMA user_version={_FORMAT}")
+    connection.execute(f"PRAGMA user_version={FORMAT}")
 
 
 def check_format(path: Path, connection: sqlite3.Connection) -> int:
@@ -128,9 +128,9 @@ def check_format(path: Path, connection: sqlite3.Connection) -> int:
     if application != _APPLICATION:
         raise StateError(f"{path} is not a manager's state: give --state a folder of its own")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if not 1 <= version <= _FORMAT:
+    if not 1 <= version <= FORMAT:
         raise StateError(
-            f"{path} is of format {version}, and this version of evenpace knows formats 1 to {_FORMAT}: "
+            f"{path} is of format {version}, and this version of evenpace knows formats 1 to {FORMAT}: "
             f"run the version that wrote it, or give --state another folder"
         )
     return int(version)

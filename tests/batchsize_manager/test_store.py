@@ -555,6 +555,16 @@ def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until
         Store(small_disk)
 
 
+def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
+    """Nothing need be written for that; the log, which a kill leaves, is there where another writer is."""
+    path = small_disk / STATE_FILE
+    with contextlib.closing(StateFile(path)) as killed:
+        killed.apply([begun()])
+        fill(small_disk / "ballast")
+        with contextlib.closing(StateFile(path)) as again:
+            assert [run.run for run in again.reader.runs()] == ["r"]
+
+
 @pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])
 def test_what_is_kept_checks_itself(wrong):
     """The error names the value."""
