@@ -102,6 +102,20 @@ def parameters_equal(
         yield f"{what}: differs by {error:.2g} from one process on the whole batches"
 
 
+def bits_equal(
+    finals: Mapping[str, tuple[int, NDArray[np.float64]]], calm: Mapping[str, tuple[int, NDArray[np.float64]]]
+) -> Iterator[str]:
+    """Versions and parameters that workers ended with are, to the last bit, those of a run without faults."""
+    if not calm:
+        yield "there are no final parameters of a run without faults"
+    for worker, (version, parameters) in finals.items():
+        for other, (calm_version, expected) in calm.items():
+            if version != calm_version:
+                yield f"{worker}: ended with version {version}; without faults, {other} with {calm_version}"
+            elif differ := int((parameters.view(np.uint64) != expected.view(np.uint64)).sum()):
+                yield f"{worker}: {differ} final parameters have other bits than {other}'s without faults"
+
+
 def relative_error(values: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> float:
     """The largest difference, relative to `scale`."""
     return float(np.abs(values - expected).max()) / scale if values.shape == expected.shape else np.inf

@@ -2,6 +2,7 @@
 
 import random
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +13,14 @@ from evenpace.chaos.disks import Disk
 from evenpace.chaos.errors import NotPossibleHereError
 from evenpace.chaos.processes import Supervised, Supervisor, free_ports
 from evenpace.chaos.proxy import Proxy
-from evenpace.chaos.schedule import KINDS, Sites
+from evenpace.chaos.schedule import KINDS, MANAGER, Sites
 from evenpace.chaos.settings import Settings
 from evenpace.cluster import command_line
+from evenpace.overview.client import ManagerClient
 from rpc.address import Address
+from rpc.errors import EvenpaceError
 
-_MANAGER = "manager"
+_STATUS_SECONDS = 1.0  # for the manager to say who is out, and until it is asked again
 
 
 class Cluster:
@@ -42,16 +45,16 @@ class Cluster:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        self.proxy = Proxy()
+        self.proxy = Proxy(settings.link_mib * 2**20)
         self.disks: dict[str, Disk] = {}
         self.skipped: dict[str, str] = {}
         self._library: Path | None = None
-        self.stop_file = folder / "stop"
+        self._asked: dict[str, float] = {}  # when the manager was asked about a worker
         draw = random.Random(settings.seed)
         ports = free_ports(1 + settings.shards, draw)
         self.addresses = {
             name: Address("127.0.0.1", port)
-            for name, port in zip([_MANAGER, *self.shards], ports, strict=True)
+            for name, port in zip([MANAGER, *self.shards], ports, strict=True)
         }
         self.supervisor = Supervisor({}, draw)
 
@@ -63,12 +66,21 @@ class Cluster:
     @property
     def workers(self) -> list[str]:
         """Their names, in order."""
-        return [f"w{number}" for number in range(self.settings.workers)]
+        return [name for names in self.jobs.values() for name in names]
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The names of each job's workers."""
+        size = self.settings.workers
+        return {
+            f"job-{job}": [f"w{number}" for number in range(job * size, (job + 1) * size)]
+            for job in range(self.settings.jobs)
+        }
 
     @property
     def manager(self) -> Address:
         """Where the manager listens, past the proxy."""
-        return self.addresses[_MANAGER]
+        return self.addresses[MANAGER]
 
     @property
     def kinds(self) -> list[str]:
@@ -78,8 +90,11 @@ class Cluster:
     @property
     def sites(self) -> Sites:
         """What faults may befall."""
+        if self.settings.deterministic:
+            links = tuple(link for link in self.proxy.links if not link.endswith(MANAGER))
+            return Sites({"manager": (MANAGER,)}, links, tuple({MANAGER} & set(self.disks)))
         return Sites(
-            {"worker": tuple(self.workers), "shard": tuple(self.shards), "manager": (_MANAGER,)},
+            {"worker": tuple(self.workers), "shard": tuple(self.shards), "manager": (MANAGER,)},
             tuple(self.proxy.links),
             tuple(self.disks),
         )
@@ -93,7 +108,11 @@ class Cluster:
         for worker in self.workers:
             for service, address in self.addresses.items():
                 self.proxy.add(f"{worker}>{service}", address)
-        processes = [self._manager(), *map(self._shard, self.shards), *map(self._worker, self.workers)]
+        processes = [
+            self._manager(),
+            *map(self._shard, self.shards),
+            *(self._worker(name, job) for job, names in self.jobs.items() for name in names),
+        ]
         self.supervisor.processes = {process.name: process for process in processes}
         for process in processes:
             process.wanted = process.role != "worker"  # until the services listen
@@ -108,14 +127,40 @@ class Cluster:
         for disk in self.disks.values():
             disks.unmount(disk)
 
-    def listening(self) -> bool:
-        """Whether all services can be connected to."""
-        for address in self.addresses.values():
+    def listening(self, *services: str) -> bool:
+        """Whether services, or all, can be connected to."""
+        for service in services or self.addresses:
             try:
-                socket.create_connection(address, timeout=1.0).close()
+                socket.create_connection(self.addresses[service], timeout=1.0).close()
             except OSError:
                 return False
         return True
+
+    def trains(self, process: Supervised) -> bool:
+        """Whether a worker has come to train since its last start."""
+        journal = self.folder / "journals" / f"{process.name}-{process.starts - 1}.jsonl"
+        return journal.exists() and journal.stat().st_size > 0
+
+    def standing(self, worker: str) -> str | None:
+        """How a worker stands, as the manager has it; None if it does not answer, or was asked just now.
+
+        See `MemberStatus` in the IDL; "no member" is another one.
+        """
+        if time.monotonic() < self._asked.get(worker, 0.0) + _STATUS_SECONDS:
+            return None
+        job = next(job for job, workers in self.jobs.items() if worker in workers)
+        try:
+            with ManagerClient(self.manager, timeout=_STATUS_SECONDS) as manager:
+                members: dict[str, str] = {m.worker: m.state for m in manager.status(job).members}
+        except EvenpaceError:
+            return None
+        finally:
+            self._asked[worker] = time.monotonic()
+        return members.get(worker, "no member")
+
+    def stop_file(self, job: str) -> Path:
+        """The file that will have a job's last iteration."""
+        return self.folder / f"{job}.stop"
 
     def start_workers(self) -> None:
         """Have the workers started, and started again."""
@@ -128,9 +173,9 @@ class Cluster:
         paths = [self.folder / "journals" / f"{worker}-{start}.jsonl" for start in range(starts)]
         return [path for path in paths if path.exists()]
 
-    def ledgers(self, shard: str) -> list[Path]:
-        """A shard's files; one, if there was one job."""
-        return sorted((self.folder / "ledgers" / shard).glob("*"))
+    def ledgers(self, shard: str, job: str) -> list[Path]:
+        """A shard's file of a job, if there is one yet."""
+        return sorted((self.folder / "ledgers" / shard).glob(f"{job}_*"))
 
     def _try(self, site: str, prepare: Callable[[], None]) -> None:
         kinds = [kind for kind in self.settings.wanted if KINDS[kind].site == site]
@@ -153,10 +198,12 @@ class Cluster:
 
     def _manager(self) -> Supervised:
         return self._service(
-            _MANAGER,
+            MANAGER,
             "manager",
             *("manager", "--listen", str(self.manager), "--workers", str(self.settings.workers)),
-            *("--state", str(self.folder / "state" / _MANAGER)),
+            *("--lookahead", str(self.settings.lookahead)),
+            *(("--policy", "even") if self.settings.deterministic else ()),
+            *("--state", str(self.folder / "state" / MANAGER)),
         )
 
     def _shard(self, name: str) -> Supervised:
@@ -167,21 +214,27 @@ class Cluster:
             *("--state", str(self.folder / "state" / name)),
             *("--checkpoint-every", str(self.settings.checkpoint_every)),
             *("--ledger", str(self.folder / "ledgers" / name)),
+            *(("--deterministic",) if self.settings.deterministic else ()),
         )
 
     def _service(self, name: str, role: str, *arguments: str) -> Supervised:
         return self._supervised(name, role, lambda starts: arguments)
 
-    def _worker(self, name: str) -> Supervised:
+    def _worker(self, name: str, job: str) -> Supervised:
         links = {service: str(self.proxy.links[f"{name}>{service}"].address) for service in self.addresses}
         shards = [option for shard in self.shards for option in ("--ps", links[shard])]
 
         def arguments(starts: int) -> Sequence[str]:
             return (
-                *("worker", "--manager", links[_MANAGER], *shards, "--name", name),
+                *("worker", "--manager", links[MANAGER], *shards, "--job", job, "--name", name),
                 train_worker.__file__,
                 *("--journal", str(self.folder / "journals" / f"{name}-{starts}.jsonl")),
-                *("--stop", str(self.stop_file), "--out", str(self.folder / "parameters" / f"{name}.npz")),
+                *(
+                    "--stop",
+                    str(self.stop_file(job)),
+                    "--out",
+                    str(self.folder / "parameters" / f"{name}.npz"),
+                ),
                 *("--pause", str(self.settings.pause)),
             )
 

@@ -4,18 +4,22 @@ Every class here begins a fault when it is made; `fired` is asked until there is
 found nothing to befall; `lift` ends it.
 """
 
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from evenpace.chaos import clocks, processes, witness
 from evenpace.chaos.disks import Disk
-from evenpace.chaos.processes import Supervisor
+from evenpace.chaos.processes import Supervised, Supervisor
 from evenpace.chaos.proxy import Link, Proxy
 from evenpace.chaos.schedule import Fault
 
 _CLOCK_TOLERANCE = 5.0  # seconds
 _STOPPING_SECONDS = 60.0  # for a process to be seen stopped
+_OUT = ("silent", "no member")  # others do its part
 _SLOW = (2_000.0, 100_000.0)  # bytes per second
 
 
@@ -74,6 +78,51 @@ class Freeze:
             processes.resume(self._popen.pid)
 
 
+class FreezeUntilOut(Freeze):
+    """SIGSTOP of a worker, until the manager itself says that it is out: its part goes to others.
+
+    Args:
+        supervisor: Of the worker.
+        name: The worker's.
+        standing: How it stands, as the manager has it; None if that does not answer.
+    """
+
+    def __init__(self, supervisor: Supervisor, name: str, standing: Callable[[str], str | None]) -> None:
+        super().__init__(supervisor, name)
+        self._name, self._standing = name, standing
+
+    def fired(self) -> str | None:
+        """What the kernel said, and the manager."""
+        state = self._standing(self._name) if self._evidence else None
+        return f"{self._evidence}; to the manager it is {state}" if state in _OUT else None
+
+
+class Impostor:
+    """The command of a running process is run a second time, beside it: it must be refused, and end."""
+
+    moot = False
+
+    def __init__(self, process: Supervised) -> None:
+        self._twin = replace(
+            process, command=lambda _: process.command(-1), log=process.log.with_suffix(".second")
+        )
+        self._twin.start()
+
+    def fired(self) -> str | None:
+        """How it was refused."""
+        assert self._twin.popen is not None
+        code, said = self._twin.popen.poll(), self._twin.tail()
+        refused = re.search(r"worker '.+' is a member already|is in use by another", said)
+        return f"ended with status {code}: {said.splitlines()[-1]}" if code and refused else None
+
+    def lift(self) -> None:
+        """End it, if it was let in."""
+        assert self._twin.popen is not None
+        if self._twin.popen.poll() is None:
+            self._twin.popen.kill()
+            self._twin.popen.wait()
+
+
 class Cut:
     """Connections are reset, at once or within the next message; then new ones are refused for a while."""
 
@@ -123,9 +172,10 @@ class Slow:
         return self._link.bytes == self._passed
 
     def _begin(self) -> None:
-        self._link.rate = self._rate
         if self._rate is None:
             self._link.open.clear()
+        else:
+            self._link.throttle = self._rate
 
     def fired(self) -> str | None:
         """What had to wait."""
@@ -138,7 +188,7 @@ class Slow:
         self._proxy.do(self._end)
 
     def _end(self) -> None:
-        self._link.rate = None
+        self._link.throttle = math.inf
         self._link.open.set()
 
 
@@ -163,6 +213,51 @@ class HalfOpen:
     def lift(self) -> None:
         """Tell the other side."""
         self._proxy.do(self._link.hear_again)
+
+
+class BlackHole:
+    """What comes is lost, on new connections, too; nobody is told, and what it has broken stays so."""
+
+    def __init__(self, proxy: Proxy, link: Link) -> None:
+        self._proxy, self._link = proxy, link
+        self._lost = link.lost
+        self._connections = proxy.do(link.swallow)
+
+    @property
+    def moot(self) -> bool:
+        """Whether no byte has come."""
+        return self._link.lost == self._lost
+
+    def fired(self) -> str | None:
+        """What was lost."""
+        lost = self._link.lost - self._lost
+        return f"{self._connections} connections fell silent, {lost} bytes lost" if lost else None
+
+    def lift(self) -> None:
+        """Let new connections through."""
+        self._proxy.do(self._link.answer_again)
+
+
+class Together:
+    """Faults of one kind that befall several things at once, by their names."""
+
+    def __init__(self, parts: Mapping[str, Injection]) -> None:
+        self._parts = parts
+
+    @property
+    def moot(self) -> bool:
+        """Whether there has been nothing that any could have befallen."""
+        return all(part.moot for part in self._parts.values())
+
+    def fired(self) -> str | None:
+        """What there is to say of each."""
+        said = {name: part.fired() for name, part in self._parts.items()}
+        return "; ".join(f"{name}: {what}" for name, what in said.items() if what) or None
+
+    def lift(self) -> None:
+        """End all."""
+        for part in self._parts.values():
+            part.lift()
 
 
 class FullDisk:

@@ -1,4 +1,4 @@
-"""How far a run is: follows the shards' ledgers as they grow, and measures for how long nothing moved."""
+"""How far a job is: follows the shards' ledgers as they grow, and measures for how long nothing moved."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from evenpace.chaos.history import Rewind, entry, parse
 
 
 class Progress:
-    """Follows the ledgers; `look` is to be called often.
+    """Follows the ledgers of a job; `look` is to be called often.
 
     Attributes:
         versions: That each shard is at.
@@ -17,8 +17,8 @@ class Progress:
         rewinds: How often a shard was rewound.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, job: str) -> None:
+        self._cluster, self._job = cluster, job
         self._read: dict[Path, int] = {}
         self.versions = dict.fromkeys(cluster.shards, 0)
         self.moved = time.monotonic()
@@ -34,7 +34,7 @@ class Progress:
         """Take in what is new."""
         now, stepped = time.monotonic(), False
         for shard in self.versions:
-            for path in self._cluster.ledgers(shard):
+            for path in self._cluster.ledgers(shard, self._job):
                 with path.open("rb") as file:
                     file.seek(self._read.get(path, 0))
                     new, _, _ = file.read().rpartition(b"\n")

@@ -1,10 +1,12 @@
-"""A TCP proxy between workers and services, whose connections can be cut, stalled, throttled or half closed.
+"""A TCP proxy between workers and services: links of some bandwidth, on which all may go wrong.
 
-It forwards bytes, and knows nothing of what they mean. It runs on an event loop in a thread of its own.
+They can be cut, stalled, throttled, half closed, or swallow all that comes. The proxy forwards bytes, and
+knows nothing of what they mean. It runs on an event loop in a thread of its own.
 """
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from rpc.dial import reset_when_closed
 T = TypeVar("T")
 
 _CHUNK = 65_536  # bytes
+_PIECE_SECONDS = 0.01  # that a link of limited bandwidth takes for what it passes on at once
 _CALL_SECONDS = 30.0  # for the loop to do what it is told
 
 
@@ -46,23 +49,32 @@ class Link:
         target: The service's address.
         address: Where the worker connects to.
         bytes: Passed so far.
-        held: Bytes that had to wait so far.
+        held: Bytes that had to wait so far, for longer than the link's bandwidth has them wait.
+        lost: Bytes that were swallowed so far.
         refused: Connections that were refused so far.
+
+    Args:
+        rate: Bytes per second of each connection, either way; infinite by default.
     """
 
-    def __init__(self, name: str, target: Address) -> None:
+    def __init__(self, name: str, target: Address, rate: float = math.inf) -> None:
         self.name = name
         self.target = target
         self.address = target
         self.bytes = 0
         self.held = 0
+        self.lost = 0
         self.refused = 0
         self.refusing = False
-        self.rate: float | None = None  # bytes per second
+        self.swallowing = False  # new connections, too, are never answered
+        self.rate = rate
+        self.throttle = math.inf  # bytes per second, instead of `rate` where that is more
         self.open = asyncio.Event()
         self.open.set()
         self.cut_within = False  # the next message is to be cut in the middle
-        self.deaf: set[_Connection] = set()  # half-open: what comes is dropped
+        self.deaf: set[_Connection] = set()  # what comes is dropped
+        self.told = asyncio.Event()  # of a deaf connection, one side hears that the other has ended
+        self.told.set()
         self.connections: set[_Connection] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,6 +82,9 @@ class Link:
         if self.refusing:
             self.refused += 1
             writer.transport.abort()
+            return
+        if self.swallowing:
+            await self._swallow_new(reader, writer)
             return
         try:
             far_reader, far = await asyncio.open_connection(*self.target)
@@ -83,8 +98,18 @@ class Link:
             asyncio.create_task(self._pump(connection, far_reader, writer)),
         ]
         await asyncio.wait(connection.tasks, return_when=asyncio.FIRST_COMPLETED)
-        if connection not in self.deaf:
-            self._end(connection)
+        if connection in self.deaf:
+            await self.told.wait()
+        self._end(connection)
+
+    async def _swallow_new(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer nothing, until the worker itself gives up."""
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(_CHUNK):
+                    self.lost += len(data)
+        finally:
+            writer.transport.abort()
 
     def cut(self) -> int:
         """Reset all connections; how many there were."""
@@ -95,14 +120,25 @@ class Link:
         return len(connections)
 
     def swallow(self) -> int:
-        """Let all connections be deaf, and end none, as if the peers had vanished; how many there were."""
+        """Let all connections be deaf, and end none, as if the peers had vanished; how many there were.
+
+        New ones are not answered. What an end of a connection does, the other does not hear.
+        """
         connections = self.connections - self.deaf
         self.deaf |= connections
+        self.swallowing = True
+        self.told.clear()
         return len(connections)
+
+    def answer_again(self) -> None:
+        """Let new connections through; those from before stay dead, until one end of each gives up."""
+        self.swallowing = False
+        self.told.set()
 
     def half_open(self, near_ends: bool) -> int:
         """Reset all connections on one side; how many there were. `hear_again` ends the others."""
         connections = [connection for connection in self.connections if connection not in self.deaf]
+        self.told.clear()
         for connection in connections:
             self.deaf.add(connection)
             connection.reset(near=near_ends, far=not near_ends)
@@ -114,7 +150,13 @@ class Link:
         for connection in deaf:
             connection.reset()
             self._end(connection)
+        self.told.set()
         return len(deaf)
+
+    @property
+    def _pace(self) -> float:
+        """Bytes per second."""
+        return min(self.rate, self.throttle)
 
     def _end(self, connection: _Connection) -> None:
         self.connections.discard(connection)
@@ -128,14 +170,16 @@ class Link:
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(_CHUNK):
+            while data := await reader.read(max(1, int(min(_CHUNK, self._pace * _PIECE_SECONDS)))):
                 if not self.open.is_set():
                     self.held += len(data)
                     await self.open.wait()
-                if self.rate is not None:
+                if self.throttle < math.inf:
                     self.held += len(data)
-                    await asyncio.sleep(len(data) / self.rate)
+                if self._pace < math.inf:
+                    await asyncio.sleep(len(data) / self._pace)
                 if connection in self.deaf:
+                    self.lost += len(data)
                     continue
                 if self.cut_within:
                     self.cut_within = False
@@ -146,14 +190,17 @@ class Link:
                 self.bytes += len(data)
                 writer.write(data)
                 await writer.drain()
-        if connection in self.deaf:  # this end was reset by us, or has given up: the other is not told
-            await asyncio.Event().wait()
 
 
 class Proxy:
-    """All links, on an event loop in a thread; a context manager."""
+    """All links, on an event loop in a thread; a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        rate: Bytes per second of each connection, either way; infinite by default.
+    """
+
+    def __init__(self, rate: float = math.inf) -> None:
+        self._rate = rate
         self.links: dict[str, Link] = {}
         self._loop = uvloop.new_event_loop()
         self._servers: list[asyncio.Server] = []
@@ -173,7 +220,7 @@ class Proxy:
 
     def add(self, name: str, target: Address) -> Address:
         """Make a link; where it listens."""
-        link = Link(name, target)
+        link = Link(name, target, self._rate)
         link.address = self._run(self._listen(link))
         self.links[name] = link
         return link.address

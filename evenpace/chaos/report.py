@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -24,18 +25,20 @@ class Screen:
         self._began = time.monotonic()
         self._shown = 0.0
 
-    def show(self, storm: Storm, progress: Progress, supervisor: Supervisor) -> None:
+    def show(self, storm: Storm, progress: Mapping[str, Progress], supervisor: Supervisor) -> None:
         """Show how things are, now and then."""
         now = time.monotonic()
         if now - self._shown < _EVERY_SECONDS[0 if self._live else 1]:
             return
         self._shown = now
         up = sum(process.popen is not None for process in supervisor.processes.values())
-        quiet = now - progress.moved
+        quiet = now - min(one.moved for one in progress.values())
+        versions = ", ".join(str(one.version) for one in progress.values())
+        rewinds = sum(one.rewinds for one in progress.values())
         active = ", ".join(f"{one.fault.kind} {one.target}" for one in storm.active) or "no fault"
         line = (
-            f"{now - self._began:5.0f} s  iteration {progress.version}, {len(storm.over)} faults, "
-            f"{progress.rewinds} rewinds, {up} processes, last step {quiet:.1f} s ago; {active}"
+            f"{now - self._began:5.0f} s  iteration {versions}, {len(storm.over)} faults, "
+            f"{rewinds} rewinds, {up} processes, last step {quiet:.1f} s ago; {active}"
         )
         sys.stderr.write(f"\r{line[:150]:150}" if self._live else line + "\n")
         sys.stderr.flush()
@@ -60,12 +63,17 @@ def print_outcome(outcome: Outcome, folder: Path) -> None:
     console.print(table)
     for kind, reason in outcome.skipped.items():
         console.print(f"{kind} was left out: {reason}")
+    for job, found in outcome.jobs.items():
+        console.print(
+            f"{job}: {found.iterations} iterations, {found.rewinds} rewinds of shards, {found.redone} "
+            f"iterations redone; longest stall {found.longest_stall:.1f} s.\n"
+            f"Parameters: {found.compared} fingerprints and the final ones differ from one process by "
+            f"{found.error:.1e} at most"
+            + (", and by no bit from a run without faults" if found.same_bits else "")
+            + f".\nThe manager has no record of {found.missing} iterations that it had not written when it "
+            f"died."
+        )
     console.print(
-        f"{outcome.iterations} iterations, {outcome.rewinds} rewinds of shards, {outcome.redone} iterations "
-        f"redone; longest stall {outcome.longest_stall:.1f} s.\n"
-        f"Parameters: {outcome.compared} fingerprints and the final ones differ from one process by "
-        f"{outcome.error:.1e} at most.\n"
-        f"The manager has no record of {outcome.missing} iterations that it had not written when it died; "
         f"{len(outcome.excused)} workers were taken out after a long silence.\n"
         f"Violations: {len(outcome.violations)}."
     )

@@ -1,12 +1,17 @@
-"""One run: a cluster trains under faults until the time is up, ends cleanly, and is judged."""
+"""One run: a cluster trains under faults until the time is up, ends cleanly, and is judged.
+
+With `deterministic`, another cluster then trains as long, without a fault.
+"""
 
 import contextlib
 import json
+import math
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ from evenpace.chaos.report import Screen, print_outcome
 from evenpace.chaos.schedule import schedule
 from evenpace.chaos.settings import Settings
 from evenpace.chaos.storm import Storm
-from evenpace.chaos.verdict import Outcome, judge
+from evenpace.chaos.verdict import CALM, Outcome, judge
 from evenpace.observer import Observer, plain_record
 from rpc.errors import EvenpaceError
 
@@ -26,6 +31,7 @@ _TICK_SECONDS = 0.05
 _START_SECONDS = 180.0  # for all workers to train, where the machine is busy
 _HELD_SECONDS = 20.0  # without a step, after which no more faults come until there is one
 _HUNG_SECONDS = 120.0  # without a step, a fault and a start of a process: it hangs
+_OVER_SECONDS = 600.0  # for faults to be over that are under way at the end
 _END_SECONDS = 120.0  # for the workers to end
 _MOST_ENDINGS = 20  # of processes that nobody killed
 _AHEAD = 40  # iterations from the order to stop to the last
@@ -61,16 +67,31 @@ def run(settings: Settings, json_path: Path | None) -> bool:
 
 
 def _run(settings: Settings, folder: Path) -> Outcome:
-    with _noted_signals() as noted, Cluster(settings, folder) as cluster:
+    with _noted_signals() as noted:
+        course = _went(settings, folder, noted)
+        if settings.deterministic and not course.problems:
+            versions = {job: progress.version for job, progress in course.progress.items()}
+            calm = replace(settings, kinds=("kill",), pause=0.0, link_mib=math.inf)  # of which none comes
+            (folder / CALM).mkdir()
+            problems = _went(calm, folder / CALM, noted, versions).problems
+            course.problems += [f"without faults: {problem}" for problem in problems]
+    return judge(course.cluster, course.storm, course.progress, course.history, course.problems)
+
+
+def _went(
+    settings: Settings, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
+) -> "_Run":
+    """A run that is over; without faults, if it is known before which versions jobs end with."""
+    with Cluster(settings, folder) as cluster:
         course = _Run(cluster, noted)
         try:
-            course.go()
+            course.go(versions)
         except ChaosError as error:
             course.problems.append(str(error))
         finally:
             course.stop()
     course.problems += [f"left behind: {line}" for line in left_behind(folder)]
-    return judge(cluster, course.storm, course.progress, course.history, course.problems)
+    return course
 
 
 class _Run:
@@ -79,40 +100,50 @@ class _Run:
     def __init__(self, cluster: Cluster, noted: list[int]) -> None:
         self.cluster = cluster
         self._noted = noted
-        self.progress = Progress(cluster)
+        self.progress = {job: Progress(cluster, job) for job in cluster.jobs}
         settings = cluster.settings
         seconds = settings.minutes * 60
         self.faults = schedule(settings.seed, cluster.kinds, cluster.sites, settings.gap, seconds)
         self.storm = Storm(cluster, iter(()), cluster.folder / "faults.jsonl")
-        self.history: list[dict[str, Any]] = []
+        self.history: dict[str, list[dict[str, Any]]] = {job: [] for job in cluster.jobs}
         self.problems: list[str] = []
         self._screen = Screen()
 
-    def go(self) -> None:
-        """Train under faults, to the end.
+    def go(self, versions: Mapping[str, int] | None = None) -> None:
+        """Train, to the end: under faults, unless it is known before which versions jobs end with.
 
         Raises:
             ChaosError: It did not come to a clean end.
         """
-        cluster, progress = self.cluster, self.progress
+        cluster, seconds = self.cluster, _END_SECONDS
         self._until("the services listen", _START_SECONDS, cluster.listening)
         cluster.start_workers()
+        if versions is None:
+            self._under_faults()
+            versions = {job: progress.version + _AHEAD for job, progress in self.progress.items()}
+        else:
+            cluster.supervisor.poll()
+            seconds += cluster.settings.minutes * 60  # it took so long under faults
+        for job, version in versions.items():
+            _write(cluster.stop_file(job), str(version))
+        for process in cluster.supervisor.running("worker"):
+            process.wanted = False
+        self._until("the workers end", seconds, lambda: not cluster.supervisor.running("worker"))
+        self._read_history()
+
+    def _under_faults(self) -> None:
         self._until("all workers train", _START_SECONDS, lambda: self._all_train(0))
-        self.storm = Storm(cluster, self.faults, cluster.folder / "faults.jsonl")
-        until = time.monotonic() + cluster.settings.minutes * 60
-        progress.moved, progress.longest = time.monotonic(), 0.0
+        self.storm = Storm(self.cluster, self.faults, self.cluster.folder / "faults.jsonl")
+        until = time.monotonic() + self.cluster.settings.minutes * 60
+        for progress in self.progress.values():
+            progress.moved, progress.longest = time.monotonic(), 0.0
         while time.monotonic() < until:
             self._tick()
             self._check_hung()
         self.storm.end()
-        self._until("all faults are over", _START_SECONDS, lambda: self.storm.done)
+        self._until("all faults are over", _OVER_SECONDS, lambda: self.storm.done)
         calm = time.monotonic()
         self._until("all workers train again", _START_SECONDS, lambda: self._all_train(calm))
-        _write(cluster.stop_file, str(progress.version + _AHEAD))
-        for process in cluster.supervisor.running("worker"):
-            process.wanted = False
-        self._until("the workers end", _END_SECONDS, lambda: not cluster.supervisor.running("worker"))
-        self._read_history()
 
     def stop(self) -> None:
         """End the services, and see that they end well."""
@@ -127,7 +158,16 @@ class _Run:
                     self.problems.append(
                         f"{process.name} was told to end, and did so with status {process.popen.returncode}"
                     )
-        self.progress.look()
+        self._look()
+
+    def _look(self) -> None:
+        for progress in self.progress.values():
+            progress.look()
+
+    @property
+    def _moved(self) -> float:
+        """When the job that has stood still for longest took a step."""
+        return min(progress.moved for progress in self.progress.values())
 
     def _tick(self) -> None:
         if self._noted:
@@ -135,8 +175,9 @@ class _Run:
         self.cluster.supervisor.poll()
         if len(self.cluster.supervisor.endings) > _MOST_ENDINGS:
             raise ChaosError(f"more than {_MOST_ENDINGS} processes have ended by themselves")
-        self.progress.look()
-        self.storm.tick(hold=time.monotonic() - self.progress.moved > _HELD_SECONDS)
+        self._look()
+        held = time.monotonic() - self._moved > _HELD_SECONDS and not self.storm.long
+        self.storm.tick(hold=held)
         self._screen.show(self.storm, self.progress, self.cluster.supervisor)
         time.sleep(_TICK_SECONDS)
 
@@ -151,38 +192,31 @@ class _Run:
         """Whether all workers have come as far as the others, and a step was taken."""
         running = self.cluster.supervisor.running("worker")
         return (
-            len(running) == self.cluster.settings.workers
-            and all(self._has_parameters(process.name) for process in running)
-            and self.progress.moved > since
-            and self.progress.version > 0
+            len(running) == len(self.cluster.workers)
+            and all(map(self.cluster.trains, running))
+            and self._moved > since
+            and all(progress.version > 0 for progress in self.progress.values())
         )
-
-    def _has_parameters(self, worker: str) -> bool:
-        """Whether its present start has come to train."""
-        start = self.cluster.supervisor.processes[worker].starts - 1
-        journal = self.cluster.folder / "journals" / f"{worker}-{start}.jsonl"
-        return journal.exists() and journal.stat().st_size > 0
 
     def _check_hung(self) -> None:
         quiet = max(
-            self.progress.moved,
+            self._moved,
             *(one.ended or 0.0 for one in self.storm.over),
             *(process.since for process in self.cluster.supervisor.processes.values()),
         )
         if not self.storm.active and time.monotonic() - quiet > _HUNG_SECONDS:
-            raise ChaosError(
-                f"hung: no step for {time.monotonic() - self.progress.moved:.0f} s, without a fault"
-            )
+            raise ChaosError(f"hung: no step for {time.monotonic() - self._moved:.0f} s, without a fault")
 
     def _read_history(self) -> None:
-        observer = Observer(self.cluster.manager, ())
-        try:
-            observer.poll()
-            self.history = [plain_record(record) for record in observer.iterations]
-        except EvenpaceError as error:
-            self.problems.append(f"the manager does not tell its history: {error}")
-        finally:
-            observer.close()
+        for job in self.history:
+            observer = Observer(self.cluster.manager, (), job)
+            try:
+                observer.poll()
+                self.history[job] = [plain_record(record) for record in observer.iterations]
+            except EvenpaceError as error:
+                self.problems.append(f"{job}: the manager does not tell its history: {error}")
+            finally:
+                observer.close()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import heapq
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal
 
+MANAGER = "manager"  # its process's name
 Site = Literal["process", "link", "disk", "clock"]  # what a fault befalls
 
 
@@ -18,28 +20,42 @@ class Kind:
         weight: How often it comes, relative to the others.
         seconds: For which it lasts, from and to; of a kill, until a supervisor starts the process again.
         meaning: In words.
+        of_all_scales: Whether 1 to 10 seconds are as likely as 10 to 100.
     """
 
     site: Site
     weight: float
     seconds: tuple[float, float]
     meaning: str
+    of_all_scales: bool = False
 
 
 KINDS = {
     "kill": Kind("process", 10, (0.2, 4.0), "SIGKILL, and started again"),
     "freeze": Kind("process", 6, (0.5, 5.0), "SIGSTOP, then SIGCONT"),
     "long-freeze": Kind("process", 1.5, (15.0, 30.0), "SIGSTOP, then SIGCONT"),
+    "freeze-until-out": Kind(
+        "process", 1.5, (0.0, 20.0), "SIGSTOP, until others got a worker's part; then SIGCONT"
+    ),
+    "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
     "cut": Kind("link", 3, (0.0, 0.5), "connections reset, maybe within a message; new ones refused"),
     "stall": Kind("link", 3, (0.5, 12.0), "no byte passes, and nothing is closed"),
     "throttle": Kind("link", 2, (2.0, 10.0), "few bytes pass each second"),
     "half-open": Kind("link", 2, (0.5, 15.0), "one side's connections end, and the other is not told"),
+    "black-hole": Kind(
+        "link", 1, (1.0, 300.0), "nothing answered or closed, by a link or a whole service", True
+    ),
+    "partition": Kind("link", 1, (1.0, 60.0), "likewise or stalled, from workers to manager or shards", True),
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
 }
 _BURST = 0.12  # of the moments at which a fault comes, several come at once
 _MASSACRE = 0.03  # and all processes of one role are killed
 _ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # how often it is one of them
+_SERVICE = 0.25  # of black holes, a whole service is in them
+_SECOND = 0.5  # of workers that are frozen until they are out, another is frozen before that is over
+_SECOND_SECONDS = 12.0  # later, at most
+LONGEST = 1 / 8  # of a run, that a fault lasts: a short run has to make progress, too
 _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
 
@@ -51,7 +67,8 @@ class Fault:
         number: Counted from 0.
         at: Seconds since the faults began.
         kind: A name in `KINDS`.
-        targets: In the order in which they are tried; the first that can be befallen then, is.
+        targets: In the order in which they are tried; the first that can be befallen then, is. Several links
+            are one target; see `links_of`.
         seconds: For which it lasts.
         amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
     """
@@ -97,8 +114,29 @@ def schedule(
         _by_chance(random.Random(seed), kinds, sites, gap, seconds),
         key=lambda fault: fault.at,
     )
-    for number, fault in enumerate(faults):
-        yield replace(fault, number=number)
+    for number, fault in enumerate(_with_seconds(random.Random(f"seconds, {seed}"), faults)):
+        low, _ = KINDS[fault.kind].seconds
+        yield replace(fault, number=number, seconds=min(fault.seconds, max(low, LONGEST * seconds)))
+
+
+def links_of(name: str) -> list[str]:
+    """The links of a target: "w0,w1>ps-0" has "w0>ps-0" and "w1>ps-0"."""
+    workers, _, services = name.partition(">")
+    return [f"{worker}>{service}" for worker in workers.split(",") for service in services.split(",")]
+
+
+def _with_seconds(draw: random.Random, faults: Iterable[Fault]) -> Iterator[Fault]:
+    """Have two workers out in overlapping intervals, now and then."""
+    later: list[tuple[float, Fault]] = []
+    for fault in faults:
+        while later and later[0][0] <= fault.at:
+            yield later.pop(0)[1]
+        yield fault
+        if fault.kind == "freeze-until-out" and draw.random() < _SECOND:
+            at = fault.at + draw.uniform(0, _SECOND_SECONDS)
+            targets = tuple(draw.sample(fault.targets, len(fault.targets)))
+            later = sorted([*later, (at, replace(fault, at=at, targets=targets))], key=itemgetter(0))
+    yield from (fault for _, fault in later)
 
 
 def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float) -> Iterator[Fault]:
@@ -121,8 +159,9 @@ def _by_chance(
 def _fault(draw: random.Random, at: float, kind: str, targets: tuple[str, ...]) -> Fault:
     """A fault whose number is not known yet."""
     low, high = KINDS[kind].seconds
+    seconds = low * (high / low) ** draw.random() if KINDS[kind].of_all_scales else draw.uniform(low, high)
     amount = draw.choice(_JUMPS) if KINDS[kind].site == "clock" else draw.random()
-    return Fault(0, at, kind, targets, draw.uniform(low, high), amount)
+    return Fault(0, at, kind, targets, seconds, amount)
 
 
 def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -142,11 +181,40 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Where a fault may come, in an order by chance."""
     site = KINDS[kind].site
-    if site in ("link", "disk"):
-        names = sites.links if site == "link" else sites.disks
+    if site == "disk":
+        return tuple(draw.sample(sites.disks, len(sites.disks)))
+    if site == "link":
+        names = sites.links
+        if kind == "partition":
+            names = tuple(_partitions(draw, names))
+        elif kind == "black-hole" and draw.random() < _SERVICE:
+            workers, services = _ends(names)
+            names = tuple(f"{','.join(workers)}>{service}" for service in services)
         return tuple(draw.sample(names, len(names)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
+    if kind == "freeze-until-out":  # by others, of which there must be one
+        roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
     return tuple(
         name for role in roles for name in draw.sample(sites.processes[role], len(sites.processes[role]))
+    )
+
+
+def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:
+    """Some workers that lose the manager and no shard, and some that lose all shards and not the manager."""
+    workers, services = _ends(links)
+    for others in (
+        [name for name in services if name == MANAGER],
+        [name for name in services if name != MANAGER],
+    ):
+        if others:
+            some = sorted(draw.sample(workers, draw.randint(1, len(workers))), key=workers.index)
+            yield f"{','.join(some)}>{','.join(others)}"
+
+
+def _ends(links: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The workers and the services of links between each of these and each of those."""
+    return (
+        list(dict.fromkeys(link.partition(">")[0] for link in links)),
+        list(dict.fromkeys(link.partition(">")[2] for link in links)),
     )

@@ -8,10 +8,26 @@ from pathlib import Path
 
 from evenpace.chaos import processes
 from evenpace.chaos.cluster import Cluster
-from evenpace.chaos.injections import Cut, Freeze, FullDisk, HalfOpen, Injection, Kill, Slow, clock_jump
-from evenpace.chaos.schedule import KINDS, Fault
+from evenpace.chaos.injections import (
+    BlackHole,
+    Cut,
+    Freeze,
+    FreezeUntilOut,
+    FullDisk,
+    HalfOpen,
+    Impostor,
+    Injection,
+    Kill,
+    Slow,
+    Together,
+    clock_jump,
+)
+from evenpace.chaos.proxy import Link
+from evenpace.chaos.schedule import KINDS, MANAGER, Fault, links_of
 
+_UNTIL_OUT = "freeze-until-out"
 _EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it
+_OUT_SECONDS = 90.0  # without another fault, within which somebody who is frozen must be out
 _PATIENCE_SECONDS = 30.0  # for which a fault waits for something that it can befall
 
 
@@ -59,6 +75,7 @@ class Storm:
         self._waiting: list[Fault] = []
         self._delay = 0.0  # seconds for which faults were held back
         self._ticked = self._began
+        self._disturbed = self._began  # when there was last a fault other than workers being frozen until out
         self.active: list[Active] = []
         self.over: list[Active] = []
         self.without_target: list[Fault] = []
@@ -79,10 +96,16 @@ class Storm:
             self._next = next(self._faults, None)
         if not hold:
             self._waiting = [fault for fault in self._waiting if not self._settle(fault, elapsed)]
+        if any(one.fault.kind != _UNTIL_OUT for one in self.active):
+            self._disturbed = now
         for active in list(self.active):
             self._look(active)
-            limit = active.fault.seconds + (0.0 if active.evidence else _EVIDENCE_SECONDS)
-            if now - active.began >= limit:
+            since, limit = active.began, active.fault.seconds
+            if not active.evidence and active.fault.kind == _UNTIL_OUT:
+                since, limit = max(since, self._disturbed), limit + _OUT_SECONDS
+            elif not active.evidence:
+                limit += _EVIDENCE_SECONDS
+            if now - since >= limit:
                 self._end(active)
 
     def end(self) -> None:
@@ -105,12 +128,17 @@ class Storm:
         for active in list(self.active):
             self._end(active, counts=active.evidence is not None)
 
+    @property
+    def long(self) -> bool:
+        """Whether a fault is under way that may last for minutes, and let nothing move meanwhile."""
+        return any(KINDS[one.fault.kind].of_all_scales for one in self.active)
+
     def unheard(self, worker: str, since: float, until: float) -> float:
         """Seconds of faults between two moments that may have kept a worker from being heard."""
         return sum(
             max(0.0, min(one.ended or until, until) - max(one.began, since))
             for one in (*self.active, *self.over)
-            if one.target.partition(">")[0] in (worker, "manager")
+            if {worker, MANAGER} & set(one.target.partition(">")[0].split(","))
         )
 
     def _settle(self, fault: Fault, elapsed: float) -> bool:
@@ -128,28 +156,52 @@ class Storm:
     def _possible(self, kind: str, name: str) -> bool:
         """Whether a fault of this kind can befall it now."""
         site = KINDS[kind].site
-        if any(one.target == name and KINDS[one.fault.kind].site == site for one in self.active):
+        if any(_touched(one.fault.kind, one.target) & _touched(kind, name) for one in self.active):
             return False
         if site == "link":
-            return bool(self._cluster.proxy.links[name].connections)
+            return any(link.connections for link in self._links(name).values())
         if site == "disk":
             return True
-        pid = self._cluster.supervisor.processes[name].pid
-        return pid is not None and processes.state(pid) in ("R", "S", "D")
+        process = self._cluster.supervisor.processes[name]
+        if process.pid is None or processes.state(process.pid) not in ("R", "S", "D"):
+            return False
+        if kind == "freeze-until-out":  # others must be left to notice
+            frozen = sum(one.fault.kind == kind for one in self.active)
+            if frozen >= self._cluster.settings.workers - 1:
+                return False
+        if kind not in ("freeze-until-out", "impostor"):
+            return True
+        if (
+            process.role == "worker"
+        ):  # that is heard of: others neither fall silent nor have their names in use
+            return self._cluster.standing(name) in ("working", "waiting")
+        return self._cluster.listening(name)
+
+    def _links(self, name: str) -> dict[str, Link]:
+        return {link: self._cluster.proxy.links[link] for link in links_of(name)}
 
     def _inject(self, fault: Fault, name: str) -> Injection:
-        cluster = self._cluster
+        cluster, proxy = self._cluster, self._cluster.proxy
         match fault.kind:
             case "kill":
                 return Kill(fault, cluster.supervisor, name)
             case "freeze" | "long-freeze":
                 return Freeze(cluster.supervisor, name)
+            case "freeze-until-out":
+                return FreezeUntilOut(cluster.supervisor, name, cluster.standing)
+            case "impostor":
+                return Impostor(cluster.supervisor.processes[name])
             case "cut":
-                return Cut(fault, cluster.proxy, cluster.proxy.links[name])
+                return Cut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
-                return Slow(fault, cluster.proxy, cluster.proxy.links[name], stall=fault.kind == "stall")
+                return Slow(fault, proxy, proxy.links[name], stall=fault.kind == "stall")
             case "half-open":
-                return HalfOpen(fault, cluster.proxy, cluster.proxy.links[name])
+                return HalfOpen(fault, proxy, proxy.links[name])
+            case "partition" if fault.amount < 0.5:
+                links = self._links(name).items()
+                return Together({key: Slow(fault, proxy, link, stall=True) for key, link in links})
+            case "black-hole" | "partition":
+                return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
             case "disk":
                 return FullDisk(cluster.disks[name])
             case _:
@@ -182,3 +234,12 @@ class Storm:
             "seconds": round(ended - active.began, 3),
             "evidence": active.evidence,
         }
+
+
+def _touched(kind: str, name: str) -> set[tuple[str, str]]:
+    """What a fault has for itself, with its site; while a name is contested, that is the manager, too."""
+    site = KINDS[kind].site
+    touched = {(str(site), part) for part in links_of(name)}
+    if kind == "impostor" and name != MANAGER:
+        touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
+    return touched

@@ -23,7 +23,7 @@ OPTIONS = {
     "weight_decay": 0.01,
 }  # a step counts for long; rounding does not grow
 
-_FEATURES, _HIDDEN, _CLASSES = 64, 64, 10
+_FEATURES, _HIDDEN, _CLASSES = 64, 512, 10
 _SHAPES = ((_FEATURES, _HIDDEN), (_HIDDEN,), (_HIDDEN, _CLASSES), (_CLASSES,))
 
 

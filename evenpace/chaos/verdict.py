@@ -1,10 +1,13 @@
 """Judges a run by what was written down during it."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenpace.chaos import checks
 from evenpace.chaos.cluster import Cluster
@@ -16,9 +19,37 @@ from evenpace.chaos.settings import Settings
 from evenpace.chaos.storm import Storm
 from evenpace.chaos.training import SPEC, train_alone
 
+CALM = "calm"  # the folder of a run without faults, within that of the run that is judged
 _MOST = 50  # violations that are told
 _RECENT_SECONDS = 60.0  # before an end, in which a worker's silence counts
 _SILENT_SECONDS = 30.0  # of silence, for which a worker may be taken out of its job
+
+
+@dataclass
+class Found:
+    """What came of one job.
+
+    Attributes:
+        iterations: Of it.
+        rewinds: That shards made, all together.
+        redone: Iterations that were taken back and done again, of the shard with the most.
+        longest_stall: Seconds between two steps, at most.
+        error: Of the parameters, relative; the largest of those that were compared.
+        compared: How many versions' parameters were compared.
+        missing: Iterations of which the manager has no record, since it died before that was written.
+        same_bits: Whether the final parameters are those of a run without faults; None without such a run.
+        violations: In words.
+    """
+
+    iterations: int = 0
+    rewinds: int = 0
+    redone: int = 0
+    longest_stall: float = 0.0
+    error: float = 0.0
+    compared: int = 0
+    missing: int = 0
+    same_bits: bool | None = None
+    violations: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -30,15 +61,9 @@ class Outcome:
         faults: A line for each.
         without_target: Faults that found nothing to befall, by kind.
         skipped: Why kinds of faults could not be brought about, by kind.
-        iterations: Of the job.
-        rewinds: That shards made, all together.
-        redone: Iterations that were taken back and done again, of the shard with the most.
-        longest_stall: Seconds between two steps, at most.
-        error: Of the parameters, relative; the largest of those that were compared.
-        compared: How many versions' parameters were compared.
-        missing: Iterations of which the manager has no record, since it died before that was written.
+        jobs: What came of each.
         excused: Seconds of silence after which workers were taken out of the job, by worker.
-        violations: In words.
+        violations: In words, of the jobs' the first ones.
         seconds: That all of it took.
     """
 
@@ -46,13 +71,7 @@ class Outcome:
     faults: list[dict[str, Any]]
     without_target: dict[str, int]
     skipped: dict[str, str]
-    iterations: int = 0
-    rewinds: int = 0
-    redone: int = 0
-    longest_stall: float = 0.0
-    error: float = 0.0
-    compared: int = 0
-    missing: int = 0
+    jobs: dict[str, Found] = field(default_factory=dict)
     excused: dict[str, float] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -76,15 +95,18 @@ class Outcome:
 
 
 def judge(
-    cluster: Cluster, storm: Storm, progress: Progress, history: list[dict[str, Any]], problems: list[str]
+    cluster: Cluster,
+    storm: Storm,
+    progress: Mapping[str, Progress],
+    history: Mapping[str, list[dict[str, Any]]],
+    problems: list[str],
 ) -> Outcome:
-    """What came of a run that is over."""
+    """What came of a run that is over; progress and the manager's history are those of each job."""
     outcome = Outcome(
         cluster.settings,
         [storm.line(one) for one in storm.over],
         dict(Counter(fault.kind for fault in storm.without_target)),
         cluster.skipped,
-        longest_stall=round(progress.longest, 2),
         violations=list(problems),
     )
     outcome.violations += [
@@ -99,24 +121,35 @@ def judge(
     ]
     for ending in cluster.supervisor.endings:
         _judge_ending(ending, cluster, storm, outcome)
-    courses = [_course(cluster, shard) for shard in cluster.shards]
-    journals = [_journal(cluster, worker) for worker in cluster.workers]
-    shortest = min(courses, key=lambda course: len(course.steps))
-    outcome.iterations = len(shortest.steps)
-    outcome.rewinds = sum(course.rewinds for course in courses)
-    outcome.redone = max(course.redone for course in courses)
-    found: list[str] = []
-    found += checks.all_there(courses, max(len(course.steps) for course in courses))
-    for course in courses:
-        found += checks.exactly_once(course, SPEC)
-    found += checks.journals_agree(journals, courses, SPEC)
-    found += checks.history_agrees(history, shortest, SPEC)
-    outcome.missing = outcome.iterations - len(history)
-    found += _judge_parameters(cluster, journals, outcome)
-    outcome.violations += found[:_MOST]
-    if len(found) > _MOST:
-        outcome.violations.append(f"and {len(found) - _MOST} more")
+    for job in cluster.jobs:
+        found = outcome.jobs[job] = _judge_job(cluster, job, history[job], outcome.excused)
+        found.longest_stall = round(progress[job].longest, 2)
+        whose = f"{job}: " if len(cluster.jobs) > 1 else ""
+        outcome.violations += [whose + what for what in found.violations[:_MOST]]
+        if len(found.violations) > _MOST:
+            outcome.violations.append(f"{whose}and {len(found.violations) - _MOST} more")
     return outcome
+
+
+def _judge_job(
+    cluster: Cluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
+) -> Found:
+    courses = [_course(cluster, shard, job) for shard in cluster.shards]
+    journals = [_journal(cluster, worker) for worker in cluster.jobs[job]]
+    shortest = min(courses, key=lambda course: len(course.steps))
+    found = Found(
+        iterations=len(shortest.steps),
+        rewinds=sum(course.rewinds for course in courses),
+        redone=max(course.redone for course in courses),
+        missing=len(shortest.steps) - len(history),
+    )
+    found.violations += checks.all_there(courses, max(len(course.steps) for course in courses))
+    for course in courses:
+        found.violations += checks.exactly_once(course, SPEC)
+    found.violations += checks.journals_agree(journals, courses, SPEC)
+    found.violations += checks.history_agrees(history, shortest, SPEC)
+    _judge_parameters(cluster, journals, found, excused)
+    return found
 
 
 def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outcome) -> None:
@@ -129,9 +162,9 @@ def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outco
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _course(cluster: Cluster, shard: str) -> Course:
+def _course(cluster: Cluster, shard: str, job: str) -> Course:
     course = Course(shard, cluster.settings.checkpoint_every)
-    for entry in read_ledger(cluster.ledgers(shard)):
+    for entry in read_ledger(cluster.ledgers(shard, job)):
         course.add(entry)
     return course
 
@@ -143,35 +176,46 @@ def _journal(cluster: Cluster, worker: str) -> Journal:
     return journal
 
 
-def _judge_parameters(cluster: Cluster, journals: list[Journal], outcome: Outcome) -> list[str]:
-    """All parameters that workers have had against those of one process."""
-    finals = {}
-    found = []
-    for worker in cluster.workers:
-        path = cluster.folder / "parameters" / f"{worker}.npz"
-        if path.exists():
-            with np.load(path) as saved:
-                finals[worker] = int(saved["version"]), saved["parameters"]
-    last = outcome.iterations
-    found += [
+def _judge_parameters(
+    cluster: Cluster, journals: list[Journal], found: Found, excused: Mapping[str, float]
+) -> None:
+    """All parameters that workers have had against those of one process, and of a run without faults."""
+    last, workers = found.iterations, [journal.worker for journal in journals]
+    finals = _finals(cluster.folder, workers)
+    found.violations += [
         f"{worker}: did not come to the end with its parameters"
-        for worker in cluster.workers
-        if worker not in finals and worker not in outcome.excused
+        for worker in workers
+        if worker not in finals and worker not in excused
     ]
     prints, alone = train_alone(last)
     scale = float(np.abs(alone).max())
     for worker, (version, parameters) in finals.items():
         if version != last:
-            found.append(f"{worker}: ended with version {version}, but the job has {last}")
+            found.violations.append(f"{worker}: ended with version {version}, but the job has {last}")
         else:
-            outcome.error = max(outcome.error, checks.relative_error(parameters, alone, scale))
-            found += checks.parameters_equal(f"{worker}'s final parameters", parameters, alone, scale)
+            found.error = max(found.error, checks.relative_error(parameters, alone, scale))
+            what = f"{worker}'s final parameters"
+            found.violations += checks.parameters_equal(what, parameters, alone, scale)
     for journal in journals:
         for attempt, version, values in journal.prints:
             if version in prints:
                 what = f"{journal.worker}'s parameters of version {version} in attempt {attempt}"
                 mine = np.array(values)
-                outcome.error = max(outcome.error, checks.relative_error(mine, prints[version], scale))
-                found += checks.parameters_equal(what, mine, prints[version], scale)
-                outcome.compared += 1
-    return found
+                found.error = max(found.error, checks.relative_error(mine, prints[version], scale))
+                found.violations += checks.parameters_equal(what, mine, prints[version], scale)
+                found.compared += 1
+    if cluster.settings.deterministic:
+        other = list(checks.bits_equal(finals, _finals(cluster.folder / CALM, workers)))
+        found.same_bits = not other
+        found.violations += other
+
+
+def _finals(folder: Path, workers: Iterable[str]) -> dict[str, tuple[int, NDArray[np.float64]]]:
+    """The last version and its parameters, by worker."""
+    finals = {}
+    for worker in workers:
+        path = folder / "parameters" / f"{worker}.npz"
+        if path.exists():
+            with np.load(path) as saved:
+                finals[worker] = int(saved["version"]), saved["parameters"]
+    return finals

@@ -21,10 +21,16 @@ def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, loo
     """What was on the way is lost, no connection is reset, and all comes to the parameters of one process."""
     with services(2, lookahead=lookahead, silence=60.0) as (manager, (shard,)), Proxy() as proxy:
         ways = {"manager": proxy.add("manager", manager), "shard": proxy.add("shard", shard)}
-        vanishes = once(10, lambda: proxy.do(proxy.links[which].swallow))
+        link, dead = proxy.links[which], []
+
+        def vanish():
+            dead.append(proxy.do(link.swallow))
+            proxy.do(link.answer_again)
+
+        vanishes = once(10, vanish)
         through = Worker(ways["manager"], [ways["shard"]], "w0", ITERATIONS, vanishes, silence=1.0)
         assert_trained([through, Worker(manager, [shard], "w1", ITERATIONS)])
-        assert len(proxy.links[which].deaf) > 0
+        assert dead[0] > 0
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])

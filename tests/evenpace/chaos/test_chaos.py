@@ -3,6 +3,7 @@
 import itertools
 import os
 import tempfile
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,14 @@ from evenpace.chaos.cluster import Cluster
 from evenpace.chaos.errors import NotPossibleHereError
 from evenpace.chaos.history import Rewind, Step, read_ledger
 from evenpace.chaos.run import run
-from evenpace.chaos.schedule import KINDS, Sites, schedule
+from evenpace.chaos.schedule import KINDS, LONGEST, Sites, links_of, schedule
 from evenpace.chaos.settings import Settings
 
+WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
 SITES = Sites(
-    {"worker": ("w0", "w1", "w2"), "shard": ("ps-0",), "manager": ("manager",)}, ("w0>ps-0",), ("ps-0",)
+    {"worker": WORKERS, "shard": SERVICES[1:], "manager": SERVICES[:1]},
+    tuple(f"{worker}>{service}" for worker in WORKERS for service in SERVICES),
+    ("ps-0",),
 )
 
 
@@ -53,10 +57,58 @@ def test_every_target_comes():
         "w1",
         "w2",
         "ps-0",
+        "ps-1",
         "manager",
     }
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
+
+
+def targets(kind, seconds=1e5):
+    """What faults of a kind would befall first."""
+    return {fault.targets[0] for fault in schedule(1, [kind], SITES, 5.0, seconds)}
+
+
+def test_a_black_hole_is_a_link_or_a_whole_service():
+    """All workers' links, then."""
+    assert targets("black-hole") == {*SITES.links, *(f"w0,w1,w2>{service}" for service in SERVICES)}
+
+
+def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
+    """Whoever has lost the one can reach the others, and the reverse."""
+    some = [",".join(names) for count in (1, 2, 3) for names in itertools.combinations(WORKERS, count)]
+    assert targets("partition") == {
+        f"{names}>{services}" for names in some for services in ("manager", "ps-0,ps-1")
+    }
+    assert links_of("w0,w2>ps-0,ps-1") == ["w0>ps-0", "w0>ps-1", "w2>ps-0", "w2>ps-1"]
+
+
+def test_workers_are_frozen_until_out_one_soon_after_the_other():
+    """Now and then; nobody else is, and nobody where no other worker could notice."""
+    faults = list(schedule(1, ["freeze-until-out"], SITES, 100.0, 10_000.0))
+    apart = [second.at - first.at for first, second in itertools.pairwise(faults)]
+    assert sum(gap < 12 for gap in apart) > len(faults) / 4
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert {name for fault in faults for name in fault.targets} == set(WORKERS)
+    alone = replace(SITES, processes={"worker": ("w0",), "manager": ("manager",)})
+    assert list(schedule(1, ["freeze-until-out"], alone, 5.0, 100.0)) == []
+
+
+@pytest.mark.parametrize("minutes", [2, 60])
+def test_faults_last_for_a_part_of_the_run_at_most(minutes):
+    """Or for what their kind needs; long ones last for minutes where there are hours."""
+    seconds = 60.0 * minutes
+    faults = list(schedule(3, list(KINDS), SITES, Settings.gap, seconds))
+    for fault in faults:
+        assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
+    longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
+    assert longest > (240 if minutes == 60 else 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_hour_has_its_faults(seed):
+    """As many as are to come in one, with some to spare for those that find nothing to befall."""
+    assert len(list(schedule(seed, list(KINDS), SITES, Settings.gap, 3600.0))) > 1000
 
 
 def test_wrong_settings_are_refused():
@@ -67,6 +119,10 @@ def test_wrong_settings_are_refused():
         Settings(0, 0)
     with pytest.raises(ValueError, match="give at least one of kill"):
         Settings(1, 0, ())
+    with pytest.raises(ValueError, match="link_mib 0: must be above 0"):
+        Settings(1, 0, link_mib=0)
+    with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
+        Settings(1, 0, ("kill", "freeze-until-out"), deterministic=True)
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
@@ -75,6 +131,8 @@ def test_a_run_says_how_to_have_the_same_faults_again():
         "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
     assert Settings(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+    others = Settings(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
+    assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
 
 
 def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):

@@ -14,7 +14,18 @@ import pytest
 
 from evenpace.chaos import clocks, processes, witness
 from evenpace.chaos.errors import NotPossibleHereError
-from evenpace.chaos.injections import Cut, Freeze, HalfOpen, Kill, Slow, clock_jump
+from evenpace.chaos.injections import (
+    BlackHole,
+    Cut,
+    Freeze,
+    FreezeUntilOut,
+    HalfOpen,
+    Impostor,
+    Kill,
+    Slow,
+    Together,
+    clock_jump,
+)
 from evenpace.chaos.processes import Supervised, Supervisor
 from evenpace.chaos.proxy import Proxy
 from evenpace.chaos.schedule import Fault
@@ -119,6 +130,52 @@ def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
     assert processes.state(kill._popen.pid) == ""
 
 
+def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wait_until):
+    """That it is stopped is no evidence of that."""
+    said = []
+    freeze = FreezeUntilOut(supervised, "w0", lambda name: said[-1] if said else None)
+    assert processes.state(supervised.processes["w0"].pid) == "T"
+    assert freeze.fired() is None
+    said.append("working")
+    assert freeze.fired() is None
+    said.append("silent")
+    assert freeze.fired().endswith("has state T in /proc; to the manager it is silent")
+    freeze.lift()
+    wait_until(lambda: processes.state(supervised.processes["w0"].pid) in "RS", "its going on")
+
+
+def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
+    """It says who has it."""
+    command = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
+    command += ["--state", str(tmp_path / "state")]
+    manager = Supervised("manager", "manager", lambda starts: command, {}, tmp_path / "manager.log")
+    supervisor = Supervisor({"manager": manager}, random.Random(0))
+    supervisor.poll()
+    try:
+        wait_until(lambda: "listening" in manager.log.read_text(), "its start")
+        impostor = Impostor(manager)
+        refusal = wait_until(impostor.fired, "the refusal")
+        assert f"is in use by another manager, process {manager.pid}" in refusal
+        assert manager.popen.poll() is None
+    finally:
+        supervisor.stop("manager")
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [("import time; print('x is in use by another'); time.sleep(600)", False), ("raise SystemExit(1)", True)],
+)
+def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_path, wait_until, code, ends):
+    """There is no evidence; nothing of it stays."""
+    command = [sys.executable, "-c", code]
+    impostor = Impostor(Supervised("w0", "worker", lambda starts: command, {}, tmp_path / "w0.log"))
+    if ends:
+        wait_until(lambda: impostor._twin.popen.poll() is not None, "its end")
+    assert impostor.fired() is None
+    impostor.lift()
+    assert impostor._twin.popen.poll() is not None
+
+
 def test_a_link_is_cut(proxy, connection):
     """At once, with new connections refused, until it ends."""
     link = proxy.links["w0>echo"]
@@ -184,6 +241,84 @@ def test_a_half_open_link_tells_one_side_only(proxy, connection, near_ends):
         connection.settimeout(120)
         assert is_broken(connection)
     half.lift()
+
+
+def test_a_link_of_limited_bandwidth_takes_its_time(echo):
+    """Which is no evidence of a fault; a throttle goes below it."""
+    with Proxy(100_000.0) as proxy:
+        proxy.add("w0>echo", echo)
+        link = proxy.links["w0>echo"]
+        with (
+            socket.create_connection(link.address, timeout=120) as connection,
+            connection.makefile("rb") as stream,
+        ):
+            began = time.monotonic()
+            connection.sendall(b"x" * 40_000)
+            assert len(stream.read(40_000)) == 40_000
+            assert time.monotonic() - began > 40_000 / 100_000
+            assert link.held == 0
+            slow = Slow(fault("throttle", amount=0.0), proxy, link, stall=False)
+            began = time.monotonic()
+            connection.sendall(b"x" * 400)
+            assert len(stream.read(400)) == 400
+            assert time.monotonic() - began > 400 / 2000
+            assert "bytes at 2000 bytes/s" in slow.fired()
+            slow.lift()
+
+
+def test_a_link_becomes_a_black_hole(proxy, connection, wait_until):
+    """What comes is lost, on old and new connections; these stay dead, and others come through afterwards."""
+    link = proxy.links["w0>echo"]
+    hole = BlackHole(proxy, link)
+    assert (hole.fired(), hole.moot) == (None, True)
+    with socket.create_connection(link.address, timeout=120) as new:
+        for sent in (connection, new):
+            lost = link.lost
+            sent.sendall(b"x" * 1000)
+            wait_until(lambda lost=lost: link.lost == lost + 1000, "the loss")
+        assert hole.fired() == "1 connections fell silent, 2000 bytes lost"
+        hole.lift()
+        for dead in (connection, new):
+            dead.sendall(b"again")
+            dead.settimeout(0.2)
+            assert not is_broken(dead)
+        with socket.create_connection(link.address, timeout=120) as again:
+            again.sendall(b"again")
+            assert again.recv(100) == b"again"
+
+
+def test_in_a_black_hole_nobody_hears_that_a_connection_has_ended(wait_until):
+    """Before it is over; then the other end is told, as its packets would be answered with a reset."""
+    with (
+        Proxy() as proxy,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(proxy.add("w0>service", Address(*listener.getsockname()))) as worker,
+    ):
+        service, _ = listener.accept()
+        with service:
+            link = proxy.links["w0>service"]
+            wait_until(lambda: link.connections, "the connection")
+            hole = BlackHole(proxy, link)
+            worker.close()
+            service.settimeout(0.2)
+            assert not is_broken(service)
+            hole.lift()
+            service.settimeout(120)
+            assert is_broken(service)
+
+
+def test_faults_come_together(proxy, connection, echo, wait_until):
+    """Each of them; what one has done is evidence."""
+    proxy.add("w1>echo", echo)
+    links = proxy.links
+    together = Together({name: BlackHole(proxy, link) for name, link in links.items()})
+    assert (together.fired(), together.moot) == (None, True)
+    connection.sendall(b"x" * 1000)
+    assert wait_until(together.fired, "evidence") == "w0>echo: 1 connections fell silent, 1000 bytes lost"
+    assert not together.moot
+    assert all(link.swallowing for link in links.values())
+    together.lift()
+    assert not any(link.swallowing for link in links.values())
 
 
 def test_a_clock_jumps_for_one_process(tmp_path, wait_until):

@@ -18,6 +18,7 @@ import pytest
 
 from batchsize_manager.history import History
 from batchsize_manager.plan import permutation
+from evenpace.chaos import checks
 from evenpace.chaos import storm as storms
 from evenpace.chaos.cluster import Cluster
 from evenpace.chaos.processes import Ending, Supervised
@@ -27,7 +28,7 @@ from evenpace.chaos.settings import Settings
 from evenpace.chaos.storm import Storm
 from evenpace.chaos.train_worker import train
 from evenpace.chaos.training import SPEC
-from evenpace.chaos.verdict import judge
+from evenpace.chaos.verdict import CALM, judge
 from evenpace.observer import Observer, plain_record
 from ps.hosted import Hosted
 from ps.shard import Shard
@@ -35,6 +36,7 @@ from tests.services import in_threads, manager_service, send_back, serving, shar
 from worker.data import Slices
 from worker.session import Session, SessionConfig
 
+JOB = "job-0"
 WORKERS, SHARDS = ("w0", "w1"), ("ps-0", "ps-1")
 ITERATIONS = 45  # two epochs, of 21 each, and a part of the third
 EVERY = 10  # versions between two checkpoints
@@ -48,15 +50,20 @@ class Run:
         folder: That it wrote into.
         history: The manager's records.
         kinds: Of faults, those that were to come.
+        settings: Others.
     """
 
-    def __init__(self, folder, history, kinds=("kill",)):
+    def __init__(self, folder, history, kinds=("kill",), **settings):
         self.folder = folder
         self.history = history
         self.problems = []
-        settings = Settings(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY)
+        settings = Settings(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY, **settings)
         self.cluster = Cluster(settings, folder)
-        roles = {**dict.fromkeys(WORKERS, "worker"), **dict.fromkeys(SHARDS, "shard"), "manager": "manager"}
+        roles = {
+            **dict.fromkeys(self.cluster.workers, "worker"),
+            **dict.fromkeys(SHARDS, "shard"),
+            "manager": "manager",
+        }
         self.supervisor = self.cluster.supervisor
         self.supervisor.processes = {
             name: Supervised(
@@ -68,12 +75,15 @@ class Run:
 
     def judged(self):
         """The verdict."""
-        return judge(self.cluster, self.storm, Progress(self.cluster), self.history, self.problems)
+        jobs = self.cluster.jobs
+        progress = {job: Progress(self.cluster, job) for job in jobs}
+        history = dict.fromkeys(jobs, self.history)
+        return judge(self.cluster, self.storm, progress, history, self.problems)
 
-    def copied(self, folder, kinds=("kill",)):
+    def copied(self, folder, kinds=("kill",), **settings):
         """A copy after the same faults, to plant another in; other kinds may have been to come."""
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("state"), dirs_exist_ok=True)
-        copy = Run(folder, json.loads(json.dumps(self.history)), kinds)
+        copy = Run(folder, json.loads(json.dumps(self.history)), kinds, **settings)
         copy.storm.over = list(self.storm.over)
         return copy
 
@@ -137,7 +147,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
 
     def work(name):
         """What one worker does."""
-        with contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker=name))) as session:
+        with contextlib.closing(Session(SessionConfig(manager, tuple(shards), JOB, name))) as session:
             finish = session.finish_iteration
 
             def finish_iteration():
@@ -158,7 +168,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
             service = shard_service(state=state, ledger=ledger, checkpoint_every=EVERY)
             shards.append(stack.enter_context(serving(service)))
         in_threads(*(lambda name=name: work(name) for name in WORKERS))
-        with contextlib.closing(Observer(manager, ())) as observer:
+        with contextlib.closing(Observer(manager, (), JOB)) as observer:
             assert observer.poll()
             history = [plain_record(record) for record in observer.iterations]
     return Run(folder, history)
@@ -196,10 +206,11 @@ def test_a_training_without_a_fault_has_no_violation(faultless):
     """And the verdict says what there was: two shards went back for the same iterations."""
     outcome = faultless.judged()
     assert outcome.violations == []
-    assert (outcome.iterations, outcome.rewinds, outcome.missing) == (ITERATIONS, 2, 0)
-    assert outcome.redone == SENT_BACK - BACK
-    assert outcome.compared == 2 * (1 + ITERATIONS // EVERY + 1)  # each has version 20 in both attempts
-    assert 0 < outcome.error < 1e-9
+    found = outcome.jobs[JOB]
+    assert (found.iterations, found.rewinds, found.missing) == (ITERATIONS, 2, 0)
+    assert found.redone == SENT_BACK - BACK
+    assert found.compared == 2 * (1 + ITERATIONS // EVERY + 1)  # each has version 20 in both attempts
+    assert 0 < found.error < 1e-9
     assert outcome.counts == {"kill": (1, 1, 0)}
 
 
@@ -546,6 +557,79 @@ def test_a_worker_that_does_not_come_to_the_end_is_seen(run):
     assert run.judged().violations == ["w1: did not come to the end with its parameters"]
 
 
+@pytest.fixture
+def twin(faultless, tmp_path):
+    """The same, where another run without faults has come to the same bits."""
+    run = faultless.copied(tmp_path, deterministic=True)
+    shutil.copytree(run.folder / "parameters", run.folder / CALM / "parameters")
+    return run
+
+
+def test_a_run_with_the_bits_of_one_without_faults_has_no_violation(twin):
+    """That they are the same is said."""
+    outcome = twin.judged()
+    assert outcome.violations == []
+    assert outcome.jobs[JOB].same_bits
+
+
+def last_bit(values):
+    """One parameter is another number, and no number is closer to it."""
+    values["parameters"][100] = np.nextafter(values["parameters"][100], 1.0)
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_another_last_bit_is_seen(twin, worker):
+    """It is far below what may differ from one process."""
+    with twin.parameters(worker) as values:
+        last_bit(values)
+    outcome = twin.judged()
+    assert outcome.violations == [
+        f"{worker}: 1 final parameters have other bits than {other}'s without faults" for other in WORKERS
+    ]
+    assert outcome.jobs[JOB].same_bits is False
+
+
+def test_two_zeros_are_not_the_same_bits():
+    """Though they are equal."""
+    zeros = {"w0": (3, np.array([0.0]))}, {"w0": (3, np.array([-0.0]))}
+    assert list(checks.bits_equal(*zeros)) == [
+        "w0: 1 final parameters have other bits than w0's without faults"
+    ]
+
+
+def test_a_run_without_faults_that_ended_elsewhere_or_not_at_all_is_no_proof(twin):
+    """It is said what is missing."""
+    (file,) = (twin.folder / CALM / "parameters").glob("w0.npz")
+    with np.load(file) as saved:
+        np.savez(file, version=ITERATIONS - 1, parameters=saved["parameters"])
+    (twin.folder / CALM / "parameters" / "w1.npz").unlink()
+    ended = "ended with version 45; without faults, w0 with 44"
+    assert twin.judged().violations == [f"w0: {ended}", f"w1: {ended}"]
+    shutil.rmtree(twin.folder / CALM)
+    assert twin.judged().violations == ["there are no final parameters of a run without faults"]
+
+
+def test_each_job_has_a_verdict_of_its_own(faultless, tmp_path):
+    """What is wrong in one is said of that one, and does not spoil the other."""
+    run = faultless.copied(tmp_path, jobs=2)
+    for mine, theirs in zip(WORKERS, run.cluster.jobs["job-1"], strict=True):
+        for file in run.folder.glob(f"*/{mine}*"):
+            shutil.copy(file, file.with_name(file.name.replace(mine, theirs)))
+    for file in run.folder.glob("ledgers/*/*"):
+        text = file.read_text().replace('"w0"', '"w2"').replace('"w1"', '"w3"')
+        file.with_name(file.name.replace("job-0", "job-1")).write_text(text)
+    outcome = run.judged()
+    assert outcome.violations == []
+    assert outcome.jobs["job-0"] == outcome.jobs["job-1"]
+    with run.parameters("w3") as values:
+        nudge(values)
+    outcome = run.judged()
+    (violation,) = outcome.violations
+    assert violation.startswith("job-1: w3's final parameters: differs by ")
+    assert outcome.jobs["job-0"].violations == []
+    assert outcome.jobs["job-0"].error < 1e-9 < outcome.jobs["job-1"].error
+
+
 # -- planted in the manager's history
 
 
@@ -600,7 +684,7 @@ def test_iterations_that_workers_did_without_the_manager_are_counted(run):
     del run.history[BACK - 3 : BACK]
     outcome = run.judged()
     assert outcome.violations == []
-    assert outcome.missing == 3
+    assert outcome.jobs[JOB].missing == 3
 
 
 # -- ends of processes
@@ -700,6 +784,35 @@ def test_a_kind_that_never_fires_is_told(faultless, tmp_path, monkeypatch):
         "no cut fired: of 1 that came, 1 found nothing to befall",
         "no stall fired: of 0 that came, 0 found nothing to befall",
     ]
+
+
+def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, monkeypatch):
+    """However short it was to last; if the manager never does, with nothing else in its way, that is told."""
+    monkeypatch.setattr(storms, "_OUT_SECONDS", 1.0)
+    run = faultless.copied(tmp_path, ("kill", "freeze-until-out"))
+    asked = []
+
+    def standing(cluster, name):
+        asked.append(name)
+        return "silent" if name == "w1" and asked.count(name) > 1 else "working"
+
+    monkeypatch.setattr(Cluster, "standing", standing)
+    run.under_faults(*(kill(number, f"w{number - 1}", kind="freeze-until-out") for number in (1, 2)))
+    outcome = run.judged()
+    assert outcome.violations == ["fault 1, freeze-until-out of w0, did not fire"]
+    _, never, at_once = outcome.faults
+    assert never["seconds"] >= 1.0
+    assert "has state T in /proc; to the manager it is silent" in at_once["evidence"]
+
+
+def test_who_is_not_in_is_not_frozen_until_out_nor_impersonated(faultless, tmp_path, monkeypatch):
+    """A worker that has yet to join could be told out at once, and a second one would be let in."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Cluster, "standing", lambda cluster, name: "away")
+    kinds = ("freeze-until-out", "impostor")
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, kinds)
+    run.under_faults(*(kill(number, kind=kind) for number, kind in enumerate(kinds)))
+    assert run.judged().counts == dict.fromkeys(kinds, (1, 0, 1))
 
 
 def test_one_of_each_kind_comes_though_the_time_is_up(faultless, tmp_path):
