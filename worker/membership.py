@@ -310,6 +310,8 @@ class Membership:
             except Exception as error:  # noqa: BLE001 - raised again by `next`, in the thread that trains
                 if self._leaving:
                     break
+                if finished.attempt != self.attempt:
+                    continue  # the job was rewound meanwhile: there are earlier iterations to report
                 self.fail(error if isinstance(error, EvenpaceError) else _reporting_failed(error))
                 return
         self._report_last(finished)
@@ -339,7 +341,9 @@ class Membership:
             request.known = self._known
         self._unanswered = request
         try:
-            reply = self._call_patiently(self._client, "report", request)
+            reply = self._call_patiently(
+                self._client, "report", request, wanted=lambda: finished.attempt == self.attempt
+            )
         finally:
             if not self._leaving:
                 self._unanswered = None
@@ -376,11 +380,13 @@ class Membership:
                 self._known = assignments[-1].iteration
             self._change.notify_all()
 
-    def _call_patiently(self, client: Client, method: str, request: Any) -> Any:
+    def _call_patiently(
+        self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
+    ) -> Any:
         """Call the manager; while the job is paused, for as long as it takes."""
         while True:
             try:
-                reply = client.call(method, request)
+                reply = client.call(method, request, wanted=wanted)
                 break
             except DeadlineExceededError:
                 if self._leaving or not self.paused:

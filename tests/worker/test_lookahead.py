@@ -21,7 +21,7 @@ from rpc.client import Client
 from rpc.errors import EvenpaceError
 from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, services, slices_follow_each_other, trained_alone
-from tests.services import is_frozen, serving, shard_service
+from tests.services import is_frozen, send_back, serving, shard_service
 from tests.worker.processes import end_well, processes
 
 
@@ -72,6 +72,41 @@ def test_every_iteration_is_exact(lookahead, policy):
         assert slices_follow_each_other([parts[iteration] for parts in done if iteration in parts], iteration)
     for worker in workers:
         assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+
+
+def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path, wait_until):
+    """The manager has no answer to it: the worker has earlier iterations to report again first."""
+    iterations, config = 30, ManagerConfig("even", job=JobConfig(workers=2, lookahead=2, silence=60.0))
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(ManagerService(config)))
+        shard = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=5)))
+
+        def go_back(session):
+            if (session.assignment.attempt, session.assignment.iteration) == (0, 12):
+                wait_until(lambda: [*tmp_path.glob("*/*5.checkpoint")], "the checkpoint")
+                send_back(session, manager, 5)
+
+        late, other = (
+            Worker(manager, [shard], "w0", iterations, go_back),
+            Worker(manager, [shard], "w1", iterations),
+        )
+        membership = late.session._membership
+        send = membership._client.send
+
+        def send_late(method, request, **options):
+            if (method, getattr(request, "iteration", None), getattr(request, "attempt", None)) == (
+                "report",
+                10,
+                0,
+            ):
+                wait_until(lambda: membership.attempt == 1, "the other attempt")
+            send(method, request, **options)
+
+        membership._client.send = send_late
+        for worker in (late, other):
+            worker.end()
+            assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+    assert membership.attempt == 1
 
 
 @pytest.mark.parametrize("lookahead", [1, 3])
