@@ -44,6 +44,8 @@ test: $(VENV)/ready
 test-all: $(VENV)/ready
 	$(PYTEST) -m 'not containers'
 	$(BIN)/evenpace chaos --minutes 10 --json runs/chaos.json
+	$(BIN)/evenpace chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
+	$(BIN)/evenpace chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers
 

@@ -32,19 +32,33 @@ def start(tmp_path, *options):
 def test_nothing_is_lost_under_faults(tmp_path):
     """A short run: each kind of fault fires, nothing is violated, and nothing is left behind."""
     path = tmp_path / "chaos.json"
-    # A shard and a worker are killed, the other worker is frozen and stalled, a connection is cut.
-    options = ["--minutes", "0.1", "--seed", "372", "--faults", "kill,freeze,cut,stall", "--json", str(path)]
+    kinds = {"kill", "freeze-until-out", "impostor", "cut", "stall", "black-hole", "partition"}
+    options = ["--minutes", "0.1", "--seed", "372", "--faults", ",".join(sorted(kinds)), "--json", str(path)]
     with start(tmp_path, *options) as process:
         code = process.wait(timeout=560)
     assert code == 0, (tmp_path / "out").read_text()
     told = json.loads(path.read_text())
     assert told["violations"] == []
-    assert told["iterations"] > 20
-    assert told["compared"] > 2
+    assert told["jobs"]["job-0"]["iterations"] > 20
+    assert told["jobs"]["job-0"]["compared"] > 2
     assert all(fault["evidence"] for fault in told["faults"])
-    assert set(told["by_kind"]) == {"kill", "freeze", "cut", "stall"}
+    assert set(told["by_kind"]) == kinds
     assert all(counts["fired"] for counts in told["by_kind"].values())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
+
+
+@pytest.mark.slow
+def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
+    """The manager is killed, and connections to shards are cut; each job has a verdict of its own."""
+    path = tmp_path / "chaos.json"
+    options = ["--minutes", "0.05", "--faults", "kill,cut", "--deterministic", "--jobs", "2"]
+    with start(tmp_path, *options, "--json", str(path)) as process:
+        code = process.wait(timeout=560)
+    assert code == 0, (tmp_path / "out").read_text()
+    told = json.loads(path.read_text())
+    assert [job["same_bits"] for job in told["jobs"].values()] == [True, True]
+    targets = {fault["target"].partition(">")[2] or fault["target"] for fault in told["faults"]}
+    assert targets <= {"manager", "ps-0", "ps-1"}
 
 
 @pytest.mark.slow
