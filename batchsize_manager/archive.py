@@ -185,7 +185,7 @@ class Archive:
         log.info(
             "job %s is restored, with %d members; iteration %d is next",
             run.job,
-            len(members),
+            len(job.members),
             following,
             extra={"job": run.job, "run": run.run, "attempt": job.attempt, "iteration": following},
         )

@@ -111,14 +111,17 @@ class Job(JobOperations):
             )
             job._members.by_name[saved.worker].back_by = now + config.return_grace
             job._members.by_name[saved.worker].drained = saved.drained
+            if saved.cut_off:
+                job._members.cut_off(saved.worker, now - config.absence)
+                del job._members.by_name[saved.worker]
         job._batches.restore(batch_changes)
         job._batches.total = total or spec.total_batch_size
         job.paused = paused
         course = final_course(records)
         job.started = started or bool(
-            started is None and (course or attempt or len(members) >= config.workers)
+            started is None and (course or attempt or len(job.members) >= config.workers)
         )
-        if (job.started or not members) and not job._can_go_on:
+        if (job.started or not job.members) and not job._can_go_on:
             job._kept_until = now + config.keep
         job._members_changed()
         job._show(policy, course[-REPLAYED:])

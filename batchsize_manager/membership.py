@@ -95,12 +95,11 @@ class Members:
 
     @property
     def saved(self) -> list[SavedMember]:
-        """The members as `Job.restore` takes them."""
+        """The members, and those that were cut off, as `Job.restore` takes them."""
+        gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
         return [
-            SavedMember(
-                name, member.incarnation, member.bounds, member.unreleasable, member.drained, member.device
-            )
-            for name, member in self.by_name.items()
+            SavedMember(name, m.incarnation, m.bounds, m.unreleasable, m.drained, m.device, name in gone)
+            for name, m in (self.by_name | gone).items()
         ]
 
     def get(self, worker: str, incarnation: str) -> Membership | None:

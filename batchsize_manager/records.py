@@ -55,3 +55,4 @@ class SavedMember:
     unreleasable: bool = False  # the others could not go on without it
     drained: bool = False  # an operator wants it released
     device: str = ""  # of which kind it is
+    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of

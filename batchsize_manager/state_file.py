@@ -56,7 +56,7 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self._ids: dict[str, int] = {}  # of runs
         self._numbers: dict[str, dict[str, int]] = {}  # of workers, by run
-        self._members: dict[str, dict[tuple[str, str], SavedMember]] = {}  # as they are in the file
+        self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as they are in the file
         self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
         with explained(path):
             self._connection = sqlite3.connect(
@@ -258,26 +258,27 @@ class StateFile:
         execute, number = self._connection.execute, self._id(run)
         if run not in self._members:
             saved = self.reader.members(run)
-            self._members[run] = {(member.worker, member.incarnation): member for member in saved}
-        before = self._members[run]
-        after = {(member.worker, member.incarnation): member for member in members}
+            self._members[run] = _by_key(saved)
+        before, after = self._members[run], _by_key(members)
         for key in before.keys() - after.keys():
-            execute("DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key))
+            execute(
+                "DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key[:2])
+            )
         for key, member in after.items():
             bounds = member.bounds
-            marks = (member.unreleasable, member.drained, member.device)
-            values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key)
+            marks = (member.unreleasable, member.drained, member.device, member.cut_off)
+            values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key[:2])
             if key not in before:
                 execute(
                     "INSERT INTO members "
-                    "(minimum, maximum, granularity, unreleasable, drained, device, "
-                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "(minimum, maximum, granularity, unreleasable, drained, device, cut_off, "
+                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
             elif member != before[key]:
                 execute(
                     "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, unreleasable = ?, "
-                    "drained = ?, device = ? WHERE run = ? AND worker = ? AND incarnation = ?",
+                    "drained = ?, device = ?, cut_off = ? WHERE run = ? AND worker = ? AND incarnation = ?",
                     values,
                 )
         self._members[run] = after
@@ -294,3 +295,8 @@ class StateFile:
             numbers[name] = len(numbers)
             execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
         return numbers
+
+
+def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:
+    """By what makes another row of it: who comes back comes last, too."""
+    return {(member.worker, member.incarnation, member.cut_off): member for member in members}

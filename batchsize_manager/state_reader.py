@@ -104,19 +104,25 @@ class StateReader:
             return [_saved_run(*row) for row in rows]
 
     def members(self, run: str) -> list[SavedMember]:
-        """Who is in a run, or was at its end; in the order of their slices."""
-        drained, device = self._since(2, "drained"), self._since(3, "device")
+        """Who is in a run, or was at its end, in the order of their slices; and who may come back."""
+        later = f"{self._since(2, 'drained')}, {self._since(3, 'device')}, {self._since(3, 'cut_off')}"
         rows = self._rows(
-            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {drained}, {device} "
+            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
             "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
             run,
         )
         with explained(self._path):
             return [
                 SavedMember(
-                    worker, incarnation, Bounds(*bounds), bool(unreleasable), bool(drained), device or ""
+                    worker,
+                    incarnation,
+                    Bounds(*bounds),
+                    bool(unreleasable),
+                    bool(drained),
+                    device or "",
+                    bool(cut_off),
                 )
-                for worker, incarnation, *bounds, unreleasable, drained, device in rows
+                for worker, incarnation, *bounds, unreleasable, drained, device, cut_off in rows
             ]
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from batchsize_manager.job import JobConfig
 from batchsize_manager.rounding import Bounds
 from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
-from tests.batchsize_manager.driver import Beating
+from tests.batchsize_manager.driver import Beating, restored
 
 
 def cut_off(driver, name):
@@ -34,6 +35,22 @@ def test_a_member_that_was_only_cut_off_is_welcome_back():
     driver.report_part("a", part)
     assert driver.span("a")[0] == driver.span("b")[0] == 1
     assert driver.span("a")[2] + driver.span("b")[2] == 16
+
+
+def test_a_member_that_was_cut_off_is_welcome_back_to_a_manager_that_was_started_again():
+    """It is no member before, and nobody waits for it; its name is another's who comes first."""
+    driver = Beating("a", "b", "c", total=16)
+    driver.beat("a", "b", "c")
+    for name in "bc":
+        cut_off(driver, name)
+    driver.job = restored(driver.job, JobConfig(workers=3), now=driver.now)
+    assert driver.job.members == ["a"]
+    driver.beat("b")
+    assert driver.job.members == ["a", "b"]
+    assert driver.job.events[-1] == "b had not died; it is a member again"
+    rejoin(driver, "c", "c2")
+    with pytest.raises(NotMemberError):
+        driver.beat("c")
 
 
 def test_all_that_were_cut_off_come_back():

@@ -302,6 +302,10 @@ def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
         True,
     )
     assert file.reader.members("r") == [drained]
+    other, cut_off = SavedMember("w1", "i1", Bounds()), dataclasses.replace(member, cut_off=True)
+    for members in ([other, cut_off], [other, member]):  # it comes last when it is back
+        file.apply([Members("r", 3, members)])
+        assert file.reader.members("r") == members
     file.close()
     assert iterations(tmp_path) == [0]
 
