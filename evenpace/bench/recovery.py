@@ -70,7 +70,8 @@ class _Job:
         self.supervisor = cluster.supervisor
         self.away = away
         self.victim = cluster.workers[-1]
-        self._progress = Progress(cluster)
+        (self._name,) = cluster.jobs
+        self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
         """Let time pass until something holds.
@@ -125,7 +126,7 @@ class _Job:
         courses = []
         for shard in self.cluster.shards:
             course = Course(shard, self.cluster.settings.checkpoint_every)
-            for line in read_ledger(self.cluster.ledgers(shard)):
+            for line in read_ledger(self.cluster.ledgers(shard, self._name)):
                 course.add(line)
             courses.append(course)
         return courses
@@ -133,7 +134,7 @@ class _Job:
     def _parties(self) -> set[str]:
         """The workers that have a part in the last step."""
         last: Step | None = None
-        for line in read_ledger(self.cluster.ledgers(self.cluster.shards[0])):
+        for line in read_ledger(self.cluster.ledgers(self.cluster.shards[0], self._name)):
             last = line if isinstance(line, Step) else None
         return {worker for _, _, worker in last.slices} if last is not None else set()
 
