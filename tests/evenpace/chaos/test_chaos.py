@@ -85,9 +85,9 @@ def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
 
 def test_workers_are_frozen_until_out_one_soon_after_the_other():
     """Now and then; nobody else is, and nobody where no other worker could notice."""
-    faults = list(schedule(1, ["freeze-until-out"], SITES, 100.0, 10_000.0))
+    faults = list(schedule(1, ["freeze-until-out"], SITES, 1000.0, 200_000.0))
     apart = [second.at - first.at for first, second in itertools.pairwise(faults)]
-    assert sum(gap < 12 for gap in apart) > len(faults) / 4
+    assert sum(0 < gap < 12 for gap in apart) > len(faults) / 4  # by chance it would be one in a hundred
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
     assert {name for fault in faults for name in fault.targets} == set(WORKERS)
     alone = replace(SITES, processes={"worker": ("w0",), "manager": ("manager",)})
