@@ -21,6 +21,7 @@ from ps.store import JobStore
 from ps.tally import ShardTally
 from rpc.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from rpc.peer import Peer
+from rpc.periodic import Periodic
 from rpc.service import Call
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Hosted:
         copying: The last checkpoint; done once it has tensors of its own.
         left_at: Since when there is no connection, or None.
         tally: Counts of what the shard has done.
+        sweeping: Around each look at the calls that wait.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Hosted:
     copying: "Future[None] | None" = None
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
+    sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's waiting calls"))
     _pushed_in: int = 0  # the attempt in which all of the next gradient came, while another is fenced for
     _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None
     _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation

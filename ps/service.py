@@ -94,8 +94,9 @@ class ParameterServerService:
     def tick(self, now: float) -> None:
         """Have those ask again who have waited for long, and drop jobs that everybody has left long ago."""
         for hosted in self._jobs:
-            hosted.send_away(now)
-            self._answer_fences(hosted, now)
+            with hosted.sweeping:
+                hosted.send_away(now)
+                self._answer_fences(hosted, now)
         self._jobs.forget(now)
 
     def stop(self) -> None:

@@ -223,7 +223,7 @@ class Server:
 
     async def _sweep(self) -> None:
         before, held_up = time.monotonic(), False
-        peers, service = Periodic("looking at connections"), Periodic("looking at the service's deadlines")
+        service = Periodic("looking at the service's deadlines")
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
@@ -233,8 +233,11 @@ class Server:
             if held_up:
                 continue  # it was us who were silent: what peers have sent meanwhile is read first
             self._complaints.tick()
-            with peers:
-                for peer in list(self._peers):
+            for peer in list(self._peers):
+                try:
                     peer.check_deadlines(now)
+                except Exception:
+                    log.exception("%s is cut off: its deadlines cannot be looked at", peer.name)
+                    peer.transport.abort()
             with service:
                 self.service.tick(now)

@@ -1,7 +1,10 @@
 """Deadlines are kept whatever fails beside them."""
 
+import contextlib
 import logging
 import shutil
+import socket
+import time
 
 import pytest
 
@@ -9,10 +12,13 @@ import idl
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from ps import jobs
+from ps.hosted import Hosted
 from rpc.client import Client
+from rpc.errors import NotYetError
 from rpc.limits import ServerLimits
+from rpc.peer import Peer
 from rpc.periodic import Periodic
-from tests.services import join_request, serving, shard_service
+from tests.services import ShardWorker, join_request, serving, shard_service
 
 
 def test_a_failure_is_told_once_until_a_round_succeeds(caplog):
@@ -67,3 +73,48 @@ def test_a_job_that_fails_leaves_the_others_their_deadlines(monkeypatch, wait_un
             client.call("join", join_request(idl.common.Identity(name, "w", "i"), dataset_size=size))
             client.close()
         wait_until(lambda: [hosted.name for hosted in service.jobs] == ["first"], "the end of the second job")
+
+
+def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(monkeypatch):
+    """Whichever of them is looked at first."""
+    check, failed = Peer.check_deadlines, []
+
+    def fail(peer, now):
+        if not failed:
+            failed.append(peer)
+        if peer is failed[0]:
+            raise RuntimeError("a broken connection")
+        check(peer, now)
+
+    monkeypatch.setattr(Peer, "check_deadlines", fail)
+    with (
+        serving(shard_service(), ServerLimits(handshake_timeout=0.5)) as address,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(2):
+            silent = stack.enter_context(socket.create_connection(address))
+            silent.settimeout(240)
+            with contextlib.suppress(ConnectionResetError):
+                while silent.recv(4096):
+                    pass
+    assert failed
+
+
+def test_a_job_whose_calls_cannot_be_looked_at_leaves_the_others_theirs(monkeypatch):
+    """A call that must not wait any longer is answered."""
+    send_away = Hosted.send_away
+
+    def fail(hosted, now):
+        if hosted.name == "first/run":
+            raise RuntimeError("a broken job")
+        send_away(hosted, now)
+
+    monkeypatch.setattr(Hosted, "send_away", fail)
+    with serving(shard_service()) as address:
+        first, second = (ShardWorker(address, name=f"{name}/run") for name in ("first", "second"))
+        request = idl.parameter_server.PullRequest(second.identity, 1, wait=0.1)
+        second.client.send("pull", request, deadline=time.monotonic() + 240)
+        with pytest.raises(NotYetError):
+            second.client.receive(deadline=time.monotonic() + 240)
+        first.close()
+        second.close()
