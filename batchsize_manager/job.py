@@ -109,8 +109,9 @@ class Job(JobOperations):
                 unreleasable=saved.unreleasable,
                 device=saved.device,
             )
-            job._members.by_name[saved.worker].back_by = now + config.return_grace
-            job._members.by_name[saved.worker].drained = saved.drained
+            member = job._members.by_name[saved.worker]
+            member.back_by, member.is_returning = now + config.return_grace, True
+            member.drained = saved.drained
             if saved.cut_off:
                 job._members.cut_off(saved.worker, now - config.absence)
                 del job._members.by_name[saved.worker]
@@ -172,7 +173,7 @@ class Job(JobOperations):
             if member.suspended:
                 self._welcome(worker, member, now)
             return
-        if member is not None and member.back_by is None:
+        if member is not None and (member.back_by is None or member.is_returning):
             self._contest(worker, member, incarnation, now)
         others = len(self._members.staying.keys() - {worker})
         self._members.check_room(worker, bounds, self._batches.size(others + 1))
@@ -520,7 +521,7 @@ class Job(JobOperations):
             self._take_back(worker, cut_off, now)
         member = self.member(worker, incarnation)
         member.heard_at = now
-        member.back_by = None
+        member.back_by, member.is_returning = None, False
         return member
 
     def _is_void(self, worker: str, member: Membership, report: Report) -> bool:

@@ -19,6 +19,7 @@ from batchsize_manager.tally import JobTally
 from rpc.errors import InvalidRequestError, UnavailableError
 
 EVENTS = 200  # that a job keeps
+_RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again
 DRAINED = "drained by an operator"
 
 
@@ -132,8 +133,9 @@ class JobSteps:
         """
         if member.contested is None or member.contested[0] != incarnation:
             member.contested = incarnation, now
-        lives = not member.beats or member.heard_at > member.contested[1]
-        if not lives and now - member.contested[1] >= self._config.silence:
+        lives = member.heard_at > member.contested[1] or not (member.beats or member.is_returning)
+        patience = min(self._config.silence, _RETURN_SECONDS) if member.is_returning else self._config.silence
+        if not lives and now - member.contested[1] >= patience:
             return
         said = f"worker {worker!r} is a member already, as incarnation {member.incarnation}; "
         if lives:

@@ -33,6 +33,7 @@ class Membership:
     last: int | None = None  # its last iteration, if it is to be released after that
     dispensable: str = ""  # why it is
     drained: bool = False  # an operator has drained it, which holds in another attempt, too
+    is_returning: bool = False  # the manager was started again, and has not heard of it since
     device: str = ""  # of which kind it is, in words; empty where it does not say
 
     def begin_at(self, iteration: int) -> None:

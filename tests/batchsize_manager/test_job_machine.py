@@ -15,7 +15,7 @@ from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.records import Report
 from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError, NotMemberError, RewoundError
+from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from tests.state_machines import driven, replay
 
 CHECKPOINT_EVERY = 3  # versions
@@ -480,14 +480,19 @@ class AnyFault(RuleBasedStateMachine):
 
     def admit(self, worker):
         """Let a worker join, which is refused exactly where its minimum does not fit into the batch."""
-        fits = self.has_room(worker, is_planned_for)
-        try:
-            self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
-            assert fits
-            worker.instance = self.shard.instance
-            self.workers[worker.name] = worker
-        except InvalidRequestError:
-            assert not fits
+        while True:
+            fits = self.has_room(worker, is_planned_for)
+            try:
+                self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
+                assert fits
+                worker.instance = self.shard.instance
+                self.workers[worker.name] = worker
+            except InvalidRequestError:
+                assert not fits
+            except UnavailableError:  # who had its name may yet come back to a manager that was started again
+                self.tick(2.0)
+                continue
+            break
         self.settle()
 
     def has_room(self, worker, beside):
@@ -523,6 +528,9 @@ class AnyFault(RuleBasedStateMachine):
         except InvalidRequestError:
             assert not fits
             self.workers.pop(worker.name, None)
+        except UnavailableError:  # another had its name when the manager was started again
+            self.tick(2.0)
+            self.attempt_call(worker, call, beside)
         self.settle()
 
     def settle(self):

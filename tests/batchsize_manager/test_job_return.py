@@ -119,6 +119,27 @@ def test_a_name_is_taken_if_its_member_is_heard_again():
         rejoin(driver, "b", "other")
 
 
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_name_is_kept_for_whoever_comes_back_to_a_manager_that_was_started_again(lives):
+    """Another that claims it first waits until it is known; and has it if nothing is heard for seconds."""
+    driver = Beating("a", "b", total=16)
+    driver.finish("a", "b")
+    driver.job = restored(driver.job, JobConfig(workers=2), now=driver.now)
+    with pytest.raises(UnavailableError, match="not known yet whether it lives"):
+        rejoin(driver, "b", "other")
+    driver.now += 4.0
+    if lives:
+        driver.beat("b")
+        with pytest.raises(InvalidRequestError, match="is a member already"):
+            rejoin(driver, "b", "other")
+        return
+    with pytest.raises(UnavailableError):
+        rejoin(driver, "b", "other")
+    driver.now += 1.0
+    rejoin(driver, "b", "other")
+    assert driver.job.member("b", "other")
+
+
 def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
     """Where the batch follows the number of members, room is looked for in the one for all who are back."""
     names = "abcd"
