@@ -76,6 +76,8 @@ struct OpenReply {
   3: i64 version                    // the number of optimiser steps so far; meaningless until initialised
   4: optional i64 attempt           // that the shard is in; left out: 0
   5: optional string instance       // drawn when the shard began to hold the job: another one after a restart
+  6: optional bool restored         // it was started again within the attempt, with a checkpoint's parameters: what has
+                                    // come since is lost, and another attempt has to begin before it goes on
 }
 
 struct InitialiseRequest {

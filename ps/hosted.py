@@ -123,6 +123,11 @@ class Hosted:
         return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
 
     @property
+    def is_restored(self) -> bool:
+        """Whether this process has not seen the attempt begin: it has lost what came since the checkpoint."""
+        return self.shard.initialised and not self.fenced and self.rewound_to is None
+
+    @property
     def is_copying(self) -> bool:
         """Whether a checkpoint is being made of the parameters as they are: they must stay."""
         return self.copying is not None and not self.copying.done()

@@ -139,6 +139,7 @@ class ParameterServerService:
                 version=hosted.shard.version,
                 attempt=hosted.attempt,
                 instance=hosted.instance,
+                restored=hosted.is_restored or None,
             )
         )
 

@@ -103,7 +103,7 @@ class Shards:
         Raises:
             InvalidRequestError: The parameter server refuses, or has lost the job's parameters; or other
                 workers' models differ.
-            RewoundError: A shard is in another attempt than the assignment.
+            RewoundError: A shard is in another attempt than the assignment, or was started again.
         """
         shards = len(self._clients)
         if layout.elements < shards:
@@ -133,6 +133,11 @@ class Shards:
                     f"{_name(client)} is in attempt {reply.attempt or 0} of the job, "
                     f"this worker in {assignment.attempt}",
                     reply.attempt or 0,
+                )
+            if reply.restored:
+                raise RewoundError(
+                    f"{_name(client)} was started again since attempt {assignment.attempt} began",
+                    assignment.attempt,
                 )
         # The first shard decides whose parameters hold: the others' are set by the same worker, later.
         if not replies[0].initialised and self._initialise(0, initial, assignment, state):

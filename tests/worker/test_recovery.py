@@ -339,6 +339,39 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     assert np.array_equal(undisturbed, disturbed)
 
 
+def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
+    tmp_path, monkeypatch, wait_until
+):
+    """Nobody else may notice: all others have pushed and reported, and wait for its part at the manager."""
+    service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, silence=600.0)))
+    opens, left = Shards.open, ["once"]
+    with (
+        serving(service) as manager,
+        shards_here(tmp_path, count=1, every=5) as shards,
+        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
+    ):
+
+        def open_late(self, layout, synchronisation, initial, assignment, *arguments, **options):
+            if self._identity.worker == "w1" and left:
+                left.clear()
+                (hosted,) = service.jobs
+                others = hosted.job._members.by_name["w0"]
+                wait_until(lambda: others.reported == assignment.iteration, "the other one's report")
+                killed.kill()
+                killed.start()
+            opens(self, layout, synchronisation, initial, assignment, *arguments, **options)
+
+        monkeypatch.setattr(Shards, "open", open_late)
+        addresses = [*shards, killed.address]
+        there = once(
+            12, lambda: wait_until(lambda: len(service.jobs[0].job.members) == 2, "the other worker")
+        )
+        first = Worker(manager, addresses, "w0", ITERATIONS, there)
+        wait_until(lambda: len(first.done) == 12, "the iteration in which another joins")
+        second = Worker(manager, addresses, "w1", ITERATIONS)
+        assert_trained([first, second])
+
+
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_path, lookahead, wait_until):
     """One shard has a gradient that another lacks; neither keeps checkpoints, and both go on together."""
