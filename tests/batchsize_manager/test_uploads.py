@@ -91,6 +91,28 @@ def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until
         iteration = 7
 
 
+def test_a_checkpoint_that_would_be_refused_has_the_kinds_alone(monkeypatch, caplog):
+    """That is said in the log; a job that goes on from it starts with what is known of the kinds."""
+    options = PolicyOptions("narx", models=models_of("narx", ["a", "b", "w"]))
+    service = ManagerService(ManagerConfig(options=options, job=JobConfig(workers=1)))
+    with serving(service) as address:
+        client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=120)
+        membership = Membership(client, identity("w"), 120, lambda lost: None, lambda error: None)
+        membership.join(SPEC, Bounds(), None, device="GPU")
+        whole, _ = membership.checkpoint()
+        monkeypatch.setattr("batchsize_manager.service.LEARNED_BYTES", len(whole) - 1)
+        learned, _ = membership.checkpoint()
+        membership.leave()
+        membership.close()
+    assert all("w" in workers for workers in unpack_models(whole).values())
+    kinds = {KIND_PREFIX, f"{KIND_PREFIX}GPU"}
+    assert {name: workers.keys() for name, workers in unpack_models(learned).items()} == {
+        "narx": kinds,
+        "ema": kinds,
+    }
+    assert f"{len(whole)} bytes of job j have learned is too much" in caplog.text
+
+
 def test_more_than_a_job_can_learn_is_refused():
     """The error says how much came and what is allowed, and the worker may join without it."""
     with serving(service := manager_service()) as address, Raw(address) as raw:
