@@ -11,6 +11,7 @@ from torch import nn
 from batchsize_manager.job import JobConfig
 from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.overview.client import ManagerClient
 from rpc.errors import InvalidRequestError
 from tests.services import in_threads, send_back, serving, shard_service
 from worker.data import Slices
@@ -46,6 +47,8 @@ def train(session, epochs, at=lambda session: None, schedule=None):
         model.weight.zero_()
     optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), loader)
     scheduler = (schedule or torch.optim.lr_scheduler.ExponentialLR)(optimizer, 0.5)
+    for _ in range(session.assignment.iteration):
+        scheduler.step()  # of who joins late
     for _ in range(epochs):
         for _ in loader:
             optimizer.zero_grad()
@@ -67,6 +70,29 @@ def test_a_schedule_that_is_stepped_once_a_batch_is_that_of_one_process():
 
         in_threads(*(lambda name=name: run(name) for name in "abc"))
     assert seen.count(0) == 3
+    for parameters in ends.values():
+        assert parameters == pytest.approx([RATES[:9].sum()] * 2, abs=1e-12)
+
+
+def test_a_schedule_catches_up_with_the_job_that_its_worker_joins(wait_until):
+    """It begins at the iteration that the worker begins with, and nobody differs from then on."""
+    ends, begins = {}, threading.Event()
+    with cluster(1) as (session, address), ManagerClient(address) as manager:
+        sessions = {name: session(name) for name in "ab"}
+
+        def wait(session):
+            if session.assignment.iteration == 3:
+                begins.set()
+                wait_until(lambda: len(manager.status("default").members) == 2, "the other worker")
+
+        def early():
+            ends["a"] = train(sessions["a"], 3, wait)
+
+        def late():
+            assert begins.wait(240)
+            ends["b"] = train(sessions["b"], 3)
+
+        in_threads(early, late)
     for parameters in ends.values():
         assert parameters == pytest.approx([RATES[:9].sum()] * 2, abs=1e-12)
 
