@@ -28,7 +28,7 @@ RATES = 0.5 ** np.arange(12)
 def cluster(workers, shards=2, **config):
     """Services in this process; gives a function that makes sessions with them, and the manager's address."""
     with contextlib.ExitStack() as stack:
-        job = JobConfig(workers=workers)
+        job = JobConfig(workers=workers, silence=600.0)  # who is held up keeps its part
         manager = stack.enter_context(serving(ManagerService(ManagerConfig("even", job=job))))
         addresses = tuple(stack.enter_context(serving(shard_service(**config))) for _ in range(shards))
 
