@@ -205,6 +205,7 @@ class JobSteps:
         if not goes_on:
             if iteration not in self._course.progress:
                 member.ready = self._course.planned
+            member.first = min(member.first, self._course.planned)  # the others may have gone back meanwhile
             member.go_on_at(self._course.planned)
         self._members_changed()
         self._advance(now)

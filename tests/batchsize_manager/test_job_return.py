@@ -53,6 +53,30 @@ def test_a_member_that_was_cut_off_is_welcome_back_to_a_manager_that_was_started
         driver.beat("c")
 
 
+def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
+    """The others have gone back meanwhile: its answer may be lost as any other's."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    for _ in range(10):
+        driver.finish("a", "b")
+    driver.job.recover("a", "a", 0, driver.now)
+    for name in "ab":
+        driver.job.rewind(name, name, 1, 10, driver.now)
+    cut_off(driver, "b")
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.job.rewind("a", "a", 2, 5, driver.now)
+    driver.beat("b")
+    driver.job.rewind("b", "b", 2, 5, driver.now)
+    while driver.iteration("b") is None:
+        driver.finish("a")
+    part = driver.next("b")
+    assert part.iteration < 10
+    driver.report_part("b", part)
+    driver.report_part("b", part)
+    driver.finish("a")
+    assert driver.iteration("b") == part.iteration + 1
+
+
 def test_all_that_were_cut_off_come_back():
     """Nobody was left for a while: the job goes on in another attempt."""
     driver = Beating("a", "b", total=16)
