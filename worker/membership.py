@@ -96,6 +96,7 @@ class Membership:
         self._failure: EvenpaceError | None = None
         self._recover: int | None = None  # the attempt that the job is to be brought into
         self._fenced = 0  # the last attempt that the shards were fenced with from here
+        self._fencing: threading.Thread | None = None
         self._reports: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report that the thread waits with
         self._leaving = False
@@ -271,17 +272,14 @@ class Membership:
                 return
             self._recover = max(attempt, self._recover or 0)
             self._change.notify_all()
-        if self._fence is not None and attempt > self._fenced:
-            try:
-                self._fence(attempt)  # lest the thread that trains waits at the shards for what will not come
-                self._fenced = attempt
-            except EvenpaceError as error:
-                log.warning(
-                    "attempt %d: the shards cannot be fenced from here: %s",
-                    attempt,
-                    error,
-                    extra=self._log_fields(),
-                )
+        if self._fence is None or attempt <= self._fenced:
+            return
+        if self._fencing is None or not self._fencing.is_alive():
+            # Heartbeats go on meanwhile: a shard may be away for long.
+            self._fencing = threading.Thread(
+                target=self._fence_shards, args=(attempt,), name="evenpace-fence", daemon=True
+            )
+            self._fencing.start()
 
     def fail(self, error: EvenpaceError) -> None:
         """This worker cannot go on; from any thread."""
@@ -291,6 +289,20 @@ class Membership:
         self._on_failure(error)
 
     # -- within
+
+    def _fence_shards(self, attempt: int) -> None:
+        """Lest the thread that trains waits at the shards for what will not come."""
+        assert self._fence is not None
+        try:
+            self._fence(attempt)
+            self._fenced = attempt
+        except EvenpaceError as error:
+            log.warning(
+                "attempt %d: the shards cannot be fenced from here: %s",
+                attempt,
+                error,
+                extra=self._log_fields(),
+            )
 
     def _tell_that_it_waits(self) -> None:
         if self._client.connected:

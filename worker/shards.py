@@ -18,6 +18,7 @@ from batchsize_manager.plan import Assignment
 from batchsize_manager.synchronisation import Synchronisation
 from rpc.client import Client
 from rpc.errors import (
+    ConnectionLostError,
     EvenpaceError,
     InvalidRequestError,
     NotMemberError,
@@ -285,7 +286,8 @@ class Shards:
             client.abandon(error)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; what another thread may be calling fails."""
+        self.abandon(ConnectionLostError("this worker has left"))
         self._threads.shutdown(wait=False)
         for client in (*self._clients, *self._aside):
             client.close()

@@ -1,13 +1,23 @@
-"""The thread of heartbeats ends with its worker, whatever it is busy with."""
+"""The thread of heartbeats: nothing holds it up, and it ends with its worker, whatever it is busy with."""
 
+import contextlib
 import threading
 
+import numpy as np
+
 import idl
+from batchsize_manager.job import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
+from evenpace.chaos.proxy import Proxy
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import ConnectionLostError
+from tests.least_squares import Worker, trained_alone
+from tests.services import serving, shard_service
 from worker.heartbeat import Heartbeat
+
+_wire = idl.batchsize_manager
 
 
 class Member:
@@ -35,3 +45,31 @@ def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
     through.set()
     heartbeat._thread.join(240)
     assert not heartbeat._thread.is_alive()
+
+
+def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
+    """Another attempt has begun, and the shards are to be fenced: heartbeats go on meanwhile."""
+    service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, heartbeat=0.1)))
+    with serving(service) as manager, serving(shard_service()) as shard, Proxy() as proxy:
+        address = proxy.add("shard", shard)
+        link = proxy.links["shard"]
+
+        def cut_off(session):
+            if session.assignment.iteration != 5 or session.assignment.attempt:
+                return
+            proxy.do(link.open.clear)
+            (hosted,) = service.jobs
+            member = hosted.job._members.by_name["w"]
+            with contextlib.closing(Client(_wire.BatchSizeManager, manager, "manager")) as client:
+                identity = idl.common.Identity("default", "w", session.incarnation)
+                client.call("recover", _wire.RecoverRequest(identity, 0))
+            wait_until(lambda: session._membership._fencing, "the fence")
+            for _ in range(3):
+                before = member.heard_at
+                wait_until(lambda before=before: member.heard_at > before, "a heartbeat")
+            assert session._membership._fencing.is_alive()
+            proxy.do(link.open.set)
+
+        worker = Worker(manager, [address], "w", 20, cut_off)
+        worker.end()
+    assert np.abs(worker.session.parameters - trained_alone(20)).max() < 1e-12
