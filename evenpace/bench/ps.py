@@ -1,7 +1,6 @@
 """Push and pull of one large gradient: the parameter server, bare sockets, thriftpy2's binary argument."""
 
 import contextlib
-import json
 import socket
 import statistics
 import time
@@ -19,10 +18,10 @@ from thriftpy2.rpc import make_client
 from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
+from evenpace.bench import output
 from evenpace.bench.certificates import for_loopback
 from evenpace.bench.plain_shards import PULL, PUSH
 from evenpace.bench.processes import server
-from evenpace.reports import files
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -86,10 +85,7 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
             continue
         table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
     console.print(table)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    else:
-        console.print_json(json.dumps(figures))
+    output.give(figures, json_path, console)
     return figures
 
 

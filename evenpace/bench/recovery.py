@@ -4,7 +4,6 @@ A manager, shards and workers are real processes with a proxy between them, as `
 is measured comes from the shards' ledgers.
 """
 
-import json
 import math
 import os
 import statistics
@@ -19,12 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from evenpace.bench import output
 from evenpace.chaos.cluster import Cluster
 from evenpace.chaos.history import Course, Step, read_ledger
 from evenpace.chaos.processes import pause, resume
 from evenpace.chaos.progress import Progress
 from evenpace.chaos.settings import Settings
-from evenpace.reports import files
 from rpc.errors import UnavailableError
 
 _TICK_SECONDS = 0.005
@@ -231,10 +230,7 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
         "costs": {name: _summary(its) for name, its in costs.items()},
     }
     _show(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    else:
-        console.print_json(json.dumps(figures))
+    output.give(figures, json_path, console)
     return figures
 
 
@@ -256,5 +252,4 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         times = (f"{cost[key]:.2f}" for key in ("still_s", "longest_s"))
         table.add_row(name, *times, *(f"{cost[key]:.0f}" for key in ("redone", "attempts")))
     console.print(table)
-    first, last = figures["load_average"]
-    console.print(f"load average {first:.1f} before, {last:.1f} after, on {os.cpu_count()} CPUs")
+    console.print(output.load_line(*figures["load_average"]))

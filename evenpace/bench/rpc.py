@@ -1,6 +1,5 @@
 """Barrier rounds of many workers: against the manager, without and with memory, and threads for them."""
 
-import json
 import random
 import statistics
 import tempfile
@@ -12,10 +11,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from evenpace.bench import output
 from evenpace.bench.certificates import for_loopback
 from evenpace.bench.load import Load
 from evenpace.bench.processes import server
-from evenpace.reports import files
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -78,10 +77,7 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
     )
     console.print(table)
     console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    else:
-        console.print_json(json.dumps(figures))
+    output.give(figures, json_path, console)
     return figures
 
 

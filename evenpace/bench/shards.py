@@ -6,7 +6,6 @@ is workers * bytes / (shards * rate).
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -27,9 +26,9 @@ from rich.table import Table
 import idl
 from batchsize_manager.plan import Assignment
 from batchsize_manager.synchronisation import Synchronisation
+from evenpace.bench import output
 from evenpace.bench.processes import Served, served
 from evenpace.network import Network
-from evenpace.reports import files
 from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import EvenpaceError
@@ -95,10 +94,7 @@ def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
     figures: dict[str, Any] = asdict(config) | {"load_average": [before, os.getloadavg()[0]]}
     figures["measured"] = [_figures(config, *key, its) for key, its in rounds.items()]
     _show(console, config, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    else:
-        console.print_json(json.dumps(figures))
+    output.give(figures, json_path, console)
     return figures
 
 
@@ -131,8 +127,7 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
         )
         table.add_row(str(row["shards"]), row["step"], *numbers)
     console.print(table)
-    first, last = figures["load_average"]
-    console.print(f"load average {first:.1f} before, {last:.1f} after, on {os.cpu_count()} CPUs")
+    console.print(output.load_line(*figures["load_average"]))
 
 
 def _round(

@@ -4,7 +4,6 @@ It starts processes, reads what they measured, and compares; how they train is i
 """
 
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -26,12 +25,12 @@ from rich.table import Table
 from torch import nn
 
 from evenpace import data as data_sets
+from evenpace.bench import output
 from evenpace.cluster import LocalCluster, Process, end_process, pick_cpus
 from evenpace.data import ImageSet
 from evenpace.demo.model import make_model
 from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, remove_leftovers
-from evenpace.reports import files
 from rpc.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
@@ -109,10 +108,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
         taken[mode].append(_summary(config, data, model, _measure(config, mode)))
     figures = _compare(config, data, taken)
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    else:
-        console.print_json(json.dumps(figures))
+    output.give(figures, json_path, console)
     return figures
 
 
