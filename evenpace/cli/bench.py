@@ -7,6 +7,7 @@ import click
 
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.options import example, json_path, learning, limit_kind, tolerance, user_mistakes
+from evenpace.cli.values import whole_numbers
 from predictors import PREDICTORS, PredictorOptions
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def bench_ps(
     with user_mistakes():
         from evenpace.bench.shards import ShardsConfig, run
 
-        run(ShardsConfig(_whole_numbers("shards", shards), workers, mib, rate, repeats), json_path)
+        run(ShardsConfig(whole_numbers("shards", shards, 1), workers, mib, rate, repeats), json_path)
 
 
 @bench.command("recovery")
@@ -188,7 +189,7 @@ def bench_predictors(
         from evenpace.bench.predictors import run
 
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
-        counts = _whole_numbers("timing-workers", timing_workers) if timing else ()
+        counts = whole_numbers("timing-workers", timing_workers, 1) if timing else ()
         run(trace_path, names, options, warm_up, counts, json_path, plot_path)
 
 
@@ -369,18 +370,3 @@ def _schedule(texts: tuple[str, ...]) -> "tuple[Change, ...]":
                 f"change {text!r}: give ITERATION:WORKER:FACTOR, as in 150:V100:2 ({error})"
             ) from error
     return tuple(changes)
-
-
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """Read an option's value such as `1,96,1000`.
-
-    Raises:
-        ValueError: It is not made of numbers from 1.
-    """
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise ValueError(f"{name} {text!r}: give whole numbers from 1, as in 1,96,1000")
-    return numbers

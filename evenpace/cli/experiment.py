@@ -16,6 +16,7 @@ from evenpace.cli.options import (
     tolerance,
     user_mistakes,
 )
+from evenpace.cli.values import whole_numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -236,7 +237,7 @@ def fig11(
     from predictors import PREDICTORS, PredictorOptions
 
     with user_mistakes():
-        counts = _whole_numbers("workers", workers)
+        counts = whole_numbers("workers", workers, 1)
         if predictor not in PREDICTORS:
             raise ValueError(f"predictor {predictor!r}: there are {', '.join(PREDICTORS)}")
         PredictorOptions(first_fit=first_fit, refit_every=refit_every)  # raises ValueError
@@ -294,7 +295,7 @@ def _compare(
         names = machines.split(",") if machines else None
         plan = schedules.trace_schedule(usage, workers, step_seconds, seed, names)
     else:
-        ranks = _whole_numbers("contended", contended) if contended else list(range(workers))
+        ranks = whole_numbers("contended", contended, 0) if contended else range(workers)
         plan = schedules.random_schedule(ranks, iterations, seed, *phases)
     plan.check_workers(workers)
     training = Training(workload, arguments)
@@ -321,16 +322,6 @@ def _compare(
         out=out,
     )
     return compare(schemes, config, evaluator, target)
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0:
-        raise ValueError(f"{name} {text!r}: give whole numbers, as in 1,2,3")
-    return numbers
 
 
 def _say_where(out: Path) -> None:
