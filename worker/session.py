@@ -438,8 +438,8 @@ class Session:
             with self.tally.phase("push", done):
                 self._shards.push(done, self.gradient, groups)
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
-            # Others, or this worker, may have gone on without the manager, or the shard has forgotten the
-            # job. If that is not it, another attempt will not help, nor be made.
+            # Others may have gone on in another attempt, or the shard has forgotten the job. If that is not
+            # it, another attempt will not help, nor be made.
             if self.synchronisation.mode != "bsp" or self._refused == done.iteration:
                 raise
             self._refused = done.iteration
