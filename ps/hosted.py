@@ -234,6 +234,7 @@ class Hosted:
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
         self.settled = -1
         self.asked.clear()
+        self._awaited = None  # what an attempt asked for that is given up is not what a later one needs
         if not self.shard.complete:
             self.shard.drop()
         return True

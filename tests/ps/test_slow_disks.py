@@ -10,6 +10,7 @@ import idl
 from ps import checkpoint as files
 from ps import store as stores
 from rpc.client import Client
+from rpc.errors import RewoundError
 from tests.ps.attempts import AttemptWorker
 from tests.services import ShardWorker, serving, shard_service
 
@@ -143,3 +144,34 @@ def test_a_checkpoint_is_read_beside_other_jobs(tmp_path, monkeypatch, wait_unti
         thread.join(240)
         assert ended.is_set()
         assert version_there(worker) == 2
+
+
+def test_going_back_again_removes_what_came_later(tmp_path, monkeypatch, wait_until):
+    """An attempt is given up while its checkpoint is read; a later one goes back to the same version."""
+    with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:
+        worker = AttemptWorker(address, name="slow/run")
+        for _ in range(3):
+            worker.iterate()
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0, 2], "the checkpoints")
+
+        def give_up():
+            with (
+                contextlib.closing(Client(_ps.ParameterServer, address, "shard", call_timeout=240)) as client,
+                pytest.raises(RewoundError),
+            ):
+                client.call("rewind", _ps.RewindRequest(worker.identity, 1, 2))
+
+        with held_up(monkeypatch, files, "read", "slow") as called:
+            worker.fence(1)
+            thread = threading.Thread(target=give_up, daemon=True)
+            thread.start()
+            assert called.wait(240)
+            worker.fence(2)
+            thread.join(240)
+            assert not thread.is_alive()
+        worker.rewind(2, 3)
+        worker.iterate()
+        wait_until(lambda: checkpoints(tmp_path, "slow") == [0, 2, 4], "the checkpoint")
+        worker.fence(3)
+        worker.rewind(3, 2)
+        assert checkpoints(tmp_path, "slow") == [0, 2]
