@@ -29,7 +29,8 @@ def silent(
 ) -> list[str]:
     """The members with something to do that have sent no heartbeat for `silence` seconds.
 
-    Who never sent one is not expected to. Where nobody was heard of, that is no member's fault.
+    Who has neither sent nor promised one is not expected to. Where nobody was heard of, that is no member's
+    fault.
     """
     there = {name: m for name, m in members.items() if not m.suspended}
     if all(now - m.heard_at >= silence for m in there.values()):

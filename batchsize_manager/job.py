@@ -108,6 +108,7 @@ class Job(JobOperations):
                 now,
                 unreleasable=saved.unreleasable,
                 device=saved.device,
+                beats=saved.beats,
             )
             member = job._members.by_name[saved.worker]
             member.back_by, member.is_returning = now + config.return_grace, True
@@ -150,6 +151,7 @@ class Job(JobOperations):
         *,
         unreleasable: bool = False,
         device: str = "",
+        beats: bool = False,
     ) -> None:
         """A worker wants to take part; the same incarnation may say so again.
 
@@ -160,6 +162,7 @@ class Job(JobOperations):
             now: The time.
             unreleasable: Whether it must not be released, since the others could not go on without it.
             device: The kind of device that it computes on, in words; empty where it does not say.
+            beats: Whether it will send heartbeats, so that its silence says something.
 
         Raises:
             InvalidRequestError: Its name is taken, or its minimum does not fit into the batch.
@@ -182,7 +185,7 @@ class Job(JobOperations):
         if self.started and self._redoes and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
         self._course.discard_undelivered()
-        self._add(worker, incarnation, bounds, now, unreleasable=unreleasable, device=device)
+        self._add(worker, incarnation, bounds, now, unreleasable=unreleasable, device=device, beats=beats)
         self._say(f"{worker} joined, for iteration {self._course.planned} on", worker)
         if self.started or len(self._members) >= self._config.workers:
             self._members_changed()  # not for each of thousands who come before the first plan

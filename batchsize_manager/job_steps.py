@@ -105,7 +105,15 @@ class JobSteps:
     # -- within: members
 
     def _add(
-        self, worker: str, incarnation: str, bounds: Bounds, now: float, *, unreleasable: bool, device: str
+        self,
+        worker: str,
+        incarnation: str,
+        bounds: Bounds,
+        now: float,
+        *,
+        unreleasable: bool,
+        device: str,
+        beats: bool,
     ) -> None:
         first = self._course.planned
         self._members.by_name[worker] = Membership(
@@ -120,6 +128,7 @@ class JobSteps:
             now,
             now,
             unreleasable,
+            beats=beats and self._config.heartbeat > 0,
             device=device,
         )
         self._reduces |= unreleasable

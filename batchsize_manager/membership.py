@@ -26,7 +26,7 @@ class Membership:
     heard_at: float  # when it said anything last
     reported_at: float  # when it reported last, joined, or was given a piece
     unreleasable: bool = False  # the others could not go on without it
-    beats: bool = False  # it sends heartbeats
+    beats: bool = False  # it sends heartbeats, or will
     suspended: bool = False  # it was silent while others waited: nothing is planned for it
     contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
     back_by: float | None = None  # its connection broke: until when it may come back
@@ -99,7 +99,9 @@ class Members:
         """The members, and those that were cut off, as `Job.restore` takes them."""
         gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
         return [
-            SavedMember(name, m.incarnation, m.bounds, m.unreleasable, m.drained, m.device, name in gone)
+            SavedMember(
+                name, m.incarnation, m.bounds, m.unreleasable, m.drained, m.device, m.beats, name in gone
+            )
             for name, m in (self.by_name | gone).items()
         ]
 

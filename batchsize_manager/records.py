@@ -55,4 +55,5 @@ class SavedMember:
     unreleasable: bool = False  # the others could not go on without it
     drained: bool = False  # an operator wants it released
     device: str = ""  # of which kind it is
+    beats: bool = False  # it sends heartbeats
     cut_off: bool = False  # it seems to have died, and is a member again if it is heard of

@@ -257,9 +257,14 @@ class ManagerService:
             )
         if hosted.job.size >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
-        unreleasable = bool(request.unreleasable)
         hosted.job.join(
-            worker, incarnation, bounds, time.monotonic(), unreleasable=unreleasable, device=device
+            worker,
+            incarnation,
+            bounds,
+            time.monotonic(),
+            unreleasable=bool(request.unreleasable),
+            device=device,
+            beats=bool(request.heartbeats),
         )
         self._jobs[job_name] = hosted
         self._given_up.pop(job_name, None)

@@ -266,19 +266,20 @@ class StateFile:
             )
         for key, member in after.items():
             bounds = member.bounds
-            marks = (member.unreleasable, member.drained, member.device, member.cut_off)
+            marks = (member.unreleasable, member.drained, member.device, member.beats, member.cut_off)
             values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key[:2])
             if key not in before:
                 execute(
                     "INSERT INTO members "
-                    "(minimum, maximum, granularity, unreleasable, drained, device, cut_off, "
-                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "(minimum, maximum, granularity, unreleasable, drained, device, beats, cut_off, "
+                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
             elif member != before[key]:
                 execute(
                     "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, unreleasable = ?, "
-                    "drained = ?, device = ?, cut_off = ? WHERE run = ? AND worker = ? AND incarnation = ?",
+                    "drained = ?, device = ?, beats = ?, cut_off = ? "
+                    "WHERE run = ? AND worker = ? AND incarnation = ?",
                     values,
                 )
         self._members[run] = after

@@ -34,7 +34,11 @@ _ADDED = {  # by format, what it has that the one before has not: columns of tab
         ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
         ("members", "drained INTEGER NOT NULL DEFAULT 0"),
     ),
-    3: (("members", "device TEXT NOT NULL DEFAULT ''"), ("members", "cut_off INTEGER NOT NULL DEFAULT 0")),
+    3: (
+        ("members", "device TEXT NOT NULL DEFAULT ''"),
+        ("members", "beats INTEGER NOT NULL DEFAULT 0"),
+        ("members", "cut_off INTEGER NOT NULL DEFAULT 0"),
+    ),
 }
 
 _SCHEMA = f"""

@@ -105,7 +105,7 @@ class StateReader:
 
     def members(self, run: str) -> list[SavedMember]:
         """Who is in a run, or was at its end, in the order of their slices; and who may come back."""
-        later = f"{self._since(2, 'drained')}, {self._since(3, 'device')}, {self._since(3, 'cut_off')}"
+        later = f"{self._since(2, 'drained')}, {self._since(3, 'device, beats, cut_off')}"
         rows = self._rows(
             f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
             "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
@@ -120,9 +120,10 @@ class StateReader:
                     bool(unreleasable),
                     bool(drained),
                     device or "",
+                    bool(beats),
                     bool(cut_off),
                 )
-                for worker, incarnation, *bounds, unreleasable, drained, device, cut_off in rows
+                for worker, incarnation, *bounds, unreleasable, drained, device, beats, cut_off in rows
             ]
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:

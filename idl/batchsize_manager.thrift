@@ -67,6 +67,8 @@ struct JoinRequest {
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
   7: optional string device         // of which kind it is, in words, such as a GPU's name: whoever has the same is
                                     // taken to be as fast, until it is measured
+  8: optional bool heartbeats       // this worker will send them, as often as the answer wants: once it is silent,
+                                    // others do its part, and may have its name. Left out: not before it has sent one
 }
 
 struct ReportRequest {

@@ -78,7 +78,6 @@ class Heartbeat:
 
     def _run(self) -> None:
         beating = Periodic("sending a heartbeat")
-        # The first at once: who has never sent one is not missed when it is silent.
         while not self._stopping.is_set():
             with beating:
                 try:

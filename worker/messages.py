@@ -83,6 +83,7 @@ def join_request(
         resume=_resume(*resume) if resume else None,
         unreleasable=unreleasable or None,
         device=device,
+        heartbeats=True,
     )
 
 

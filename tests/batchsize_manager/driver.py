@@ -9,19 +9,22 @@ from batchsize_manager.synchronisation import Synchronisation
 
 
 class Driver:
-    """Speaks for the workers of one job; each worker's first incarnation is its name."""
+    """Speaks for the workers of one job; each worker's first incarnation is its name.
 
-    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, **config):
+    Some of them promise to send heartbeats.
+    """
+
+    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, promising=(), **config):
         self.now = 0.0
         self.job = Job(
             JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_remembering(policy)
         )
         for name in names:
-            self.join(name, bounds=(bounds or {}).get(name, Bounds()))
+            self.join(name, bounds=(bounds or {}).get(name, Bounds()), beats=name in promising)
 
-    def join(self, name, incarnation=None, bounds=None):
-        """Let a worker join now."""
-        self.job.join(name, incarnation or name, bounds or Bounds(), self.now)
+    def join(self, name, incarnation=None, bounds=None, *, beats=False):
+        """Let a worker join now, and promise heartbeats or not."""
+        self.job.join(name, incarnation or name, bounds or Bounds(), self.now, beats=beats)
 
     def next(self, name, incarnation=None):
         """Ask for a worker's next assignment."""

@@ -308,7 +308,7 @@ def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
 
 
 def test_who_sends_heartbeats_is_not_suspended():
-    """However slow it is; nor who never sent one."""
+    """However slow it is; nor who has neither sent nor promised one."""
     driver = Beating("a", "b", "c", total=30, report_timeout=1000.0)
     driver.beat("a", "b")
     driver.finish("a")
@@ -318,6 +318,36 @@ def test_who_sends_heartbeats_is_not_suspended():
         driver.tick_at(driver.now)
     assert [driver.iteration("b"), driver.iteration("c")] == [0, 0]
     assert driver.next("a") is None
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
+    """It freezes right after it has joined, or after the manager was started again."""
+    driver = Beating("a", "b", total=30, promising="b", report_timeout=1000.0)
+    if restarted:
+        driver.job = restored(driver.job, JobConfig(workers=2, report_timeout=1000.0), now=0.0)
+        for name in "ab":
+            driver.job.rewind(name, name, 1, 0, 0.0)
+    driver.beat("a")
+    driver.now = 5.0
+    driver.finish("a")
+    driver.tick_at(9.9)
+    assert driver.next("a") is None
+    driver.tick_at(10.0)
+    assert driver.last_events(2) == [
+        "b is silent; the others do its part meanwhile",
+        "what is missing of iteration 0 is given to a",
+    ]
+
+
+def test_no_heartbeat_is_missed_where_none_are_wanted():
+    """A worker would send them, but the manager was told to do without."""
+    driver = Beating("a", "b", total=30, promising="b", heartbeat=0.0, report_timeout=1000.0)
+    driver.now = 5.0
+    driver.finish("a")
+    driver.tick_at(500.0)
+    assert driver.next("a") is None
+    assert driver.iteration("b") == 0
 
 
 def test_nobody_is_suspended_when_nobody_was_heard_of():

@@ -292,7 +292,7 @@ def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
         file.close()
     assert version() == 3
     file = StateFile(tmp_path / STATE_FILE)
-    drained = dataclasses.replace(member, drained=True, device="GPU")
+    drained = dataclasses.replace(member, drained=True, device="GPU", beats=True)
     file.apply([wanted, Members("r", 3, [drained]), completed(0)])
     (run,) = file.reader.runs()
     assert (run.policy, run.balancing, run.batch_size, run.paused) == (

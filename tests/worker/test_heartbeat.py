@@ -2,11 +2,14 @@
 
 import contextlib
 import threading
+from functools import partial
 
 import numpy as np
 
 import idl
 from batchsize_manager.job import JobConfig
+from batchsize_manager.plan import JobSpec
+from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.chaos.proxy import Proxy
 from rpc import client as client_module
@@ -14,8 +17,9 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.errors import ConnectionLostError
 from tests.least_squares import Worker, trained_alone
-from tests.services import serving, shard_service
+from tests.services import in_threads, manager_service, serving, shard_service
 from worker.heartbeat import Heartbeat
+from worker.membership import Finished, Membership
 
 _wire = idl.batchsize_manager
 
@@ -45,6 +49,26 @@ def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
     through.set()
     heartbeat._thread.join(240)
     assert not heartbeat._thread.is_alive()
+
+
+def test_who_freezes_before_its_first_heartbeat_is_missed():
+    """It has joined, and that is all: whoever is heard of does its part soon."""
+    members = {}
+    with serving(manager_service(2, heartbeat=0.1, silence=1.0, report_timeout=10_000)) as manager:
+        for name in ("frozen", "w"):
+            client = Client(_wire.BatchSizeManager, manager, "manager", call_timeout=240)
+            identity = idl.common.Identity("job", name, f"{name}-1")
+            members[name] = Membership(client, identity, 240, lambda lost: None, lambda error: None)
+        spec = JobSpec(1000, 10, 1, shuffle=False)
+        in_threads(*(partial(member.join, spec, Bounds(), None) for member in members.values()))
+        missing, own = (members[name].next() for name in ("frozen", "w"))
+        members["w"].start_heartbeat()
+        members["w"].report(Finished(own.iteration, lambda: 1.0, 0.0, 0.0, 0.0, None))
+        piece = members["w"].next()
+        assert (piece.iteration, piece.start, piece.count) == (0, missing.start, missing.count)
+        for member in members.values():
+            member.leave()
+            member.close()
 
 
 def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
