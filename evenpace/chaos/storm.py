@@ -27,7 +27,7 @@ from evenpace.chaos.schedule import KINDS, MANAGER, Fault, links_of
 
 _UNTIL_OUT = "freeze-until-out"
 _EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it
-_OUT_SECONDS = 150.0  # without another fault; who is frozen must be out after --report-timeout, 120 s
+_OUT_SECONDS = 90.0  # without another fault, within which somebody who is frozen must be out
 _PATIENCE_SECONDS = 30.0  # for which a fault waits for something that it can befall
 
 
