@@ -35,10 +35,13 @@ class _Connection:
 
     def reset(self, near: bool = True, far: bool = True) -> None:
         for wanted, writer in ((near, self.near), (far, self.far)):
-            if wanted:
+            if not wanted:
+                continue
+            socket = writer.get_extra_info("socket")  # uvloop has None for what ended before it was asked
+            if socket is not None:
                 with contextlib.suppress(OSError, ValueError):  # it has been closed already
-                    reset_when_closed(writer.get_extra_info("socket"))
-                writer.transport.abort()
+                    reset_when_closed(socket)
+            writer.transport.abort()
 
 
 class Link:

@@ -30,6 +30,7 @@ from evenpace.chaos.processes import Supervised, Supervisor
 from evenpace.chaos.proxy import Proxy
 from evenpace.chaos.schedule import Fault
 from rpc.address import Address
+from rpc.dial import reset_when_closed
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -241,6 +242,26 @@ def test_a_half_open_link_tells_one_side_only(proxy, connection, near_ends):
         connection.settimeout(120)
         assert is_broken(connection)
     half.lift()
+
+
+def test_the_end_that_a_half_open_link_left_may_end_by_itself(wait_until):
+    """There is nothing left to end then."""
+    with (
+        Proxy() as proxy,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(proxy.add("w0>service", Address(*listener.getsockname()))),
+    ):
+        service, _ = listener.accept()
+        link = proxy.links["w0>service"]
+        wait_until(lambda: link.connections, "the connection")
+        half = HalfOpen(fault("half-open", amount=1.0), proxy, link)
+        assert "on the worker's side only" in half.fired()
+        (left,) = link.deaf
+        reset_when_closed(service)
+        service.close()
+        wait_until(left.far.transport.is_closing, "its end")
+        half.lift()
+        wait_until(lambda: not link.connections, "the end of both")
 
 
 def test_a_link_of_limited_bandwidth_takes_its_time(echo):
