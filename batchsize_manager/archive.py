@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batchsize_manager import messages, overview
+from batchsize_manager import overview
 from batchsize_manager.changes import Begun, Completed, Controlled, Ended, Learnt, Members, Rewound, Said
 from batchsize_manager.hosted import Hosted
 from batchsize_manager.job import REPLAYED, Job, JobConfig
 from batchsize_manager.job_steps import EVENTS
 from batchsize_manager.learning import Learning
+from batchsize_manager.membership import SavedMember
 from batchsize_manager.packed import PackedRecord
-from batchsize_manager.records import SavedMember
 from batchsize_manager.state_reader import SavedRun, StateReader, open_state
 from batchsize_manager.store import Retention, Store
+from idl.translation import wire_history
 from rpc.limited_log import LimitedLog
 
 T = TypeVar("T")
@@ -302,7 +303,7 @@ def _read_history(folder: Path, job: str, run: str | None, first: int, limit: in
         saved = _last_run(reader, job, run)
         if saved is None:
             return None
-        return messages.history(
+        return wire_history(
             [member.worker for member in reader.members(saved.run)],
             reader.records(saved.run, first, limit),
             saved.policy,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchsize_manager.plan import JobSpec
+from idl.plan import JobSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.batches import BatchChange
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.records import IterationRecord, SavedMember
+from batchsize_manager.membership import SavedMember
+from idl.plan import JobSpec
+from idl.records import IterationRecord
 from predictors import Models
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.hosted import Hosted
 from batchsize_manager.learning import Learning
-from batchsize_manager.messages import read_bounds
 from batchsize_manager.policies import PREDICTING
-from rpc import check
-from rpc.errors import InvalidRequestError
+from idl import check
+from idl.errors import InvalidRequestError
+from idl.translation import read_bounds
 
 _CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
 

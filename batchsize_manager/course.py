@@ -7,11 +7,11 @@ when, is decided in `job` and `planner`.
 from collections.abc import Iterator, Mapping
 
 from batchsize_manager.history import History
-from batchsize_manager.plan import Assignment
 from batchsize_manager.policies import Observation
 from batchsize_manager.progress import Progress
-from batchsize_manager.synchronisation import Synchronisation
 from batchsize_manager.tally import JobTally
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
 
 _OPEN_RECORDS = 200_000  # workers times iterations, of plans that a member has still to go through
 

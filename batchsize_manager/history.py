@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from batchsize_manager.packed import PackedRecord, pack
-from batchsize_manager.records import IterationRecord
+from idl.records import IterationRecord
 
 _RECORDS = 50_000  # workers times iterations; the oldest go first
 _TYPICAL = 20  # iterations that a typical duration is taken from

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 import idl
-from batchsize_manager import messages
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.job_steps import EVENTS
-from rpc.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
+from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
+from idl.translation import wire_assignment, wire_history, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.periodic import Periodic
@@ -120,9 +120,7 @@ class Hosted:
     def history(self, first: int, limit: int) -> Any:
         """The answer to `history`, from what is in memory."""
         job = self.job
-        return messages.history(
-            job.members, job.history(first, limit), self.policy, list(job.events), self.run
-        )
+        return wire_history(job.members, job.history(first, limit), self.policy, list(job.events), self.run)
 
     def wait(self, worker: str, waiting: Waiting) -> None:
         """Have a call wait; an earlier one of the same worker's is over.
@@ -212,19 +210,19 @@ class Hosted:
             identity=identity,
             reported_iteration=waiting.reported_iteration,
             waited=time.monotonic() - waiting.call.since,
-            lost=[messages.lost(slice_) for slice_ in job.lost_since(max(0, waiting.reported_iteration))],
+            lost=[wire_lost(slice_) for slice_ in job.lost_since(max(0, waiting.reported_iteration))],
             run=self.run,
             released=released,
             recover=recover,
             report_on=report_on,
         )
         if assignment is not None:
-            reply.assignment = messages.assignment(assignment)
+            reply.assignment = wire_assignment(assignment)
             if self.config.lookahead:
                 ahead = job.assignments_after(worker, assignment.iteration)
-                reply.ahead = [messages.assignment(later) for later in ahead]
+                reply.ahead = [wire_assignment(later) for later in ahead]
         if waiting.call.method == "join":
-            reply.synchronisation = messages.told(self.config.synchronisation)
+            reply.synchronisation = wire_synchronisation(self.config.synchronisation)
             reply.lookahead = self.config.lookahead or None
             reply.heartbeat = self.config.heartbeat or None
         return reply

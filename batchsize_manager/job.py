@@ -16,14 +16,14 @@ from batchsize_manager.batches import BatchChange
 from batchsize_manager.history import final_course
 from batchsize_manager.job_config import JobConfig
 from batchsize_manager.job_operations import REPLAYED, JobOperations
-from batchsize_manager.membership import Membership, Standing
+from batchsize_manager.membership import Membership, SavedMember, Standing
 from batchsize_manager.packed import PackedRecord
-from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.policies import Policy
 from batchsize_manager.progress import Progress
-from batchsize_manager.records import IterationRecord, Report, SavedMember
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment, JobSpec
+from idl.records import IterationRecord, Report
 
 __all__ = ["REPLAYED", "Job", "JobConfig"]
 

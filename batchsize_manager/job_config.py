@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from batchsize_manager.synchronisation import Synchronisation
+from idl.synchronisation import Synchronisation
 
 
 @dataclass(frozen=True)

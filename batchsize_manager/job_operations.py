@@ -7,9 +7,9 @@ done. Who asked, and whether he may, is not known here.
 from batchsize_manager.job_steps import DRAINED, JobSteps
 from batchsize_manager.membership import Membership
 from batchsize_manager.policies import Policy
-from batchsize_manager.rounding import Bounds
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
 from predictors import Fit, Models, Weights
-from rpc.errors import InvalidRequestError
 
 REPLAYED = 500  # iterations that the policy of a job that goes on is shown
 

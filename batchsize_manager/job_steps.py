@@ -10,13 +10,14 @@ from batchsize_manager.batches import Batches
 from batchsize_manager.course import Course
 from batchsize_manager.job_config import JobConfig
 from batchsize_manager.membership import Members, Membership
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.planner import Planner
 from batchsize_manager.policies import Observation, Policy
-from batchsize_manager.records import IterationRecord
-from batchsize_manager.rounding import Bounds, InfeasibleError
+from batchsize_manager.rounding import InfeasibleError
 from batchsize_manager.tally import JobTally
-from rpc.errors import InvalidRequestError, UnavailableError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.plan import JobSpec
+from idl.records import IterationRecord
 
 EVENTS = 200  # that a job keeps
 _RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again

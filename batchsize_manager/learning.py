@@ -13,8 +13,8 @@ from batchsize_manager.saved_models import models_file, save_models, unpack_mode
 from batchsize_manager.tally import LearningTally
 from batchsize_manager.timed import TimedPolicy
 from batchsize_manager.trainer import Trainer
+from idl.errors import InvalidRequestError
 from predictors import Models, Weights
-from rpc.errors import InvalidRequestError
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,22 @@ It knows nothing of plans beyond the numbers of iterations; what a member has to
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from batchsize_manager.records import SavedMember
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError, NotMemberError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, NotMemberError
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMember:
+    """What is kept of a member, for a job to be restored with it."""
+
+    worker: str
+    incarnation: str
+    bounds: Bounds
+    unreleasable: bool = False  # the others could not go on without it
+    drained: bool = False  # an operator wants it released
+    device: str = ""  # of which kind it is
+    beats: bool = False  # it sends heartbeats
+    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of
 
 
 @dataclass(slots=True)

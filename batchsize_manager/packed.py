@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from batchsize_manager.records import IterationRecord, WorkerRecord
+from idl.records import IterationRecord, WorkerRecord
 
 _NOBODY: Mapping[str, WorkerRecord] = {}
 _NUMBERS = 5  # doubles of a worker's record

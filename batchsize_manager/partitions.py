@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.traversal import Traversal
 
 _NEW = -1  # the generation of a member that has not reported yet, and holds nobody's samples
 
@@ -42,25 +43,6 @@ class PartitionsConfig:
             raise ValueError(f"silence {self.silence}: must be above 0 s")
         if not 0 < self.move_timeout < float("inf"):
             raise ValueError(f"move_timeout {self.move_timeout}: must be above 0 s")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a worker reports.
-
-    Attributes:
-        generation: Whose counts these are.
-        samples: That it has now.
-        drawn: Samples that it has used in this generation.
-        iterations: In which it has used them.
-        moved: Whether it has done with its moves.
-    """
-
-    generation: int
-    samples: int
-    drawn: int
-    iterations: int
-    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +171,7 @@ class Partitions:
         if not self.dataset_size and len(self._members) >= self._config.workers:
             self.dataset_size = sum(m.part.samples for m in self._members.values())
 
-    def report(self, worker: str, incarnation: str, progress: Progress, now: float) -> None:
+    def report(self, worker: str, incarnation: str, progress: Traversal, now: float) -> None:
         """How far a worker is.
 
         Raises:

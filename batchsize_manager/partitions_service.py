@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import idl
-from batchsize_manager.partitions import Partitions, PartitionsConfig, Progress
-from rpc import check
+from batchsize_manager.partitions import Partitions, PartitionsConfig
+from idl import check
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.traversal import Traversal
 from rpc.address import Address
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.service import Call, Sink
@@ -102,7 +103,7 @@ class DataPartitionService:
 
     def _report(self, call: Call, job: str, worker: str, incarnation: str) -> None:
         request = call.request
-        progress = Progress(
+        progress = Traversal(
             check.integer("generation", request.generation, 0),
             check.integer("samples", request.samples, 1, 2**48 - 1),
             check.integer("drawn", request.drawn, 0),

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 from batchsize_manager.batches import Batches
 from batchsize_manager.job_config import JobConfig
 from batchsize_manager.membership import Members
-from batchsize_manager.plan import make_plan
 from batchsize_manager.policies import Member, Policy
 from batchsize_manager.progress import Progress
+from idl.plan import make_plan
 
 
 class Planner:

@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from batchsize_manager.plan import Assignment, Plan
 from batchsize_manager.policies import Observation
-from batchsize_manager.records import IterationRecord, Report, WorkerRecord
-from batchsize_manager.rounding import Bounds, split
+from batchsize_manager.rounding import split
+from idl.bounds import Bounds
+from idl.plan import Assignment, Plan
+from idl.records import IterationRecord, Report, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,44 +2,12 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What batch sizes a worker can take.
-
-    Attributes:
-        minimum: Samples, at least 1, so that the worker's speed is always measured.
-        maximum: Samples, at least `minimum`.
-        granularity: Batch sizes are multiples of it, except where the sum cannot be met otherwise.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    minimum: int = 1
-    maximum: int = 2**40
-    granularity: int = 1
-
-    def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ValueError(f"minimum batch size {self.minimum}: must be at least 1")
-        if self.maximum < self.minimum:
-            raise ValueError(
-                f"maximum batch size {self.maximum}: must be at least the minimum, {self.minimum}"
-            )
-        if not 1 <= self.granularity <= self.maximum:
-            raise ValueError(f"granularity {self.granularity}: must be from 1 to the maximum, {self.maximum}")
-        if self.maximum // self.granularity * self.granularity < self.minimum:
-            raise ValueError(
-                f"granularity {self.granularity}: no multiple of it lies from the minimum, {self.minimum}, "
-                f"to the maximum, {self.maximum}"
-            )
+from idl.bounds import Bounds
 
 
 class InfeasibleError(ValueError):

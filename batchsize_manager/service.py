@@ -21,15 +21,6 @@ from batchsize_manager.archive import Archive
 from batchsize_manager.hosted import Hosted, Waiting
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.learning import Learning
-from batchsize_manager.messages import (
-    differences,
-    read,
-    read_batch_size,
-    read_bounds,
-    read_position,
-    read_report,
-)
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.remembering import of_kinds
 from batchsize_manager.saved_models import pack_models
@@ -37,8 +28,9 @@ from batchsize_manager.state_format import StateError
 from batchsize_manager.store import Retention, Store
 from batchsize_manager.tally import LearningTally
 from batchsize_manager.uploads import LEARNED_BYTES, Upload, Uploads
-from rpc import check
-from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from idl import check
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from idl.translation import read_bounds, read_report, read_resume, read_spec
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.service import Call, Discard, Sink
@@ -221,12 +213,10 @@ class ManagerService:
         """Let a worker join; the job, which may be a new one."""
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
-        spec = read(request.job, JobSpec)
+        spec = read_spec(request.job)
         bounds = read_bounds(request.bounds)
-        resume = request.resume
-        first = check.integer("resume.iteration", resume.iteration, 0) if resume is not None else 0
-        position = read_position(resume, spec.dataset_size)
-        total = read_batch_size(resume, spec.dataset_size)
+        resume = read_resume(request.resume, spec.dataset_size)
+        first = resume.iteration
         device = "" if request.device is None else check.text("device", request.device)
         if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
             raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
@@ -235,7 +225,14 @@ class ManagerService:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
             policy = self._learning.make_policy(_learned(call))
-            job = Job(spec, self._config.job, policy, first, position=position, total=total)
+            job = Job(
+                spec,
+                self._config.job,
+                policy,
+                first,
+                position=resume.position,
+                total=resume.total_batch_size,
+            )
             hosted = Hosted(
                 job_name,
                 uuid.uuid4().hex,
@@ -247,8 +244,8 @@ class ManagerService:
             )
         elif hosted.job.spec != spec:
             raise InvalidRequestError(
-                f"job {job_name!r} runs with {differences(hosted.job.spec, spec)}, but {worker!r} wants "
-                f"{differences(spec, hosted.job.spec)}: give all its workers the same"
+                f"job {job_name!r} runs with {hosted.job.spec.differences(spec)}, but {worker!r} wants "
+                f"{spec.differences(hosted.job.spec)}: give all its workers the same"
             )
         elif not hosted.job.started and first != hosted.job.first_iteration:
             raise InvalidRequestError(

@@ -21,7 +21,7 @@ from batchsize_manager.changes import (
     Rewound,
     Said,
 )
-from batchsize_manager.records import SavedMember, WorkerRecord
+from batchsize_manager.membership import SavedMember
 from batchsize_manager.saved_models import pack_models
 from batchsize_manager.state_format import (
     BUSY_SECONDS,
@@ -33,6 +33,7 @@ from batchsize_manager.state_format import (
     pack_records,
 )
 from batchsize_manager.state_reader import StateReader
+from idl.records import WorkerRecord
 
 _CHECKED_BYTES = 2**28  # a file up to this size is looked through when it is opened, in a second or so
 _PRUNED_AT_ONCE = 500  # iterations

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.records import WorkerRecord
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
+from idl.records import WorkerRecord
 
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # for another process to let go of the file

@@ -10,10 +10,8 @@ from typing import Any
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.batches import BatchChange
+from batchsize_manager.membership import SavedMember
 from batchsize_manager.packed import PackedRecord
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.records import IterationRecord, SavedMember
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.state_format import (
     BUSY_SECONDS,
     STATE_FILE,
@@ -23,6 +21,9 @@ from batchsize_manager.state_format import (
     unpack_columns,
     unpack_records,
 )
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import IterationRecord
 
 _FROM = "iteration >= ? ORDER BY iteration LIMIT ?"  # of a run's rows
 

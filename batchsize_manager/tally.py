@@ -1,6 +1,6 @@
 """Counts of what a job, the policies and the fits have done, for metrics; see `rpc.tally`."""
 
-from batchsize_manager.records import IterationRecord
+from idl.records import IterationRecord
 from rpc.tally import Histogram
 
 

@@ -2,7 +2,7 @@
 
 import weakref
 
-from rpc.errors import InvalidRequestError, UnavailableError
+from idl.errors import InvalidRequestError, UnavailableError
 
 LEARNED_BYTES = 3 * 2**24
 """The most that one job can have learned; 5,000 workers' models of all predictors together take less."""

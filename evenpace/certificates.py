@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from idl.errors import InvalidRequestError
 from rpc.credentials import CA_FILE, Credentials
-from rpc.errors import InvalidRequestError
 from rpc.tokens import write_secret
 
 CA_KEY_FILE = "ca-key.pem"

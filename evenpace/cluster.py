@@ -19,9 +19,9 @@ from typing import Self
 
 from evenpace.limits import LimitKind, remove_leftovers
 from evenpace.logs import options_in_force
+from idl.errors import EvenpaceError, UnavailableError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import EvenpaceError, UnavailableError
 
 _START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
 _STOP_SECONDS = 5.0  # for processes to end by themselves, before they are killed
@@ -61,7 +61,7 @@ class LocalCluster:
         shards: Processes of the parameter server.
         deterministic: Whether gradients are summed in the order of their slices.
         report_timeout: Seconds; see `batchsize_manager.job.JobConfig`.
-        sync: The manager's mode; see `batchsize_manager.synchronisation.Synchronisation`.
+        sync: The manager's mode; see `idl.synchronisation.Synchronisation`.
         staleness: In the mode ssp; None for the manager's default.
         replicas_to_aggregate: In the mode backup.
         manager_options: More options of `evenpace manager`.

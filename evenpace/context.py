@@ -4,11 +4,11 @@ import atexit
 import contextlib
 from collections.abc import Sequence
 
-from batchsize_manager.rounding import Bounds
 from evenpace.observing import TRACE_EVERY, Observing
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
 from worker.session import Session, SessionConfig, default_worker_name
 
 _session: Session | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evenpace._packages import check_folder
 from evenpace.limits import LimitKind, limit_cpu
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.session import Session
 
 log = logging.getLogger(__name__)

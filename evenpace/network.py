@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from evenpace.duty_cycle import start_time
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _TOOLS = ("ip", "tc", "nsenter")
 _RANGES = ("10.213.0.0/16", "172.30.0.0/16", "192.168.0.0/16")  # private; one free /24 of these is taken

@@ -7,11 +7,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 import idl
+from idl.errors import InvalidRequestError
+from idl.layout import shard_bounds
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
-from worker.shards import shard_bounds
 
 _BATCH = 200  # iterations asked for at once
 

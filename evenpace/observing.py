@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
 from rpc.server import Security, Server
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ps.layout import Group, Layout
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
 from ps.parameters import Contribution, Parameters
-from rpc.errors import InvalidRequestError
 
 
 @dataclass
@@ -64,19 +65,11 @@ class AsynchronousShard(Parameters):
         for options, change in zip(self._options.setdefault(worker, changes), changes, strict=True):
             options.update(change)
 
-    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
+    def has_used(self, part: Assignment, worker: str = "") -> bool:
         """Whether the worker's gradient made its step already: only the answer got lost."""
-        return iteration <= self._applied.get(worker, -1)
+        return part.iteration <= self._applied.get(worker, -1)
 
-    def begin(
-        self,
-        iteration: int,
-        start: int,
-        count: int,
-        total: int,
-        worker: str = "",
-        batch_start: int | None = None,
-    ) -> Contribution:
+    def begin(self, part: Assignment, worker: str = "") -> Contribution:
         """A worker pushes its gradient; one that is not whole, or has not made its step, gives way.
 
         Raises:
@@ -84,7 +77,7 @@ class AsynchronousShard(Parameters):
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
-        push = _Push(start, count, worker, held=self._buffer(), iteration=iteration)
+        push = _Push(part.start, part.count, worker, held=self._buffer(), iteration=part.iteration)
         self._pushes[worker] = push
         return push
 

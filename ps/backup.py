@@ -4,10 +4,11 @@ This is what TensorFlow's `replicas_to_aggregate` does (Chen et al., 2016), whic
 compares with. It knows no sockets and no clock.
 """
 
-from ps.layout import Layout
+from idl.errors import NotMemberError
+from idl.layout import Layout
+from idl.plan import Assignment
 from ps.parameters import Contribution
 from ps.shard import Shard
-from rpc.errors import NotMemberError
 
 
 class BackupShard(Shard):
@@ -26,15 +27,7 @@ class BackupShard(Shard):
         self._replicas_to_aggregate = replicas_to_aggregate
         self._lost: dict[int, int] = {}  # start to count, of slices that are not waited for
 
-    def begin(
-        self,
-        iteration: int,
-        start: int,
-        count: int,
-        total: int,
-        worker: str = "",
-        batch_start: int | None = None,
-    ) -> Contribution:
+    def begin(self, part: Assignment, worker: str = "") -> Contribution:
         """A worker starts to push its slice's gradient, or sends it again as its connection broke.
 
         Raises:
@@ -42,9 +35,9 @@ class BackupShard(Shard):
             NotMemberError: The slice's worker was taken out.
             UnavailableError: Another connection is bringing the slice.
         """
-        if iteration == self.version and start in self._lost:
-            raise NotMemberError(f"the slice at {start} was given up: its worker was taken out")
-        return super().begin(iteration, start, count, total, worker, batch_start)
+        if part.iteration == self.version and part.start in self._lost:
+            raise NotMemberError(f"the slice at {part.start} was given up: its worker was taken out")
+        return super().begin(part, worker)
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """A slice's worker has gone: do not wait for what has not come; the same may be said again.

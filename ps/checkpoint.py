@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from batchsize_manager.synchronisation import Synchronisation
-from ps.layout import DTYPES, Group, Layout
-from ps.model import Model, Tensor
+from idl.layout import Group, Layout, Tensor
+from idl.synchronisation import Synchronisation
+from ps.model import Model
+from ps.optimizers import DTYPES
 from ps.state import Snapshot
 
 _FIRST_LINE = b"evenpace shard checkpoint 1\n"
@@ -116,7 +117,11 @@ def _pieces(checkpoint: Checkpoint) -> Iterator[bytes | memoryview]:
         "attempt": checkpoint.attempt,
         "synchronisation": asdict(checkpoint.synchronisation),
         "model": model and {"worker": model.worker, "tensors": [asdict(each) for each in model.tensors]},
-        "layout": asdict(snapshot.layout),
+        "layout": {
+            "dtype": snapshot.layout.dtype,
+            "optimizer": snapshot.layout.optimizer,
+            "groups": [asdict(group) for group in snapshot.layout.groups],
+        },
         "version": snapshot.version,
         "steps": snapshot.steps,
         "state": state,

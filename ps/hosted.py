@@ -11,15 +11,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from batchsize_manager.synchronisation import Synchronisation
+from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
+from idl.layout import Layout
+from idl.synchronisation import Synchronisation
 from ps.checkpoint import Checkpoint
-from ps.layout import DTYPES, Layout
 from ps.model import Model
+from ps.optimizers import DTYPES
 from ps.parameters import Parameters
 from ps.state import State
 from ps.store import JobStore
 from ps.tally import ShardTally
-from rpc.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from rpc.peer import Peer
 from rpc.periodic import Periodic
 from rpc.service import Call

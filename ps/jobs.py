@@ -10,18 +10,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchsize_manager.synchronisation import Synchronisation
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.layout import Layout
+from idl.synchronisation import Synchronisation
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
 from ps.checkpoint import Checkpoint
 from ps.hosted import Hosted
-from ps.layout import Layout
 from ps.log_fields import log_fields
 from ps.model import Model
 from ps.parameters import Parameters
 from ps.shard import Shard
 from ps.store import JobStore, Store
-from rpc.errors import InvalidRequestError, UnavailableError
 from rpc.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)

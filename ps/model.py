@@ -7,23 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of the model; the name is empty where the worker does not know it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        name = f"{self.name!r} of " if self.name else ""
-        return f"{name}shape {self.shape}, {self.dtype}"
-
-    def agrees_with(self, other: "Tensor") -> bool:
-        """Whether the two may be the same; a name that is not known is no difference."""
-        same_name = not self.name or not other.name or self.name == other.name
-        return same_name and (self.shape, self.dtype) == (other.shape, other.dtype)
+from idl.layout import Tensor
 
 
 @dataclass(frozen=True, slots=True)

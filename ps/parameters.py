@@ -7,16 +7,17 @@ BSP, `backup` and `asynchronous`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
 from ps import state as optimizer_state
-from ps.layout import DTYPES, Group, Layout
-from ps.optimizers import make_optimizer, translate
+from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
 from ps.state import Snapshot, State
-from rpc.errors import InvalidRequestError
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Parameters(ABC):
     def snapshot(self) -> Snapshot:
         """All that the next steps depend on, but for what has come for them; the same until the next step."""
         return Snapshot(
-            Layout(self.layout.dtype, self.layout.optimizer, self._groups),
+            replace(self.layout, groups=self._groups),
             self.version,
             self.steps,
             self._parameters,
@@ -194,28 +195,16 @@ class Parameters(ABC):
         """A worker starts with these options, which may not be the layout's."""
 
     @abstractmethod
-    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
+    def has_used(self, part: Assignment, worker: str = "") -> bool:
         """Whether a slice's gradient is not needed any more, so that a push of it is taken and dropped."""
 
     @abstractmethod
-    def begin(
-        self,
-        iteration: int,
-        start: int,
-        count: int,
-        total: int,
-        worker: str = "",
-        batch_start: int | None = None,
-    ) -> Contribution:
+    def begin(self, part: Assignment, worker: str = "") -> Contribution:
         """A worker starts to push its slice's gradient, or sends it again as its connection broke.
 
         Args:
-            iteration: That it belongs to.
-            start: First position of the slice in its epoch.
-            count: Samples of the slice.
-            total: Samples of the whole batch.
+            part: The slice.
             worker: Who brings it.
-            batch_start: First position of the whole batch; None where it is not known.
 
         Raises:
             InvalidRequestError: It cannot be taken now.
@@ -295,7 +284,7 @@ class Parameters(ABC):
                 f"groups of {[g.elements for g in groups]} elements, "
                 f"but the job has {[g.elements for g in self.layout.groups]}"
             )
-        Layout(self.layout.dtype, self.layout.optimizer, tuple(groups))  # raises if torch would
+        check_optimizer(replace(self.layout, groups=tuple(groups)))
         return self._translated(groups)
 
     def _translated(self, groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -10,13 +10,15 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 import idl
-from ps import requests
+from idl import check
+from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.layout import Layout
+from idl.translation import read_assignment, read_groups, read_synchronisation, read_tensors
 from ps.hosted import Hosted, TensorSink
 from ps.jobs import Jobs, ParameterServerConfig
-from ps.layout import Layout
+from ps.model import Model
+from ps.optimizers import check_optimizer
 from ps.tally import TimedSink
-from rpc import check
-from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from rpc.peer import Peer
 from rpc.service import Call, Discard, Sink
 
@@ -117,13 +119,17 @@ class ParameterServerService:
     # -- methods
 
     def _open(self, call: Call) -> None:
-        request = requests.request_of(call)
+        request = _request_of(call)
         job_name, worker, _ = check.identity(request.identity)
-        dtype = check.text("dtype", request.dtype)
-        optimizer = check.text("optimizer", request.optimizer)
-        layout = Layout(dtype, optimizer, requests.groups(request.groups))
-        synchronisation = requests.synchronisation(request.synchronisation)
-        model = requests.model(worker, request.tensors)
+        layout = Layout(
+            check.text("dtype", request.dtype),
+            check.text("optimizer", request.optimizer),
+            read_groups(request.groups),
+        )
+        check_optimizer(layout)
+        synchronisation = read_synchronisation(request.synchronisation)
+        tensors = read_tensors(request.tensors)
+        model = Model(worker, tensors) if tensors else None
         hosted = self._jobs.find(job_name)
         if hosted is None:
             hosted = self._jobs.add(job_name, layout, synchronisation, model)
@@ -179,7 +185,7 @@ class ParameterServerService:
         asyncio.get_running_loop().call_soon(self._step, hosted)
 
     def _pull(self, call: Call) -> None:
-        request = requests.request_of(call)
+        request = _request_of(call)
         until = call.since + check.wait(request.wait)
         hosted = self._hosted(call)
         version = check.integer("version", request.version, -1)
@@ -193,7 +199,7 @@ class ParameterServerService:
         self._release(hosted)
 
     def _fence(self, call: Call) -> None:
-        job_name, _, _ = check.identity(requests.request_of(call).identity)
+        job_name, _, _ = check.identity(_request_of(call).identity)
         attempt = check.integer("attempt", call.request.attempt, 0)
         if self._jobs.find(job_name) is None:  # nothing to fence, and nothing to go back to
             call.reply(_wire.FenceReply(call.request.identity, initialised=False, version=0, checkpoints=[]))
@@ -208,7 +214,7 @@ class ParameterServerService:
         self._answer_fences(hosted, time.monotonic())
 
     def _rewind(self, call: Call) -> None:
-        request = requests.request_of(call)
+        request = _request_of(call)
         if request.anew and self._jobs.find(check.identity(request.identity)[0]) is None:
             call.reply(_wire.RewindReply(identity=request.identity, instance=""))  # it has none to forget
             return
@@ -233,7 +239,7 @@ class ParameterServerService:
         call.reply(_wire.StateReply(identity=call.request.identity, steps=shard.steps, slots=slots))
 
     def _forfeit(self, call: Call) -> None:
-        request = requests.request_of(call)
+        request = _request_of(call)
         hosted = self._hosted(call)
         iteration = check.integer("iteration", request.iteration, 0)
         start = check.integer("start", request.start, 0)
@@ -257,23 +263,16 @@ class ParameterServerService:
         """Where a gradient goes."""
         request = call.request
         worker = request.identity.worker
-        if request.assignment is None:
-            raise InvalidRequestError("assignment is missing")
-        iteration = check.integer("iteration", request.assignment.iteration, 0)
-        start = check.integer("start", request.assignment.start, 0)
-        total = check.integer("total", request.assignment.total, 1)
-        count = check.integer("count", request.assignment.count, 1, total)
-        batch_start = request.assignment.batch_start
-        if batch_start is not None:
-            check.integer("batch_start", batch_start, 0)
-        _check_attempt(hosted, call, request.assignment.attempt)
+        part = read_assignment(request.assignment)
+        check.integer("count", part.count, 1)
+        _check_attempt(hosted, call, part.attempt)
         if hosted.fenced:
             raise UnavailableError(f"nobody has said yet from which version attempt {hosted.attempt} goes on")
         hosted.shared = bool(request.shared) and hosted.synchronisation.mode == "bsp"
-        if hosted.shard.has_used(iteration, start, count, worker):
+        if hosted.shard.has_used(part, worker):
             return Discard(length)
-        groups = requests.groups(request.groups) if request.groups else ()
-        contribution = hosted.shard.begin(iteration, start, count, total, worker, batch_start)
+        groups = read_groups(request.groups) if request.groups else ()
+        contribution = hosted.shard.begin(part, worker)
         sink = TimedSink(hosted.shard, contribution, hosted.tally)
         if groups:
             try:
@@ -284,7 +283,7 @@ class ParameterServerService:
         return sink
 
     def _hosted(self, call: Call) -> Hosted:
-        job_name, worker, _ = check.identity(requests.request_of(call).identity)
+        job_name, worker, _ = check.identity(_request_of(call).identity)
         hosted = self._jobs.find(job_name)
         if hosted is None:
             said = f"{call.method}: {worker!r} has not opened job {job_name!r}"
@@ -379,6 +378,13 @@ class ParameterServerService:
             hosted.tally.pulled += values.nbytes
             hosted.readers.add(call.peer)
         hosted.waiting = still_waiting
+
+
+def _request_of(call: Call) -> Any:
+    """A call's request."""
+    if call.request is None:
+        raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
+    return call.request
 
 
 def _check_attempt(hosted: Hosted, call: Call, attempt: int | None) -> None:

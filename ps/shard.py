@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from ps.layout import DTYPES, Group, Layout
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from ps.optimizers import DTYPES
 from ps.parameters import Contribution, Parameters
-from rpc.errors import InvalidRequestError, UnavailableError
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
 _SAME = 1e-5  # relative: a schedule that is computed on another kind of device differs in its last digits
@@ -65,27 +67,18 @@ class Shard(Parameters):
         if worker in self._differences:
             raise InvalidRequestError(self._differences[worker])
 
-    def has_used(self, iteration: int, start: int, count: int, worker: str = "") -> bool:
+    def has_used(self, part: Assignment, worker: str = "") -> bool:
         """Whether all samples of the slice are in a step, or in the sum: it came, or others brought it."""
-        if not self.initialised or iteration != self.version:
-            return self.initialised and iteration < self.version
-        end = start + count
+        if not self.initialised or part.iteration != self.version:
+            return self.initialised and part.iteration < self.version
         there = sum(
-            min(end, other.end) - max(start, other.start)
-            for other in self._overlapping(start, end)
+            min(part.end, other.end) - max(part.start, other.start)
+            for other in self._overlapping(part)
             if self._is_whole(other)
         )
-        return there == count
+        return there == part.count
 
-    def begin(
-        self,
-        iteration: int,
-        start: int,
-        count: int,
-        total: int,
-        worker: str = "",
-        batch_start: int | None = None,
-    ) -> Contribution:
+    def begin(self, part: Assignment, worker: str = "") -> Contribution:
         """A worker starts to push its slice's gradient, or goes on where that of the same samples broke.
 
         Raises:
@@ -94,26 +87,25 @@ class Shard(Parameters):
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
-        if iteration != self.version:
+        if part.iteration != self.version:
             raise InvalidRequestError(
-                f"push for iteration {iteration}, but the parameter server is at {self.version}"
+                f"push for iteration {part.iteration}, but the parameter server is at {self.version}"
             )
-        self._check_batch(start, count, total, batch_start)
-        first = max(
-            (self._end_of(other, start, count) for other in self._overlapping(start, start + count)),
-            default=0,
-        )
+        self._check_batch(part)
+        first = max((self._end_of(other, part) for other in self._overlapping(part)), default=0)
         # What begins at the first element shares no samples, so these are all that have a place in the batch.
         placed = sum(other.count for other in self._contributions if not other.first)
-        if not first and placed + count > total:
-            raise InvalidRequestError(f"slice of {count} samples: more than are left of a batch of {total}")
+        if not first and placed + part.count > part.total:
+            raise InvalidRequestError(
+                f"slice of {part.count} samples: more than are left of a batch of {part.total}"
+            )
         if self._total is None:
-            self._total = total
-            self._missing = total * self.layout.elements
-        if batch_start is not None:
-            self._batch_start = batch_start
+            self._total = part.total
+            self._missing = part.total * self.layout.elements
+        if part.batch_start is not None:
+            self._batch_start = part.batch_start
         held = self._buffer() if self._deterministic else None
-        contribution = Contribution(start, count, worker, first, first, held=held)
+        contribution = Contribution(part.start, part.count, worker, first, first, held=held)
         self._contributions.append(contribution)
         return contribution
 
@@ -213,23 +205,24 @@ class Shard(Parameters):
             if other.groups != first.groups and (difference := _difference(first, other)):
                 self._differences[other.worker] = f"iteration {self.version}: {difference}"
 
-    def _check_batch(self, start: int, count: int, total: int, batch_start: int | None) -> None:
+    def _check_batch(self, part: Assignment) -> None:
         """See that a slice is of the batch that others have pushed for."""
-        if self._total not in (None, total):
-            raise InvalidRequestError(f"total {total}, but others pushed for a batch of {self._total}")
-        if batch_start is not None and self._batch_start not in (None, batch_start):
+        if self._total not in (None, part.total):
+            raise InvalidRequestError(f"total {part.total}, but others pushed for a batch of {self._total}")
+        if part.batch_start is not None and self._batch_start not in (None, part.batch_start):
             raise InvalidRequestError(
-                f"batch_start {batch_start}, but others pushed for a batch that begins at {self._batch_start}"
+                f"batch_start {part.batch_start}, but others pushed for a batch that begins at "
+                f"{self._batch_start}"
             )
-        begin = self._batch_start if batch_start is None else batch_start
-        if begin is not None and not begin <= start <= start + count <= begin + total:
+        begin = self._batch_start if part.batch_start is None else part.batch_start
+        if begin is not None and not begin <= part.start <= part.end <= begin + part.total:
             raise InvalidRequestError(
-                f"slice {start} to {start + count} is not within the batch, {begin} to {begin + total}"
+                f"slice {part.start} to {part.end} is not within the batch, {begin} to {begin + part.total}"
             )
 
-    def _end_of(self, other: Contribution, start: int, count: int) -> int:
+    def _end_of(self, other: Contribution, part: Assignment) -> int:
         """The element from which a slice has to bring what another that overlaps it did not."""
-        end = start + count
+        start, end = part.start, part.end
         if other.start <= start and end <= other.end:
             if other.open:
                 raise UnavailableError(f"the slice at {start} is still coming through another connection")
@@ -240,8 +233,8 @@ class Shard(Parameters):
             )
         raise InvalidRequestError(f"slice {start} to {end} overlaps {other.start} to {other.end} of another")
 
-    def _overlapping(self, start: int, end: int) -> list[Contribution]:
-        return [other for other in self._contributions if start < other.end and other.start < end]
+    def _overlapping(self, part: Assignment) -> list[Contribution]:
+        return [other for other in self._contributions if part.start < other.end and other.start < part.end]
 
     def _is_whole(self, contribution: Contribution) -> bool:
         return contribution.done == self.layout.elements

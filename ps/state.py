@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ps.layout import Layout
+from idl.layout import Layout
 from ps.optimizers import make_optimizer
 
 

@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from idl.errors import InvalidRequestError, UnavailableError
 from ps import checkpoint as files
 from ps.checkpoint import Checkpoint, UnreadableError
 from ps.log_fields import log_fields
-from rpc.errors import InvalidRequestError, UnavailableError
 from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)

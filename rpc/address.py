@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from typing import NamedTuple
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 
 class Address(NamedTuple):

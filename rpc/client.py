@@ -16,11 +16,7 @@ from typing import Any
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
-from rpc import codec
-from rpc.address import Address
-from rpc.credentials import Credentials
-from rpc.dial import broken, dial, is_only_tls, shut_down
-from rpc.errors import (
+from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
@@ -28,6 +24,10 @@ from rpc.errors import (
     ProtocolError,
     UnavailableError,
 )
+from rpc import codec
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.dial import broken, dial, is_only_tls, shut_down
 from rpc.guard import AUTHENTICATE
 from rpc.tokens import Token
 

@@ -13,7 +13,7 @@ from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
 
-from rpc.errors import DECLARED, EvenpaceError, ProtocolError
+from idl.errors import DECLARED, EvenpaceError, ProtocolError
 
 MAX_FRAME = 2**31 - 1  # bytes; the frame's length is a signed 32-bit word
 LENGTH = struct.Struct(">i")

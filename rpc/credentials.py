@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError
 from rpc.watched import Watched
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials

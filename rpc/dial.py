@@ -5,8 +5,8 @@ import ssl
 import struct
 from asyncio.trsock import TransportSocket
 
+from idl.errors import ConnectionLostError, EvenpaceError, ProtocolError, UnauthorisedError
 from rpc.address import Address
-from rpc.errors import ConnectionLostError, EvenpaceError, ProtocolError, UnauthorisedError
 from rpc.watched import Watched
 
 _ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the alert

@@ -7,7 +7,7 @@ refused to who has a token of one job.
 import time
 from typing import Any
 
-from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError, UnavailableError
+from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError, UnavailableError
 from rpc.limits import Rate, ServerLimits
 from rpc.service import Call
 from rpc.tokens import ALL_JOBS, TokenKeys

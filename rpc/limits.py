@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
+from idl.errors import InvalidRequestError
 from rpc import codec
-from rpc.errors import InvalidRequestError
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
+from idl.errors import EvenpaceError, ProtocolError, UnavailableError
 from rpc import codec
 from rpc.address import Address
-from rpc.errors import EvenpaceError, ProtocolError, UnavailableError
 from rpc.guard import AUTHENTICATE, Guard
 from rpc.service import Call, Discard, Sink
 from rpc.tokens import ALL_JOBS

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from idl.errors import AddressInUseError, ConnectionLostError, InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import AddressInUseError, ConnectionLostError, InvalidRequestError
 from rpc.guard import AUTHENTICATE
 from rpc.limited_log import LimitedLog
 from rpc.limits import Admission, ServerLimits

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
+from idl.errors import DECLARED, EvenpaceError
 from rpc import codec
-from rpc.errors import DECLARED, EvenpaceError
 from rpc.tally import MethodTally
 
 if TYPE_CHECKING:

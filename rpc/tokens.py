@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rpc.errors import InvalidRequestError, UnauthorisedError
+from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc.watched import Watched
 
 ALL_JOBS = "*"  # in the place of a job's name
@@ -26,7 +26,7 @@ _PREFIX = "evenpace1."
 _KEY_BYTES = 32
 _FIXED = struct.Struct(">Q16s")  # expires at, nonce
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
-_MAX_JOB = 200  # characters; as in `rpc.check`
+_MAX_JOB = 200  # characters; as in `idl.check`
 _MAX_TOKEN = 2000  # characters
 _MAX_KEYS = 100
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
+from idl.plan import JobSpec, permutation
 from tests.scripts import freeze_and_run
 from tests.scripts import train_float64 as script
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from batchsize_manager.policies import Member, Observation, Policy
-from batchsize_manager.rounding import Bounds
 from evenpace.overview.iterations import Iteration
+from idl.bounds import Bounds
 
 OVERHEAD = 0.004  # seconds that an iteration takes beyond its slowest worker
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from batchsize_manager.changes import Begun, Change, Completed, Ended, Members, Said
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.records import IterationRecord, SavedMember, WorkerRecord
-from batchsize_manager.rounding import Bounds, split
+from batchsize_manager.membership import SavedMember
+from batchsize_manager.rounding import split
 from batchsize_manager.state_file import StateFile
 from batchsize_manager.state_format import STATE_FILE
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import IterationRecord, WorkerRecord
 
 EVEN = 60  # samples of each worker in a batch that is split evenly
 BOUNDS = Bounds(1, 10**6, 1)

@@ -7,8 +7,8 @@ from typing import Any
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 import idl
+from idl.errors import ProtocolError
 from rpc import codec
-from rpc.errors import ProtocolError
 from tests.services import Raw, ShardWorker
 
 _manager = idl.batchsize_manager

@@ -7,7 +7,7 @@ What was worked out from the pieces is put together here, too. It knows no frame
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 
 def samples_in(batch: Any) -> int:

@@ -4,9 +4,9 @@ import os
 import socket
 from dataclasses import dataclass, field
 
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.rounding import Bounds
-from rpc import check
+from idl import check
+from idl.bounds import Bounds
+from idl.plan import JobSpec
 from rpc.address import Address
 from rpc.credentials import Credentials
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import Assignment, JobSpec, permutation
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment, JobSpec, permutation
 from worker.session import Checkpoint, Session
 
 _FORMAT = 1  # of what `state_dict` gives

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import idl
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from rpc.client import Client
-from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)

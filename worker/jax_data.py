@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.data import Slices
 from worker.session import Session
 

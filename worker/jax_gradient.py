@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 
 def value_and_grad(

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
 from worker.jax_data import DataLoader
 from worker.jax_rules import Rule
-from worker.layout import Group, Layout, OptimizerState, Tensor
+from worker.optimizer_state import OptimizerState
 
 
 def distribute(

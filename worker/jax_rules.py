@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 Schedule = Callable[[Any], Any]  # from the number of steps so far to the next one's learning rate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.keras_data import DataLoader
 
 _MEMBER = "evenpace.json"  # of the zip file that a .keras file is

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` takes as it is
 from numpy.typing import NDArray
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.data import Slices
 from worker.session import Session
 

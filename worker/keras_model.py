@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.keras_data import DataLoader
 from worker.keras_optimizer import Link
 

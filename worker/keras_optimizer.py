@@ -8,10 +8,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
 from worker.keras_data import DataLoader
 from worker.keras_options import describe_keras, slots
-from worker.layout import Group, Layout, OptimizerState, Tensor
+from worker.optimizer_state import OptimizerState
 
 
 class Link:

@@ -11,31 +11,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import idl
-from batchsize_manager.plan import Assignment, JobSpec
-from batchsize_manager.rounding import Bounds
-from rpc.client import Client
-from rpc.errors import (
+from idl.bounds import Bounds
+from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
+    InvalidRequestError,
     ProtocolError,
     RewoundError,
 )
-from worker.heartbeat import Heartbeat
-from worker.messages import (
-    Finished,
-    Joined,
-    Resume,
-    join_request,
+from idl.plan import Assignment, JobSpec, Resume
+from idl.translation import (
     read_assignment,
     read_synchronisation,
-    report_request,
+    wire_bounds,
+    wire_report,
+    wire_resume,
+    wire_spec,
 )
+from rpc.client import Client
+from worker.heartbeat import Heartbeat
+from worker.messages import Finished, Joined
 
 __all__ = ["Finished", "Joined", "Membership"]
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +109,8 @@ class Membership:
         self,
         spec: JobSpec,
         bounds: Bounds,
-        resume: Resume | None,
+        resume: Resume | None = None,
+        learned: bytes = b"",
         *,
         unreleasable: bool = False,
         device: str | None = None,
@@ -116,9 +120,8 @@ class Membership:
         Args:
             spec: What is trained on.
             bounds: What batch sizes this worker can take.
-            resume: The iteration that a saved job goes on from, and what the manager had learned by then;
-                where they are known, also epoch and first position of that iteration's batch, and the samples
-                of a whole batch.
+            resume: Where a saved job goes on.
+            learned: What the manager had learned by then.
             unreleasable: Whether the others could not go on without this worker.
             device: Of which kind it is, in words; None where it is not to be said.
 
@@ -126,14 +129,22 @@ class Membership:
             InvalidRequestError: The manager refuses, and says why.
             ConnectionLostError: It cannot be reached.
         """
-        request = join_request(self._identity, spec, bounds, resume, unreleasable, device)
+        request = _wire.JoinRequest(
+            identity=self._identity,
+            job=wire_spec(spec),
+            bounds=wire_bounds(bounds),
+            resume=None if resume is None else wire_resume(resume, len(learned)),
+            unreleasable=unreleasable or None,
+            device=device,
+            heartbeats=True,
+        )
         self._joined = False
         waiting = threading.Timer(_SILENT_SECONDS, self._tell_that_it_waits)
         waiting.daemon = True
         waiting.start()
         try:
             while (reply := self._client.call("join", request)).resume and resume is not None:
-                self._client.call("resume", request, bulk=memoryview(resume[1]))
+                self._client.call("resume", request, bulk=memoryview(learned))
         finally:
             waiting.cancel()
         self._joined = True
@@ -147,7 +158,7 @@ class Membership:
             self._control = self._client.twin()  # the thread waits for answers through the other
             self._thread = threading.Thread(target=self._report_all, name="evenpace-reports", daemon=True)
             self._thread.start()
-        synchronisation = read_synchronisation(reply.synchronisation)
+        synchronisation = _understood(read_synchronisation, reply.synchronisation)
         return Joined(reply.run, synchronisation, self._lookahead, list(reply.lost))
 
     def start_heartbeat(self) -> None:
@@ -348,9 +359,7 @@ class Membership:
             log.debug("the last reports: %s", error, extra=self._log_fields())
 
     def _report(self, finished: Finished) -> None:
-        request = self._request(finished)
-        if self._lookahead:
-            request.known = self._known
+        request = self._request(finished, self._known if self._lookahead else None)
         self._unanswered = request
         try:
             reply = self._call_patiently(
@@ -372,14 +381,14 @@ class Membership:
         if reply.lost:
             self._on_lost(reply.lost)
 
-    def _request(self, finished: Finished) -> Any:
-        return report_request(self._identity, finished, self._maximum)
+    def _request(self, finished: Finished, known: int | None = None) -> Any:
+        return wire_report(self._identity, finished.report(self._maximum), known)
 
     def _take(self, reply: Any) -> None:
         """Note what an answer says is next."""
         self._check_echo(reply.identity)
-        assignments = [read_assignment(reply.assignment)] if reply.assignment is not None else []
-        assignments += map(read_assignment, reply.ahead or ())
+        given = [] if reply.assignment is None else [reply.assignment]
+        assignments = [_understood(read_assignment, each) for each in (*given, *(reply.ahead or ()))]
         if not (assignments or reply.report_on or reply.released is not None or reply.recover is not None):
             raise ProtocolError("the manager answered with neither an assignment nor a release")
         with self._change:
@@ -417,6 +426,14 @@ class Membership:
     def _check_echo(self, echoed: Any) -> None:
         if echoed != self._identity:
             raise ProtocolError(f"an answer for {echoed}, not for {self._identity}")
+
+
+def _understood(read: Callable[[Any], T], struct: Any) -> T:
+    """What the manager says, read; it is refused as the manager's fault if it makes no sense."""
+    try:
+        return read(struct)
+    except InvalidRequestError as error:
+        raise ProtocolError(f"the manager's answer makes no sense to this worker: {error}") from error
 
 
 def _reporting_failed(error: Exception) -> EvenpaceError:

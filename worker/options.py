@@ -6,7 +6,7 @@ It knows iterations and groups, and neither the wire nor a framework.
 from collections import deque
 from collections.abc import Sequence
 
-from worker.layout import Group
+from idl.layout import Group
 
 _CHANGES = 10_000  # that are remembered; no job goes back further
 

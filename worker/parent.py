@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from rpc.errors import UnavailableError
+from idl.errors import UnavailableError
 
 _PR_SET_PDEATHSIG = 1
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from batchsize_manager.partitions import Progress
-from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from idl.traversal import Traversal
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class Partition:
         self._iterations = (first, max(last, iteration))
         return drawn
 
-    def progress(self) -> Progress:
+    def progress(self) -> Traversal:
         """What to report."""
         moved = self._planned and not self._moves and self._chunk is None
         iterations = self._iterations[1] - self._iterations[0] + 1 if self._iterations else 0
-        return Progress(self.generation, len(self), self._drawn, iterations, moved)
+        return Traversal(self.generation, len(self), self._drawn, iterations, moved)
 
     # -- membership
 

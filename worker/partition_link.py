@@ -14,10 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import idl
-from rpc.address import Address
-from rpc.client import Client
-from rpc.credentials import Credentials
-from rpc.errors import (
+from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
@@ -26,6 +23,9 @@ from rpc.errors import (
     ProtocolError,
     UnavailableError,
 )
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
 from rpc.server import Security
 from worker.partition import Chunk, Guest, Outcome, Partition, Peer
 from worker.partition_peer import CALL_SECONDS, PeerServer, PeerService, pack, send

@@ -13,11 +13,11 @@ from typing import Any
 import uvloop
 
 import idl
-from rpc import check
+from idl import check
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, ProtocolError
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError, ProtocolError
 from rpc.limits import ServerLimits
 from rpc.peer import Peer as Connection
 from rpc.server import Security, Server

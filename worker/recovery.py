@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from batchsize_manager.plan import Assignment
-from rpc.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
 

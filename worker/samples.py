@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import idl
-from rpc import check
-from rpc.errors import InvalidRequestError
+from idl import check
+from idl.errors import InvalidRequestError
 
 _wire = idl.data_partition
 

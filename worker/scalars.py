@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from batchsize_manager.plan import Assignment
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import idl
-from batchsize_manager.plan import Assignment, JobSpec
-from batchsize_manager.synchronisation import Synchronisation
+from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.layout import Group, Layout
+from idl.plan import Assignment, JobSpec, Resume
+from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from worker.config import Checkpoint, SessionConfig, default_worker_name
 from worker.device import as_kind, cpu_kind
-from worker.layout import Group, Layout, OptimizerState
 from worker.membership import Finished, Membership
 from worker.monitors import ResourceMonitor
+from worker.optimizer_state import OptimizerState
 from worker.options import Options
 from worker.recovery import recover
 from worker.scalars import Recorder, Scalars
@@ -215,9 +216,8 @@ class Session:
         joined = self._membership.join(
             self._spec,
             self.config.bounds,
-            (saved.iteration, saved.learned, *(saved.position or (None, None)), saved.batch_size)
-            if saved
-            else None,
+            Resume(saved.iteration, saved.position, saved.batch_size) if saved else None,
+            saved.learned if saved else b"",
             unreleasable=self.reduces_itself,
             device=self.config.device or as_kind(self.device or "") or cpu_kind(),
         )

@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import idl
-from batchsize_manager.plan import Assignment
-from batchsize_manager.synchronisation import Synchronisation
-from rpc.client import Client
-from rpc.errors import (
+from idl.errors import (
     ConnectionLostError,
     EvenpaceError,
     InvalidRequestError,
@@ -25,10 +22,13 @@ from rpc.errors import (
     ProtocolError,
     RewoundError,
 )
-from worker.layout import Group, Layout, OptimizerState, Tensor, shard_bounds
+from idl.layout import Group, Layout, shard_bounds
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
+from idl.translation import wire_assignment, wire_groups, wire_synchronisation, wire_tensors
+from rpc.client import Client
+from worker.optimizer_state import OptimizerState
 from worker.recovery import ShardState
-
-__all__ = ["Group", "Layout", "OptimizerState", "Shards", "Tensor", "shard_bounds"]
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class Shards:
                     identity=self._identity,
                     dtype=layout.dtype,
                     optimizer=layout.optimizer,
-                    groups=_groups(layout.groups, bounds),
-                    synchronisation=_synchronisation(synchronisation),
-                    tensors=[_wire.Tensor(t.name, list(t.shape), t.dtype) for t in layout.tensors] or None,
+                    groups=wire_groups(layout.groups, bounds),
+                    synchronisation=wire_synchronisation(synchronisation),
+                    tensors=wire_tensors(layout.tensors) or None,
                 )
                 for bounds in self._bounds
             ],
@@ -159,20 +159,12 @@ class Shards:
         """
         known = [version for version in self._checkpoints if version is not None]
         kept = min(known) if len(known) == len(self._checkpoints) else None
-        slice_ = idl.common.Assignment(
-            assignment.iteration,
-            assignment.epoch,
-            assignment.start,
-            assignment.count,
-            assignment.total,
-            assignment.attempt,
-            assignment.batch_start,
-        )
+        part = wire_assignment(assignment)
         requests = [
             _wire.PushRequest(
                 identity=self._identity,
-                assignment=slice_,
-                groups=_groups(groups, bounds) if groups else None,
+                assignment=part,
+                groups=wire_groups(groups, bounds) if groups else None,
                 instance=instance,
                 kept=kept,
                 shared=len(self._clients) > 1 or None,
@@ -392,20 +384,3 @@ def _has_lost(name: str) -> InvalidRequestError:
 
 def _bytes(part: NDArray[Any]) -> memoryview:
     return part.data.cast("B")
-
-
-def _groups(groups: Sequence[Group], bounds: tuple[int, int]) -> list[Any]:
-    """The parts of the parameter groups that lie within a shard's bounds."""
-    parts, position = [], 0
-    for group in groups:
-        begin, end = max(bounds[0], position), min(bounds[1], position + group.elements)
-        elements = max(0, end - begin)
-        parts.append(_wire.ParameterGroup(elements, group.options, group.statistics or None))
-        position += group.elements
-    return parts
-
-
-def _synchronisation(sync: Synchronisation) -> Any:
-    if sync.mode == "bsp":
-        return None
-    return idl.common.Synchronisation(sync.mode, sync.staleness, sync.replicas_to_aggregate)

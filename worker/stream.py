@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import JobSpec, permutation
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from batchsize_manager.plan import Assignment
+from idl.plan import Assignment
 from rpc.tally import Histogram
 
 PHASES = ("pull", "load", "compute", "push", "report")

@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.session import Session
 
 

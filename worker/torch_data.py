@@ -11,8 +11,8 @@ import numpy as np
 import torch.utils.data as torch_data
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import Assignment
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment
 from worker.data import Slice, Slices
 from worker.parent import end_with_parent
 from worker.session import Session

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.session import Session
 from worker.torch_batchnorm import SyncBatchNorm
 from worker.torch_data import Loader

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rpc.errors import EvenpaceError, InvalidRequestError
+from idl.errors import EvenpaceError, InvalidRequestError
 from worker.batches import cut, map_arrays, samples_in, weighted_mean
 from worker.memory import DeviceMemory, MemoryWatch, limit_between
 

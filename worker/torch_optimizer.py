@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ps.optimizers import describe
-from rpc.errors import InvalidRequestError
-from worker.layout import Group, Layout, Tensor
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
 from worker.session import Session
 from worker.torch_data import Loader
 from worker.torch_memory import note_device, watch_memory
+from worker.torch_options import describe
 from worker.torch_schedules import Schedules
 from worker.torch_state import put_state, take_state, views
 
@@ -117,7 +117,7 @@ class _Link:
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimiser have the state that it has at the parameter server."""
         state = self._session.optimizer_state()
-        put_state(optimizer, self._name, self._options, self._tensors, state)
+        put_state(optimizer, self._tensors, state)
 
     @torch.no_grad()
     def _take_parameters(self) -> None:

@@ -8,8 +8,8 @@ import torch
 import torch.utils.data as torch_data
 from numpy.typing import NDArray
 
+from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError
 from worker.data import Slices
 from worker.partition_link import PartitionConfig, PartitionLink
 from worker.samples import SampleForm

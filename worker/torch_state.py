@@ -3,16 +3,17 @@
 It knows how torch.optim keeps its state, and neither the session nor the loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ps.state import kept
-from rpc.errors import InvalidRequestError
-from worker.layout import OptimizerState
+from idl.errors import InvalidRequestError
+from worker.optimizer_state import OptimizerState
+
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
 
 
 def views(flat: NDArray[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -58,18 +59,12 @@ def take_state(
 
 @torch.no_grad()
 def put_state(
-    optimizer: torch.optim.Optimizer,
-    name: str,
-    options: Sequence[dict[str, float]],
-    tensors: Sequence[torch.Tensor],
-    state: OptimizerState,
+    optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], state: OptimizerState
 ) -> None:
     """The other way: let an optimiser have the state that it would have if it had taken the steps itself.
 
     Args:
         optimizer: Without a state.
-        name: A name in `ps.optimizers.OPTIMIZERS`.
-        options: Of each parameter group.
         tensors: In the order of the elements.
         state: Of the parameter server.
     """
@@ -77,8 +72,8 @@ def put_state(
         return
     slots = {slot: views(array, tensors) for slot, array in state.slots.items()}
     place = {tensor: number for number, tensor in enumerate(tensors)}
-    for group, values in zip(optimizer.param_groups, options, strict=True):
-        template = kept(name, frozenset(values.items()))
+    for group in optimizer.param_groups:
+        template = _kept(type(optimizer), group)
         for tensor in group["params"]:
             if tensor not in place:
                 continue  # it is not trained
@@ -88,3 +83,14 @@ def put_state(
                 elif key in slots:
                     own = torch.empty_like(tensor, memory_format=torch.preserve_format)
                     optimizer.state[tensor][key] = own.copy_(slots[key][place[tensor]])
+
+
+def _kept(kind: Callable[..., torch.optim.Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimiser keeps for a parameter of one element after its first step, with a group's options."""
+    part = torch.zeros(1)
+    part.grad = torch.zeros(1)
+    options = {name: value for name, value in group.items() if name not in ("params", *_IMPLEMENTATION)}
+    optimizer = kind([{"params": [part], **options}])
+    with torch.enable_grad():
+        optimizer.step()
+    return dict(optimizer.state[part])

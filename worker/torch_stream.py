@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.utils.data as torch_data
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.data import Slices
 from worker.session import Session
 from worker.stream import Stream, StreamOrder

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from batchsize_manager.rounding import Bounds
+from idl.bounds import Bounds
 from predictors import Fit, Models, Weights
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchsize_manager.rounding import Bounds
 from benchmarks.gpu import parameter_server as task
 from benchmarks.gpu.setup import Setup, need
+from idl.bounds import Bounds
 from worker.torch_memory import within_memory
 
 _LIMITS = (Bounds(), Bounds(maximum=20))  # of the processes

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup, seconds
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
 
 _PER_WORKER = 128  # samples of the even split
 _ITERATIONS = 250  # the first of which are the way to the balance

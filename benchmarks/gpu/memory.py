@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchsize_manager.plan import Assignment, JobSpec
-from batchsize_manager.rounding import Bounds
 from benchmarks.gpu.setup import Setup, need_gpu
 from evenpace.models.resnet import ResNet32
+from idl.bounds import Bounds
+from idl.plan import Assignment, JobSpec
 from worker.nvml import Device
 from worker.torch_memory import read_device, within_memory
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
-from batchsize_manager.rounding import Bounds
 from benchmarks.gpu.setup import Setup, need
+from idl.bounds import Bounds
+from idl.plan import JobSpec, permutation
 
 _SAMPLES, _FEATURES, _CLASSES, _BATCH = 400, 32, 10, 64
 _BOUNDS = (Bounds(), Bounds(maximum=20), Bounds(maximum=7))  # of three workers

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import Policy
-from batchsize_manager.records import Report
 from evenpace.bench.step_times import Cluster
+from idl.errors import EvenpaceError
+from idl.plan import JobSpec
+from idl.records import Report
 from predictors import Array
-from rpc.errors import EvenpaceError
 
 CLOSE = 1.05  # times the best: close enough
 _IN_A_ROW = 3  # iterations that must be close

@@ -30,9 +30,9 @@ from evenpace.bench.hostile_tokens import Tokens
 from evenpace.bench.processes import Served, allow_files, served
 from evenpace.bench.watch import Watch, summary
 from evenpace.reports import files
+from idl.errors import InvalidRequestError, UnavailableError
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError, UnavailableError
 
 _FILES = 2000
 _EACH = 6  # attackers of each service

@@ -12,7 +12,7 @@ from typing import Any
 
 from evenpace.bench.hostile_job import HonestConfig
 from evenpace.cluster import end_process
-from rpc.errors import UnavailableError
+from idl.errors import UnavailableError
 
 _START_SECONDS = 120.0
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import Assignment, JobSpec
+from idl.errors import EvenpaceError
+from idl.layout import Group, Layout
+from idl.plan import Assignment, JobSpec
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import EvenpaceError
 from worker.session import Session, SessionConfig
-from worker.shards import Group, Layout
 
 ELEMENTS = 1000
 JOB = "honest"

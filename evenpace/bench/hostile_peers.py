@@ -17,10 +17,10 @@ from typing import Any
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 from evenpace.bench.hostile_inputs import STOLEN, Input, Inputs
+from idl.errors import ProtocolError
 from rpc import codec
 from rpc.address import Address
 from rpc.dial import reset_when_closed
-from rpc.errors import ProtocolError
 
 _BATCH = 12
 _BATCHES = 30  # of one connection

@@ -11,10 +11,10 @@ from thriftpy2.thrift import TMessageType
 
 import idl
 from evenpace.bench.processes import allow_files
+from idl.errors import ProtocolError
 from rpc import codec
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import ProtocolError
 
 _wire = idl.batchsize_manager
 

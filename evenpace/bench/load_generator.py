@@ -22,9 +22,9 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 
 import idl
 from evenpace.bench.load import SAMPLES_PER_WORKER
+from idl.errors import EvenpaceError, ProtocolError
 from rpc import codec
 from rpc.address import Address
-from rpc.errors import EvenpaceError, ProtocolError
 
 _wire = idl.batchsize_manager
 

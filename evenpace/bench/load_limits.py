@@ -9,9 +9,9 @@ from typing import Any
 
 import idl
 from evenpace.bench.load import SAMPLES_PER_WORKER
+from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import EvenpaceError, InvalidRequestError
 
 _wire = idl.batchsize_manager
 

@@ -16,8 +16,8 @@ from evenpace.bench.load import SAMPLES_PER_WORKER
 from evenpace.bench.load_generator import GeneratorConfig
 from evenpace.bench.load_rounds import Rounds
 from evenpace.cluster import end_process
+from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError, UnavailableError
 
 _START_SECONDS = 600.0  # for all workers to have joined
 SILENCE_SECONDS = 120.0  # without any round: something hangs

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rpc.errors import ProtocolError, UnavailableError
+from idl.errors import ProtocolError, UnavailableError
 
 _WARM_UP = 5  # rounds of each job
 

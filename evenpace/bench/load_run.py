@@ -20,8 +20,8 @@ from evenpace.bench.load_rounds import measured
 from evenpace.bench.processes import allow_files, served
 from evenpace.bench.watch import Watch, summary
 from evenpace.reports import files
+from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError, UnavailableError
 
 
 def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> dict[str, Any]:

@@ -49,8 +49,8 @@ from rich.table import Table
 
 from evenpace.reports import files, style
 from evenpace.traces import Trace, contention_trace, read_trace
+from idl.errors import EvenpaceError, InvalidRequestError
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
-from rpc.errors import EvenpaceError, InvalidRequestError
 from worker.parent import end_with_parent
 
 REFERENCE = "ema"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenpace.cluster import LISTENING, end_process
+from idl.errors import UnavailableError
 from rpc.address import Address
-from rpc.errors import UnavailableError
 
 
 @dataclass(frozen=True)

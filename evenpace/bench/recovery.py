@@ -24,7 +24,7 @@ from evenpace.chaos.history import Course, Step, read_ledger
 from evenpace.chaos.processes import pause, resume
 from evenpace.chaos.progress import Progress
 from evenpace.chaos.settings import Settings
-from rpc.errors import UnavailableError
+from idl.errors import UnavailableError
 
 _TICK_SECONDS = 0.005
 _PATIENCE_SECONDS = 300.0  # for the job to go on

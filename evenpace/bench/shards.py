@@ -24,15 +24,16 @@ from rich.progress import track
 from rich.table import Table
 
 import idl
-from batchsize_manager.plan import Assignment
-from batchsize_manager.synchronisation import Synchronisation
 from evenpace.bench import output
 from evenpace.bench.processes import Served, served
 from evenpace.network import Network
+from idl.errors import EvenpaceError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import EvenpaceError
-from worker.shards import Group, Layout, Shards
+from worker.shards import Shards
 
 _TIMEOUT = 120.0  # seconds for one push or pull
 _STEPS = ("push", "pull")

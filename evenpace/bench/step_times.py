@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsize_manager.rounding import Bounds
+from idl.bounds import Bounds
 from predictors import Array
 
 _KEYS = ("model", "gpu", "batch_size")

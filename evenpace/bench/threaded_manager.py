@@ -10,11 +10,11 @@ from typing import Any
 
 import idl
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_policy
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from evenpace.bench.threaded import serve
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
 
 _wire = idl.batchsize_manager
 

@@ -31,7 +31,7 @@ from evenpace.data import ImageSet
 from evenpace.demo.model import make_model
 from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, remove_leftovers
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
 _POLL_SECONDS = 0.2

@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenpace
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.data import load
 from evenpace.demo.model import make_model
 from evenpace.launch import pin
 from evenpace.limits import limit_cpu
+from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent
 from worker.torch_ddp import balance
 from worker.torch_optimizer import distribute

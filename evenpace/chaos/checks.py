@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.chaos.history import Course, Journal
+from idl.plan import JobSpec, permutation
 
 TOLERANCE = 1e-9  # relative, of parameters
 _UNTOLD = 100  # steps

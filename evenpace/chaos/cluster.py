@@ -17,8 +17,8 @@ from evenpace.chaos.schedule import KINDS, MANAGER, Sites
 from evenpace.chaos.settings import Settings
 from evenpace.cluster import command_line
 from evenpace.overview.client import ManagerClient
+from idl.errors import EvenpaceError
 from rpc.address import Address
-from rpc.errors import EvenpaceError
 
 _STATUS_SECONDS = 1.0  # for the manager to say who is out, and until it is asked again
 

@@ -1,6 +1,6 @@
 """What may go wrong with the harness itself."""
 
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 
 class NotPossibleHereError(EvenpaceError):

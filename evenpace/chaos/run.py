@@ -25,7 +25,7 @@ from evenpace.chaos.settings import Settings
 from evenpace.chaos.storm import Storm
 from evenpace.chaos.verdict import CALM, Outcome, judge
 from evenpace.observer import Observer, plain_record
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _TICK_SECONDS = 0.05
 _START_SECONDS = 180.0  # for all workers to train, where the machine is busy

@@ -25,8 +25,8 @@ from evenpace.chaos.training import (
     mean_gradient,
 )
 from evenpace.context import session as own_session
+from idl.layout import Group, Layout
 from worker.data import Slices
-from worker.layout import Group, Layout
 from worker.session import Session
 
 

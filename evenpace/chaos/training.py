@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.plan import JobSpec, permutation
+from idl.plan import JobSpec, permutation
 
 Array = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 
 class _Group(click.Group):

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from evenpace.cli.options import as_client, example
+from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 
 _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 

@@ -98,8 +98,8 @@ def _bounds(
     client: Any, name: str, worker: str, minimum: int | None, maximum: int | None, granularity: int | None
 ) -> str:
     """Give a WORKER batch sizes between other bounds."""
-    from batchsize_manager.rounding import Bounds
-    from rpc.errors import InvalidRequestError
+    from idl.bounds import Bounds
+    from idl.errors import InvalidRequestError
 
     if minimum is None and maximum is None and granularity is None:
         raise click.UsageError("nothing to change: give --minimum, --maximum or --granularity")

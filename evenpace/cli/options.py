@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from idl.errors import EvenpaceError
 from predictors import PredictorOptions
 from rpc.credentials import Credentials
-from rpc.errors import EvenpaceError
 from rpc.limits import ServerLimits
 from rpc.server import Security
 

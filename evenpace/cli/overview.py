@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evenpace.cli.options import as_client, example
+from idl.errors import InvalidRequestError
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from evenpace.overview.client import ManagerClient

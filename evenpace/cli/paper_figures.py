@@ -13,7 +13,7 @@ import click
 from evenpace.cli.experiment import fig9, fig11, table3
 from evenpace.cli.figures import fig6, fig8
 from evenpace.cli.options import example, user_mistakes
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _SETTINGS = "settings.json"
 _FIGURES = "figures.json"

@@ -9,7 +9,6 @@ from batchsize_manager.job_config import JobConfig
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.policies.leader_straggler import STEP_SIZE
 from batchsize_manager.store import Retention
-from batchsize_manager.synchronisation import MODES, Synchronisation
 from evenpace.cli.dashboard import http_names
 from evenpace.cli.logs import always_log
 from evenpace.cli.observing import observed, observed_manager
@@ -26,6 +25,7 @@ from evenpace.cli.options import (
     user_mistakes,
 )
 from evenpace.observing import Observing
+from idl.synchronisation import MODES, Synchronisation
 from predictors import PREDICTORS, PredictorOptions
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits

@@ -21,7 +21,7 @@ from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown,
 from evenpace.overview import words
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _TICK = 0.2  # seconds between looks at the keyboard, the terminal's size and what is new
 _CATCH_UP = 0.05  # seconds between looks at the manager while a long past is still to be read

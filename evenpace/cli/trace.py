@@ -189,7 +189,7 @@ def _follow(observer: "Observer", recorder: "TraceRecorder", job: str, idle: flo
     """
     from rich.console import Console
 
-    from rpc.errors import ConnectionLostError, DeadlineExceededError, UnavailableError
+    from idl.errors import ConnectionLostError, DeadlineExceededError, UnavailableError
 
     rows, taken = 0, 0
     latest = time.monotonic()

@@ -12,11 +12,11 @@ A change is an object with exactly one of these:
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchsize_manager.rounding import Bounds
 from evenpace.dashboard.config import PageConfig
 from evenpace.overview.client import ManagerClient
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
 
 Change = Callable[[ManagerClient, str], str]
 

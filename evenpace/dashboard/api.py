@@ -23,14 +23,14 @@ from evenpace.dashboard.stream import EventStream, Viewers
 from evenpace.dashboard.table import Part, cut
 from evenpace.dashboard.watch import Watch
 from evenpace.overview.feed import FollowedJob
-from predictors import PREDICTORS
-from rpc.errors import (
+from idl.errors import (
     EvenpaceError,
     InvalidRequestError,
     NotMemberError,
     UnauthorisedError,
     UnavailableError,
 )
+from predictors import PREDICTORS
 
 STATIC = Path(__file__).with_name("static")
 

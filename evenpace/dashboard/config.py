@@ -4,9 +4,9 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
+from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 

@@ -3,8 +3,8 @@
 import errno
 import socket
 
+from idl.errors import AddressInUseError, ConnectionLostError
 from rpc.address import Address
-from rpc.errors import AddressInUseError, ConnectionLostError
 
 _UNTAKEN_SECONDS = 30.0  # for a peer to acknowledge what was sent, before the system drops it
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import idl
 from evenpace.dashboard.config import PageConfig
+from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 
 _wire = idl.batchsize_manager
 _NOBODY = "evenpace-page"  # no job that anybody would have: what is asked is whether one may ask

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 MOST_ROWS = 200
 _MOST_TEXT = 200  # characters of a filter; no worker's name is longer

@@ -13,7 +13,7 @@ from evenpace.dashboard.identity import job_of
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed, FollowedJob
 from evenpace.overview.figures import JobFigures, Timeline
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from evenpace.launch import parse_shares
 from evenpace.limits import LimitKind, limit_cpu
 from evenpace.observer import Observer, plain_record
 from evenpace.reports import demo, files
+from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError
 
 _POLL_SECONDS = 0.25
 _SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss and accuracy

@@ -9,8 +9,8 @@ from cryptography import x509
 
 from evenpace.doctor.findings import Finding, Subject, milliseconds, ok, problem, warning
 from evenpace.doctor.secrets import validity
+from idl.errors import EvenpaceError
 from rpc.address import Address
-from rpc.errors import EvenpaceError
 
 _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 

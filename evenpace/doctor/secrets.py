@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenpace.certificates import describe
 from evenpace.doctor.findings import Finding, Subject, ok, problem, warning
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 from rpc.tokens import ALL_JOBS, Token
 
 _SOON = datetime.timedelta(days=30)

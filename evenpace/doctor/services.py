@@ -13,10 +13,7 @@ import evenpace
 import idl
 from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
 from evenpace.doctor.reach import reach, shake_hands
-from rpc.address import Address
-from rpc.client import Client
-from rpc.credentials import Credentials
-from rpc.errors import (
+from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
@@ -26,6 +23,9 @@ from rpc.errors import (
     UnauthorisedError,
     UnavailableError,
 )
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
 from rpc.tokens import ALL_JOBS, Token
 
 _NOBODY = "evenpace-doctor"  # neither a job nor a worker has this name

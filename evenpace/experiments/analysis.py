@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.rounding import Bounds, split
+from batchsize_manager.rounding import split
+from idl.bounds import Bounds
 
 Record = Mapping[str, Any]
 Array = NDArray[np.float64]

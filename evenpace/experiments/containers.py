@@ -15,8 +15,8 @@ from evenpace.cluster import LocalCluster, Process, read_address
 from evenpace.experiments.contention import ContainerPlace
 from evenpace.limits import LimitKind
 from evenpace.logs import options_in_force
+from idl.errors import EvenpaceError
 from rpc.address import Address
-from rpc.errors import EvenpaceError
 
 _IMAGES = {"manager": "evenpace-manager", "ps": "evenpace-ps", "worker": "evenpace-worker-contention"}
 _PORT = 4300

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evenpace.experiments.schedule import Schedule, Task
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 from worker import cgroups
 
 _LONGEST = 86_400  # seconds; bounds what a stressor that nobody stops can do

@@ -21,7 +21,7 @@ from evenpace.experiments.workloads import Training
 from evenpace.limits import LimitKind
 from evenpace.observer import Observer, plain_record
 from evenpace.traces import TraceRecorder
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _POLL_SECONDS = 0.05  # how soon competitors follow the schedule
 _RECENT = 10  # iterations whose mean time is taken for the current one's

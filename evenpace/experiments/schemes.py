@@ -13,7 +13,7 @@ class Scheme:
         name: For the command line and the tables.
         policy: The manager's.
         predictor: The manager's; None where it does not matter.
-        sync: The synchronisation mode; see `batchsize_manager.synchronisation`.
+        sync: The synchronisation mode; see `idl.synchronisation`.
         staleness: In the mode ssp.
         backup_workers: Workers beyond those whose gradients make a step.
         one_by_one: Whether workers take their samples one at a time, as FlexRR must.

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 import evenpace
-from batchsize_manager.plan import Assignment, JobSpec, permutation
 from evenpace.experiments.flexrr import Board, positions
 from evenpace.experiments.workloads import WORKLOADS, Training
 from evenpace.workloads import common
 from evenpace.workloads.common import Workload
+from idl.plan import Assignment, JobSpec, permutation
 from worker.session import Session
 
 

@@ -19,7 +19,7 @@ from evenpace.experiments.workloads import Training
 from evenpace.limits import LimitKind
 from evenpace.network import Network
 from evenpace.observer import Observer, plain_record
-from rpc.errors import NotMemberError
+from idl.errors import NotMemberError
 
 _POLL_SECONDS = 0.05
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known

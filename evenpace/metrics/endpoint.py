@@ -23,9 +23,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from idl.errors import AddressInUseError, InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import AddressInUseError, InvalidRequestError
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from typing import Any, Self
 
 import idl
-from batchsize_manager.rounding import Bounds
 from evenpace.overview.iterations import Iteration, from_wire
+from idl.bounds import Bounds
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

@@ -8,7 +8,7 @@ from typing import Any
 
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 _EVENTS = 200  # the last ones of each job, kept
 _FETCHING = 0.25  # seconds of a poll after which no further piece of a job's past is fetched

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from batchsize_manager.state_reader import StateReader
 from evenpace.overview.client import ManagerClient
 from evenpace.reports.run_source import LiveRun, RunSource, StoredRun
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 _NAMED = 12  # runs in an error
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from batchsize_manager.state_reader import SavedRun, StateReader
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.iterations import Iteration, from_packed
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 
 _READ_AT_ONCE = 20_000  # records of workers
 _FIRST_PAGE = 16  # iterations, before it is known how many workers they have

@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 
 import evenpace
 from evenpace.tracing.ids import ROUND, Path, TraceKey, span_id, trace_id
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 _WAITING_SPANS = 4096
 _BATCH_SPANS = 512

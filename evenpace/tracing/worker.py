@@ -1,8 +1,8 @@
 """A worker's spans: its iterations, and what they consist of."""
 
-from batchsize_manager.plan import Assignment
 from evenpace.tracing.ids import TraceKey, worker_path
 from evenpace.tracing.tracer import Tracer
+from idl.plan import Assignment
 from worker.session import Session
 
 

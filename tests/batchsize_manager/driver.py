@@ -1,11 +1,11 @@
 """Drives a job as a state machine: speaks for its workers, event by event on a made-up clock."""
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_remembering
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
-from batchsize_manager.synchronisation import Synchronisation
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
+from idl.synchronisation import Synchronisation
 
 
 class Driver:

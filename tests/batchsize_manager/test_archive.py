@@ -18,13 +18,13 @@ from batchsize_manager.archive import Archive
 from batchsize_manager.hosted import Hosted
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.learning import Learning
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import pack_models
 from batchsize_manager.state_format import STATE_FILE
 from batchsize_manager.store import Retention
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
 from rpc.limited_log import LimitedLog
 
 _wire = idl.batchsize_manager

@@ -13,22 +13,23 @@ from torch import nn
 
 import idl
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import Assignment, JobSpec, permutation
 from batchsize_manager.policies import PolicyOptions, make_policy
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import pack_models, unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.synchronisation import Synchronisation
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from idl.plan import Assignment, JobSpec, permutation
+from idl.records import Report
+from idl.synchronisation import Synchronisation
 from rpc.client import Client
-from rpc.errors import InvalidRequestError
 from tests import float64
 from tests.scripts import train_float64 as script
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.session import Session, SessionConfig
-from worker.shards import Group, Layout, Shards
+from worker.shards import Shards
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute
 

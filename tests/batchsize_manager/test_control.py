@@ -13,14 +13,15 @@ import pytest
 
 import idl
 from batchsize_manager.batches import BatchChange
-from batchsize_manager.plan import permutation
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.state_reader import open_state
 from evenpace.overview.client import ManagerClient
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, UnauthorisedError
+from idl.layout import Group, Layout
+from idl.plan import permutation
 from rpc import tokens
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, UnauthorisedError
 from rpc.server import Security
 from tests.least_squares import SPEC, Worker, services
 from tests.scripts.train_least_squares import FEATURES, RATE, mean_gradient
@@ -34,7 +35,6 @@ from tests.services import (
     with_token,
 )
 from worker.data import Slices
-from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.rounding import Bounds
-from batchsize_manager.synchronisation import Synchronisation
-from rpc.errors import InvalidRequestError, NotMemberError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, NotMemberError
+from idl.plan import Assignment, JobSpec
+from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.driver import Driver, asp, backup, ssp
 
 # -- the course of a job

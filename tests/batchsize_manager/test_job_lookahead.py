@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import Policy, Split
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds, split
+from batchsize_manager.rounding import split
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
 from tests.state_machines import driven
 
 GRACE = 5.0  # seconds

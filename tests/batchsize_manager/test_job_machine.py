@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.plan import JobSpec
+from idl.records import Report
 from tests.state_machines import driven, replay
 
 CHECKPOINT_EVERY = 3  # versions

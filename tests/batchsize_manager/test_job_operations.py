@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.proportional import Proportional
-from batchsize_manager.rounding import Bounds
-from batchsize_manager.synchronisation import Synchronisation
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec
+from idl.synchronisation import Synchronisation
 from predictors import PredictorOptions
-from rpc.errors import InvalidRequestError
 from tests.batchsize_manager.driver import Beating, restored
 
 SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from batchsize_manager.batches import Batches
 from batchsize_manager.history import final_course
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
+from batchsize_manager.membership import SavedMember
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.records import IterationRecord, SavedMember
-from batchsize_manager.rounding import Bounds
-from batchsize_manager.synchronisation import Synchronisation
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec
+from idl.records import IterationRecord
+from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.driver import Beating, asp, restored
 
 # -- recover and rewind

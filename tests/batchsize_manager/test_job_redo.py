@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError, NotMemberError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, NotMemberError
 from tests.batchsize_manager.driver import Beating, restored
 
 # -- pieces

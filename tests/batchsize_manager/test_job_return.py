@@ -3,8 +3,8 @@
 import pytest
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from tests.batchsize_manager.driver import Beating, restored
 
 

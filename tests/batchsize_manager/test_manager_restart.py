@@ -17,9 +17,9 @@ from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.state_format import STATE_FILE, StateError
 from batchsize_manager.state_reader import open_state
-from batchsize_manager.synchronisation import Synchronisation
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
+from idl.synchronisation import Synchronisation
 from rpc.client import Client
-from rpc.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from tests.services import (
     in_threads,
     join_request,

@@ -12,14 +12,14 @@ import pytest
 import idl
 from batchsize_manager import policies
 from batchsize_manager.job import JobConfig
-from batchsize_manager.plan import Assignment, JobSpec
 from batchsize_manager.policies import Split
 from batchsize_manager.policies.even import Even
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import pack_models, unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment, JobSpec, Resume
 from rpc.client import Client
-from rpc.errors import InvalidRequestError
 from tests.services import manager_service, serving
 from worker import membership as membership_module
 from worker.membership import Finished, Membership
@@ -102,7 +102,7 @@ def test_a_job_goes_on_from_where_it_was_saved():
     """Who joins with a checkpoint gets the iteration after it; the manager takes what it had learned."""
     learned = pack_models({"narx": {"w": {"x": np.arange(3.0)}}})
     with serving(manager_service()) as address, member(address) as worker:
-        joining(worker, resume=(85, learned))
+        joining(worker, resume=Resume(85), learned=learned)
         part = worker.next()
         assert (part.iteration, part.epoch, part.start) == (85, 1, 12)
         unpack_models(worker.checkpoint()[0])  # raises if it is none
@@ -112,7 +112,7 @@ def test_rubbish_in_a_checkpoint_is_refused():
     """What is no packed models is told so, and no job is made of it."""
     with serving(manager_service()) as address, member(address) as worker:
         with pytest.raises(InvalidRequestError, match="learned: "):
-            joining(worker, resume=(3, b"rubbish"))
+            joining(worker, resume=Resume(3), learned=b"rubbish")
         joining(worker)
         assert worker.next().iteration == 0
 
@@ -125,8 +125,8 @@ def test_workers_must_resume_from_the_same_iteration():
         member(address, "b") as b,
         ThreadPoolExecutor(2) as threads,
     ):
-        starts = {threads.submit(a.join, SPEC, Bounds(), (24, b"")): 24}
-        starts[threads.submit(b.join, SPEC, Bounds(), (12, b""))] = 12
+        starts = {threads.submit(a.join, SPEC, Bounds(), Resume(24)): 24}
+        starts[threads.submit(b.join, SPEC, Bounds(), Resume(12))] = 12
         refused = next(as_completed(starts, 60))  # whoever came first still waits
         with pytest.raises(
             InvalidRequestError, match=r"from iteration (12|24), but .* from (12|24): give all"
@@ -134,7 +134,7 @@ def test_workers_must_resume_from_the_same_iteration():
             refused.result()
         start = 36 - starts[refused]
         waiting, late = (a, b) if start == 24 else (b, a)
-        joining(late, resume=(start, b""))
+        joining(late, resume=Resume(start))
         assert waiting.next().iteration == late.next().iteration == start
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from batchsize_manager import history
 from batchsize_manager.history import History
 from batchsize_manager.packed import pack
-from batchsize_manager.records import IterationRecord, WorkerRecord
+from idl.records import IterationRecord, WorkerRecord
 
 _numbers = st.floats(min_value=0, allow_nan=False)
 _workers = st.dictionaries(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from batchsize_manager.partitions import Part, Partitions, PartitionsConfig, Progress, gap, plan_moves
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from tests.state_machines import driven
 from worker.partition import Chunk, Guest, Outcome, Partition, Peer
 

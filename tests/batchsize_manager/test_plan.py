@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.plan import JobSpec, make_plan, permutation
+from idl.plan import JobSpec, make_plan, permutation
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import Member, PolicyOptions, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import pack_models, unpack_models
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
 from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.networks import Network
 from tests.series import contended, replay

@@ -6,10 +6,10 @@ import pytest
 
 import idl
 from evenpace import certificates
+from idl.errors import ConnectionLostError, InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import ConnectionLostError, InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc.server import Security
 from rpc.tokens import TokenKeys, issue, write_new_key
 from tests.scripts import hold_partition

@@ -18,14 +18,15 @@ from batchsize_manager import state_format, store
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.batches import BatchChange
 from batchsize_manager.changes import Begun, Completed, Controlled, Ended, Learnt, Members, Rewound, Said
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.records import IterationRecord, SavedMember, WorkerRecord
-from batchsize_manager.rounding import Bounds
+from batchsize_manager.membership import SavedMember
 from batchsize_manager.saved_models import pack_models
 from batchsize_manager.state_file import StateFile
 from batchsize_manager.state_format import STATE_FILE, StateError, pack_records, unpack_records
 from batchsize_manager.state_reader import open_state
 from batchsize_manager.store import Retention, Store
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import IterationRecord, WorkerRecord
 from tests.disks import fill
 
 pytestmark = pytest.mark.usefixtures("time_to_close")

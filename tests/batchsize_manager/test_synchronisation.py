@@ -13,22 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import idl
 from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import make_policy
-from batchsize_manager.records import Report
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.synchronisation import Synchronisation
 from evenpace.cli import cli
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from idl.plan import JobSpec
+from idl.records import Report
+from idl.synchronisation import Synchronisation
 from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
 from tests.state_machines import driven
 from tests.wire import LARGE, framed
 from worker.session import Session, SessionConfig
-from worker.shards import Group, Layout
 
 SSP = Synchronisation("ssp", staleness=5)
 ASP = Synchronisation("asp")

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 import idl
 from batchsize_manager.job import JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.policies.remembering import KIND_PREFIX
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.uploads import LEARNED_BYTES, Uploads
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.plan import JobSpec, Resume
 from predictors.architectures import ARCHITECTURES, CENTER, SPREAD
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, UnavailableError
 from rpc.limits import ServerLimits
 from tests.services import MemberWorker, Raw, in_threads, join_request, manager_service, serving
 from tests.wire import answer, framed
@@ -76,8 +76,8 @@ def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until
                 raw.send(b"".join(framed("join", request(name, iteration, 10**9)) for name in names[1:]))
                 assert {answer(raw)[1].assignment.iteration for _ in names[1:]} == {iteration}
 
-            resume = (iteration, learned)
-            in_threads(partial(membership.join, SPEC, Bounds(), resume, device="GPU"), others)
+            resume = Resume(iteration)
+            in_threads(partial(membership.join, SPEC, Bounds(), resume, learned, device="GPU"), others)
             learned, _ = membership.checkpoint()
             membership.close()
         assert 2**20 < len(learned) < LEARNED_BYTES / 2
@@ -120,9 +120,9 @@ def test_more_than_a_job_can_learn_is_refused():
         membership = Membership(client, identity("w"), 120, lambda lost: None, lambda error: None)
         said = f"learned: {LEARNED_BYTES + 1} bytes; at most {LEARNED_BYTES} are allowed"
         with pytest.raises(InvalidRequestError, match=said):
-            membership.join(SPEC, Bounds(), (0, bytes(LEARNED_BYTES + 1)))
+            membership.join(SPEC, Bounds(), Resume(), bytes(LEARNED_BYTES + 1))
         assert not service.jobs
-        membership.join(SPEC, Bounds(), (0, b""))
+        membership.join(SPEC, Bounds(), Resume())
         assert membership.next().iteration == 0
         membership.leave()
         membership.close()

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from batchsize_manager.policies import Member, Observation
-from batchsize_manager.rounding import Bounds
 from evenpace.cli import cli
+from idl.bounds import Bounds
 from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
 
 

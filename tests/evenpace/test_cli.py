@@ -38,7 +38,8 @@ def test_every_command_has_help_with_an_example(command):
 FIRST_JOB = """
 import sys, torch
 from evenpace import cli, serve
-from ps.optimizers import OPTIMIZERS, make_optimizer
+from idl.optimizers import OPTIMIZERS
+from ps.optimizers import make_optimizer
 
 def open_jobs(*arguments):
     before = set(sys.modules)

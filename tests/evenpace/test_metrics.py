@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from batchsize_manager.packed import pack
-from batchsize_manager.records import IterationRecord, WorkerRecord
 from evenpace.bench.certificates import for_loopback
 from evenpace.cli import cli
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
@@ -28,9 +27,10 @@ from evenpace.metrics.endpoint import exposed
 from evenpace.metrics.manager import last_iteration, manager_collector
 from evenpace.metrics.service import PartCollector
 from evenpace.observing import Observing
+from idl.errors import AddressInUseError, InvalidRequestError
+from idl.records import IterationRecord, WorkerRecord
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import AddressInUseError, InvalidRequestError
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from rpc.tally import Histogram

@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from batchsize_manager.plan import Assignment
 from evenpace.cluster import LocalCluster, end_process
 from evenpace.observer import Observer
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
 from tests import EXAMPLES
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
-from worker.layout import Group, Layout
 from worker.scalars import IterationTimes, Recorder
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader

@@ -10,11 +10,11 @@ import torch
 from sklearn.datasets import dump_svmlight_file, make_classification
 from sklearn.linear_model import LogisticRegression
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.data import DataError
 from evenpace.workloads import common, generated, images, linear, text
 from evenpace.workloads.generated import sparse
+from idl.plan import JobSpec, permutation
 from tests import ROOT
 
 pytestmark = pytest.mark.usefixtures("generated_once")

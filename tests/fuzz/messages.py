@@ -13,8 +13,8 @@ from typing import Any
 
 import idl
 from evenpace.bench.hostile_inputs import Inputs
+from idl.errors import EvenpaceError, ProtocolError
 from rpc import codec
-from rpc.errors import EvenpaceError, ProtocolError
 
 SERVICES = (idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer)
 

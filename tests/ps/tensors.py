@@ -2,7 +2,9 @@
 
 import torch
 
-from ps.parameters import DTYPES, Group, Layout
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from ps.optimizers import DTYPES
 from ps.shard import GradientSink, Shard
 
 OPTIMIZERS = [
@@ -47,9 +49,14 @@ def wire(gradient):
     return gradient.contiguous().numpy().tobytes()
 
 
+def slice_of(iteration, start, count, total=None, batch_start=None):
+    """A slice of an iteration's batch; by default it is all of it."""
+    return Assignment(iteration, 0, start, count, count if total is None else total, batch_start=batch_start)
+
+
 def push(shard, start, count, total, gradient, chunks=None, groups=None, worker=""):
     """Bring a whole slice, with a worker's options for the step if they are given."""
-    contribution = shard.begin(shard.version, start, count, total, worker)
+    contribution = shard.begin(slice_of(shard.version, start, count, total), worker)
     if groups is not None:
         shard.set_options(contribution, groups)
     sink = GradientSink(shard, contribution)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from idl.errors import InvalidRequestError
 from ps.optimizers import make_optimizer
-from rpc.errors import InvalidRequestError
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from thriftpy2.protocol import TBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
 from ps.asynchronous import AsynchronousShard
 from ps.optimizers import translate
-from ps.parameters import Group, Layout
 from ps.shard import Shard
 from ps.state import State
-from rpc.errors import InvalidRequestError
 from tests import ROOT
-from tests.ps.tensors import OPTIMIZERS, TORCH, push, values
+from tests.ps.tensors import OPTIMIZERS, TORCH, push, slice_of, values
 from tests.services import serving, shard_service
 
 IDL = ROOT / "idl"
@@ -150,7 +150,7 @@ def test_slots_stay_as_they_were_given_out():
     shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
     held = []
     for iteration in range(3):
-        contribution = shard.begin(iteration, 0, 1, 1, "w")
+        contribution = shard.begin(slice_of(iteration, 0, 1, 1), "w")
         shard.add(contribution, torch.ones(3, dtype=torch.float64))
         shard.step()
         held.append(shard.slot("momentum_buffer"))

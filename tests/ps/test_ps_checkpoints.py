@@ -11,16 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.synchronisation import Synchronisation
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.layout import Group, Layout, Tensor
+from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps.checkpoint import Checkpoint, UnreadableError
 from ps.jobs import Jobs, ParameterServerConfig
-from ps.layout import DTYPES, Group, Layout
-from ps.model import Model, Tensor
+from ps.model import Model
+from ps.optimizers import DTYPES
 from ps.shard import Shard
 from ps.store import Store
-from rpc.errors import InvalidRequestError, UnavailableError
-from tests.ps.tensors import OPTIMIZERS, push, values
+from tests.ps.tensors import OPTIMIZERS, push, slice_of, values
 
 KERAS = [
     ("keras_sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": 1.0}),
@@ -329,7 +330,7 @@ def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, determinist
         shard = hosted.shard
         version = shard.version
         if what == "step":
-            if not shard.has_used(version, 0, 1):
+            if not shard.has_used(slice_of(version, 0, 1)):
                 push(shard, 0, 1, 4, gradient(shard, version))
             push(shard, 1, 3, 4, gradient(shard, version + 1))
             if hosted.copying is not None:
@@ -339,7 +340,7 @@ def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, determinist
             if shard.version == len(expected):
                 step(reference, version)
                 expected.append(values(reference))
-        elif what == "part" and not shard.has_used(version, 0, 1):
+        elif what == "part" and not shard.has_used(slice_of(version, 0, 1)):
             push(shard, 0, 1, 4, gradient(shard, version))
         elif what == "fence":
             assert hosted.fence(hosted.attempt + 1)
@@ -370,7 +371,7 @@ def test_the_ledger_tells_what_broke_off(tmp_path):
     hosted.initialise("w", "i", torch.zeros(3, dtype=torch.float64), 7, 2)
     ones = torch.ones(3, dtype=torch.float64)
     for start, count, worker, brings in ((0, 6, "a", 2), (0, 2, "b", 1), (2, 4, "c", 1), (6, 2, "d", 3)):
-        contribution = shard.begin(7, start, count, 8, worker, 0)
+        contribution = shard.begin(slice_of(7, start, count, 8, batch_start=0), worker)
         shard.add(contribution, ones[:brings])
         shard.broken(contribution)
     assert shard.complete

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import idl
+from idl.errors import EvenpaceError, RewoundError
 from rpc.client import Client
-from rpc.errors import EvenpaceError, RewoundError
 from tests.ps.attempts import AttemptWorker
 from tests.services import ends_with, open_request, serving, shard_service, signalled_process
 

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.layout import Group, Layout
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
-from ps.optimizers import describe, make_optimizer, translate
-from ps.parameters import DTYPES, Group, Layout
+from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
 from ps.shard import GradientSink, Shard
-from rpc.errors import InvalidRequestError, NotMemberError, UnavailableError
-from tests.ps.tensors import OPTIMIZERS, TORCH, plain_sgd, push, send, slices, tensor, values, wire
+from tests.ps.tensors import OPTIMIZERS, TORCH, plain_sgd, push, send, slice_of, slices, tensor, values, wire
+from worker.torch_options import describe
 
 SIZES = (5, 0, 8)  # elements of the parameter groups
 
@@ -51,7 +52,7 @@ def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
     order = random.Random(seed)
     rest = []
     for start, count in order.sample(slices(counts), len(counts)):
-        sink = GradientSink(shard, shard.begin(0, start, count, total))
+        sink = GradientSink(shard, shard.begin(slice_of(0, start, count, total)))
         rest.append((sink, memoryview(wire(samples[start : start + count].mean(dim=0)))))
     while rest:
         assert not shard.complete
@@ -185,7 +186,7 @@ def test_first_initialisation_holds():
 
     assert values(shard).tolist() == [1, 2]
     assert shard.version == 7
-    shard.begin(7, 0, 1, 1)
+    shard.begin(slice_of(7, 0, 1, 1))
 
 
 # -- pushes that break
@@ -214,7 +215,7 @@ def test_abort_then_resume(deterministic, cuts, seed):
     ones = torch.arange(1, elements + 1, dtype=torch.float64)
     push(shard, 3, 1, 4, -ones)
     for cut in cuts:
-        sink = GradientSink(shard, shard.begin(0, 0, 3, 4))
+        sink = GradientSink(shard, shard.begin(slice_of(0, 0, 3, 4)))
         send(sink, wire(ones)[: min(cut, 8 * elements - 1)], [random.Random(seed).randint(1, 2**18)])
         sink.abort()
         assert not shard.complete
@@ -232,7 +233,7 @@ def test_push_before_parameters_is_refused():
     """Nobody may push before someone has initialised."""
     shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
-        shard.begin(0, 0, 1, 1)
+        shard.begin(slice_of(0, 0, 1, 1))
 
 
 @pytest.mark.parametrize("iteration", [0, 2])
@@ -242,62 +243,62 @@ def test_push_for_another_iteration_is_refused(iteration):
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
     with pytest.raises(InvalidRequestError, match=rf"iteration {iteration}.* at 1"):
-        shard.begin(iteration, 0, 1, 1)
+        shard.begin(slice_of(iteration, 0, 1, 1))
 
 
 @pytest.mark.parametrize(("start", "count"), [(3, 4), (7, 2), (1, 4), (5, 9)])
 def test_overlapping_slices_are_refused(start, count):
     """A slice that shares only some positions with another is refused with both ranges."""
     shard = plain_sgd(1)
-    shard.begin(0, 4, 4, 100)
+    shard.begin(slice_of(0, 4, 4, 100))
     with pytest.raises(InvalidRequestError, match=f"slice {start} to {start + count} overlaps 4 to 8"):
-        shard.begin(0, start, count, 100)
-    shard.begin(0, 8, 2, 100)
-    shard.begin(0, 0, 4, 100)
+        shard.begin(slice_of(0, start, count, 100))
+    shard.begin(slice_of(0, 8, 2, 100))
+    shard.begin(slice_of(0, 0, 4, 100))
 
 
 def test_more_samples_than_the_batch_are_refused():
     """Slices may not sum to more than the total."""
     shard = plain_sgd(1)
-    shard.begin(0, 0, 6, 8)
+    shard.begin(slice_of(0, 0, 6, 8))
     with pytest.raises(InvalidRequestError, match=r"slice of 3 samples.* batch of 8"):
-        shard.begin(0, 6, 3, 8)
-    shard.begin(0, 6, 2, 8)
+        shard.begin(slice_of(0, 6, 3, 8))
+    shard.begin(slice_of(0, 6, 2, 8))
 
 
 def test_disagreement_about_the_total_is_refused():
     """All pushes of an iteration name the same total."""
     shard = plain_sgd(1)
-    shard.begin(0, 0, 1, 8)
+    shard.begin(slice_of(0, 0, 1, 8))
     with pytest.raises(InvalidRequestError, match=r"total 9.* 8"):
-        shard.begin(0, 1, 1, 9)
+        shard.begin(slice_of(0, 1, 1, 9))
 
 
 def test_a_slice_comes_through_one_connection_at_a_time():
     """While a slice is still open, a second connection is told to try later."""
     shard = plain_sgd(1)
-    sink = GradientSink(shard, shard.begin(0, 0, 1, 1))
+    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 1)))
     with pytest.raises(UnavailableError, match="slice at 0"):
-        shard.begin(0, 0, 1, 1)
+        shard.begin(slice_of(0, 0, 1, 1))
     sink.abort()
-    shard.begin(0, 0, 1, 1)
+    shard.begin(slice_of(0, 0, 1, 1))
 
 
 def test_what_has_been_used_is_known():
     """All of earlier iterations is used, and of the current one what has come as a whole, in any parts."""
     shard = plain_sgd(1)
-    assert not shard.has_used(0, 0, 1)
+    assert not shard.has_used(slice_of(0, 0, 1))
     push(shard, 0, 2, 6, tensor(1))
     push(shard, 2, 2, 6, tensor(1))
     for start, count in ((0, 2), (2, 2), (0, 1), (3, 1), (1, 2), (0, 4)):
-        assert shard.has_used(0, start, count)
+        assert shard.has_used(slice_of(0, start, count))
     for start, count in ((0, 5), (3, 2), (4, 2)):
-        assert not shard.has_used(0, start, count)
+        assert not shard.has_used(slice_of(0, start, count))
     push(shard, 4, 2, 6, tensor(1))
     shard.step()
-    assert shard.has_used(0, 0, 6)
-    assert shard.has_used(0, 3, 2)
-    assert not shard.has_used(1, 0, 2)
+    assert shard.has_used(slice_of(0, 0, 6))
+    assert shard.has_used(slice_of(0, 3, 2))
+    assert not shard.has_used(slice_of(1, 0, 2))
 
 
 # -- options
@@ -383,7 +384,7 @@ def test_options_of_what_was_dropped_are_forgotten():
 def test_bad_options_leave_the_old(groups, said):
     """If one group's options are refused, none of them changes."""
     shard = two_groups()
-    contribution = shard.begin(0, 0, 1, 1)
+    contribution = shard.begin(slice_of(0, 0, 1, 1))
     with pytest.raises(InvalidRequestError, match=said):
         shard.set_options(contribution, groups)
     shard.broken(contribution)
@@ -399,7 +400,7 @@ def test_amsgrad_cannot_be_switched_on_later():
     shard.initialise(tensor(0), 0)
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
-    contribution = shard.begin(1, 0, 1, 1)
+    contribution = shard.begin(slice_of(1, 0, 1, 1))
     with pytest.raises(InvalidRequestError, match="amsgrad"):
         shard.set_options(contribution, [Group(1, {"lr": 1.0, "amsgrad": 1.0})])
     shard.broken(contribution)
@@ -430,7 +431,7 @@ def test_amsgrad_cannot_be_switched_on_later():
 def test_layout_errors_name_the_option(arguments, said):
     """A layout that no optimiser can serve is refused with what is wrong."""
     with pytest.raises(InvalidRequestError, match=said):
-        Layout(*arguments)
+        check_optimizer(Layout(*arguments))
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
@@ -485,7 +486,7 @@ def asynchronous(elements=2, optimizer="sgd", **options):
 
 def push_as(shard, worker, iteration, gradient, start=0, count=1, total=8):
     """Bring a worker's gradient and take the step."""
-    sink = GradientSink(shard, shard.begin(iteration, start, count, total, worker))
+    sink = GradientSink(shard, shard.begin(slice_of(iteration, start, count, total), worker))
     send(sink, wire(gradient))
     sink.close()
     assert shard.complete
@@ -513,7 +514,7 @@ def test_asynchronous_pushes_interleave():
     elements = 2**16
     shard = asynchronous(elements)
     ones = torch.ones(elements, dtype=torch.float64)
-    sinks = [GradientSink(shard, shard.begin(0, i, 1, 2, worker)) for i, worker in enumerate("ab")]
+    sinks = [GradientSink(shard, shard.begin(slice_of(0, i, 1, 2), worker)) for i, worker in enumerate("ab")]
     data = [wire(ones), wire(10 * ones)]
     send(sinks[0], data[0][: 2**18])
     send(sinks[1], data[1][: 2**18])
@@ -532,10 +533,10 @@ def test_asynchronous_pushes_count_once():
     """An iteration that a worker made a step with is known, by the worker's name; so are those before it."""
     shard = asynchronous()
     push_as(shard, "a", 3, tensor(1, 1))
-    assert shard.has_used(3, 0, 1, "a")
-    assert shard.has_used(2, 0, 1, "a")
-    assert not shard.has_used(4, 0, 1, "a")
-    assert not shard.has_used(3, 0, 1, "b")
+    assert shard.has_used(slice_of(3, 0, 1), "a")
+    assert shard.has_used(slice_of(2, 0, 1), "a")
+    assert not shard.has_used(slice_of(4, 0, 1), "a")
+    assert not shard.has_used(slice_of(3, 0, 1), "b")
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -544,12 +545,12 @@ def test_a_broken_asynchronous_push_leaves_no_trace(whole):
     elements = 2**16
     shard = asynchronous(elements)
     ones = torch.ones(elements, dtype=torch.float64)
-    old = GradientSink(shard, shard.begin(0, 0, 1, 1, "a"))
+    old = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 1), "a"))
     send(old, wire(ones)[: None if whole else 2**18])
     old.abort()
     assert not shard.complete
     # The old connection may not know yet that it is broken.
-    stale = GradientSink(shard, shard.begin(0, 0, 1, 1, "a"))
+    stale = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 1), "a"))
     send(stale, wire(ones)[: 2**18])
     push_as(shard, "a", 0, ones)
     send(stale, wire(ones)[2**18 :])
@@ -564,13 +565,15 @@ def test_asynchronous_options_are_each_workers_own():
     group = shard.layout.groups[0]
     shard.opened("a", shard.layout.groups)
     shard.opened("b", [Group(2, {"lr": 3.0})])
-    shard.set_options(shard.begin(0, 0, 1, 8, "a"), [Group(group.elements, {"lr": 0.5, "momentum": 0.0})])
+    shard.set_options(
+        shard.begin(slice_of(0, 0, 1, 8), "a"), [Group(group.elements, {"lr": 0.5, "momentum": 0.0})]
+    )
     for worker, lr in (("a", 0.5), ("b", 3.0), ("c", 1.0), ("a", 0.5)):
         before = values(shard)
         push_as(shard, worker, shard.version, tensor(1, 2))
         assert torch.equal(before - values(shard), lr * tensor(1, 2))
     with pytest.raises(InvalidRequestError, match=r"\[1\].*\[2\]"):
-        shard.set_options(shard.begin(9, 0, 1, 8, "a"), [Group(1, {"lr": 1.0})])
+        shard.set_options(shard.begin(slice_of(9, 0, 1, 8), "a"), [Group(1, {"lr": 1.0})])
 
 
 def test_asynchronous_amsgrad_is_everybodys():
@@ -584,7 +587,7 @@ def test_asynchronous_push_before_parameters_is_refused():
     """Nobody may push before someone has initialised."""
     shard = AsynchronousShard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
-        shard.begin(0, 0, 1, 1, "a")
+        shard.begin(slice_of(0, 0, 1, 1), "a")
 
 
 # -- backup workers
@@ -608,7 +611,8 @@ def test_backup_steps_with_the_mean_of_those_that_came(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     gradients = torch.randn(len(counts), elements, dtype=torch.float64, generator=generator)
     shard = backup(replicas, elements)
-    sinks = [GradientSink(shard, shard.begin(0, *slices(counts)[i], sum(counts))) for i in range(len(counts))]
+    begun = [shard.begin(slice_of(0, *place, sum(counts))) for place in slices(counts)]
+    sinks = [GradientSink(shard, contribution) for contribution in begun]
     for sink, gradient in zip(sinks, gradients, strict=True):
         send(sink, wire(gradient)[: 2**18])
     for i in order[:replicas]:
@@ -625,7 +629,7 @@ def test_backup_steps_with_the_mean_of_those_that_came(data):
     for i in order[replicas:]:
         send(sinks[i], wire(gradients[i])[2**18 :])
         sinks[i].close()
-        assert shard.has_used(0, *slices(counts)[i])
+        assert shard.has_used(slice_of(0, *slices(counts)[i]))
     assert torch.equal(values(shard), after)
     assert not shard.complete
 
@@ -636,8 +640,8 @@ def test_backup_waits_for_all_that_can_come():
     shard.forfeit(0, 0, 2, 8)
     push(shard, 2, 2, 8, tensor(1))
     with pytest.raises(NotMemberError, match="slice at 0 was given up"):
-        shard.begin(0, 0, 2, 8)
-    late = GradientSink(shard, shard.begin(0, 4, 4, 8))
+        shard.begin(slice_of(0, 0, 2, 8))
+    late = GradientSink(shard, shard.begin(slice_of(0, 4, 4, 8)))
     assert not shard.complete
     send(late, wire(tensor(4)))
     assert shard.complete
@@ -652,7 +656,7 @@ def test_backup_drops_a_part_that_was_lost(told_first):
     elements = 2**16
     shard = backup(3, elements)
     ones = torch.ones(elements, dtype=torch.float64)
-    gone = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    gone = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 4)))
     send(gone, wire(100 * ones)[: 2**18])
     push(shard, 1, 3, 4, ones)
     assert not shard.complete
@@ -674,7 +678,7 @@ def test_backup_takes_a_broken_push_from_its_start():
     elements = 2**16
     shard = backup(1, elements)
     ones = torch.ones(elements, dtype=torch.float64)
-    sink = GradientSink(shard, shard.begin(0, 0, 1, 4))
+    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 4)))
     send(sink, wire(ones)[: 2**18])
     sink.abort()
     push(shard, 0, 1, 4, ones)
@@ -682,4 +686,4 @@ def test_backup_takes_a_broken_push_from_its_start():
     shard.step()
 
     assert torch.equal(values(shard), -ones)
-    assert shard.has_used(0, 0, 1)
+    assert shard.has_used(slice_of(0, 0, 1))

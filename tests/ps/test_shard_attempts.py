@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import idl
+from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from tests.ps.attempts import AttemptWorker
 from tests.services import Raw, serving, shard_service
 from tests.wire import LARGE, answer, framed

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.layout import Group, Layout
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.layout import Group, Layout
 from ps.parameters import Contribution
 from ps.shard import GradientSink, Shard
-from rpc.errors import InvalidRequestError, UnavailableError
-from tests.ps.tensors import plain_sgd, push, send, tensor, values, wire
+from tests.ps.tensors import plain_sgd, push, send, slice_of, tensor, values, wire
 
 ELEMENTS = 7
 
@@ -41,13 +41,12 @@ class Redone:
 
     def begin(self, place, repeated=False):
         """Begin to bring a slice, unless others have; or put it off while others do."""
-        if self.shard.has_used(self.shard.version, *place):
+        if self.shard.has_used(slice_of(self.shard.version, *place)):
             return
         start, count = place
         try:
-            contribution = self.shard.begin(
-                self.shard.version, start, count, len(self.samples), "w", self.batch_start
-            )
+            slice_ = slice_of(self.shard.version, start, count, len(self.samples), self.batch_start)
+            contribution = self.shard.begin(slice_, "w")
         except UnavailableError:
             if not repeated:
                 self.todo.append(place)
@@ -141,7 +140,7 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         reference.step()
         torch.testing.assert_close(values(shard), expected.detach(), rtol=1e-12, atol=1e-13)
         assert (shard.version, shard.complete) == (version, False)
-        assert all(shard.has_used(version - 1, *place) for place in batch.given_out)
+        assert all(shard.has_used(slice_of(version - 1, *place)) for place in batch.given_out)
         start += len(samples)
 
 
@@ -153,14 +152,14 @@ def test_pieces_take_over_where_a_slice_broke_off(deterministic):
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(8, elements, dtype=torch.float64, generator=generator)
     push(shard, 6, 2, 8, samples[6:].mean(dim=0))
-    sink = GradientSink(shard, shard.begin(0, 0, 6, 8))
+    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 6, 8)))
     send(sink, wire(samples[:6].mean(dim=0))[: 2**18 + 100])
     with pytest.raises(UnavailableError, match="slice at 1 is still coming"):
-        shard.begin(0, 1, 2, 8)
+        shard.begin(slice_of(0, 1, 2, 8))
     sink.abort()
     push(shard, 0, 1, 8, samples[0], [2**17, 1, 2**18])
     with pytest.raises(UnavailableError, match="in parts, such as 0 to 1"):
-        shard.begin(0, 0, 6, 8)
+        shard.begin(slice_of(0, 0, 6, 8))
     assert not shard.complete
     push(shard, 1, 5, 8, samples[1:6].mean(dim=0))
     assert shard.complete
@@ -172,7 +171,7 @@ def test_pieces_take_over_where_a_slice_broke_off(deterministic):
 def test_a_push_that_brought_nothing_leaves_nothing():
     """A slice of which no element came binds nobody to its borders, or to its batch."""
     shard = plain_sgd(1)
-    sink = GradientSink(shard, shard.begin(0, 0, 5, 8, batch_start=0))
+    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 5, 8, batch_start=0)))
     sink.abort()
     push(shard, 3, 4, 9, tensor(1))
     push(shard, 7, 5, 9, tensor(1))
@@ -186,19 +185,19 @@ def test_crossing_slices_are_refused(deterministic):
     push(shard, 4, 4, 16, tensor(1))
     for start, count in ((2, 4), (6, 4)):
         with pytest.raises(InvalidRequestError, match="overlaps 4 to 8"):
-            shard.begin(0, start, count, 16)
+            shard.begin(slice_of(0, start, count, 16))
     with pytest.raises(UnavailableError, match="in parts"):
-        shard.begin(0, 2, 8, 16)
+        shard.begin(slice_of(0, 2, 8, 16))
 
 
 def test_the_batchs_place_is_kept_to():
     """A slice beyond the batch, or of a batch that begins elsewhere, is refused with both."""
     shard = plain_sgd(1)
-    shard.begin(0, 10, 2, 8, batch_start=8)
+    shard.begin(slice_of(0, 10, 2, 8, batch_start=8))
     for start, said in ((6, "slice 6 to 8"), (15, "slice 15 to 17")):
         for batch_start in (8, None):
             with pytest.raises(InvalidRequestError, match=f"{said} is not within the batch, 8 to 16"):
-                shard.begin(0, start, 2, 8, batch_start=batch_start)
+                shard.begin(slice_of(0, start, 2, 8, batch_start=batch_start))
     with pytest.raises(InvalidRequestError, match=r"batch_start 10, .* at 8"):
-        shard.begin(0, 12, 2, 8, batch_start=10)
-    shard.begin(0, 14, 2, 8, batch_start=8)
+        shard.begin(slice_of(0, 12, 2, 8, batch_start=10))
+    shard.begin(slice_of(0, 14, 2, 8, batch_start=8))

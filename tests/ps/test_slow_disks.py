@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import idl
+from idl.errors import RewoundError
 from ps import checkpoint as files
 from ps import store as stores
 from rpc.client import Client
-from rpc.errors import RewoundError
 from tests.ps.attempts import AttemptWorker
 from tests.services import ShardWorker, serving, shard_service
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from batchsize_manager.rounding import Bounds
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
-from ps.parameters import Group, Layout
 from ps.shard import GradientSink, Shard
-from rpc.errors import InvalidRequestError
-from tests.ps.tensors import push, send, slices, tensor, values, wire
+from tests.ps.tensors import push, send, slice_of, slices, tensor, values, wire
 from tests.services import in_threads, manager_service, open_request, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
@@ -49,11 +49,11 @@ def test_statistics_are_the_mean_over_the_samples(deterministic, data):
         len(counts), elements, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
     for (start, count), done, new in zip(slices(counts), arrived, told, strict=True):
-        contribution = shard.begin(0, start, count, total)
+        contribution = shard.begin(slice_of(0, start, count, total))
         shard.add(contribution, new[:done])
         shard.broken(contribution)
         if done < elements:
-            again = shard.begin(0, start, count, total)
+            again = shard.begin(slice_of(0, start, count, total))
             shard.add(again, new[again.first :])
     assert shard.complete
     shard.step()
@@ -99,7 +99,7 @@ def test_statistics_in_the_other_modes():
 
     shard = mixed(AsynchronousShard)
     for worker, new in (("a", (1, 2, 3)), ("b", (4, 5, 6))):
-        sink = GradientSink(shard, shard.begin(0, 0, 1, 2, worker))
+        sink = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 2), worker))
         send(sink, wire(tensor(0, 0, *new, 0)))
         sink.close()
         shard.step()
@@ -111,7 +111,7 @@ def test_options_change_beside_statistics(kind):
     """A schedule's new options go to the groups that have some."""
     shard = mixed(kind, options={"lr": 1.0})
     new = [Group(2, {"lr": 0.5}), Group(3, {}, statistics=True), Group(1, {"lr": 0.25})]
-    contribution = shard.begin(0, 0, 1, 1, "w")
+    contribution = shard.begin(slice_of(0, 0, 1, 1), "w")
     shard.set_options(contribution, new)
     sink = GradientSink(shard, contribution)
     send(sink, wire(tensor(1, 1, 8, 8, 8, 1)))
@@ -121,7 +121,7 @@ def test_options_change_beside_statistics(kind):
 
     with pytest.raises(InvalidRequestError, match="may not change"):
         shard.set_options(
-            shard.begin(1, 0, 1, 1, "w"),
+            shard.begin(slice_of(1, 0, 1, 1), "w"),
             [Group(2, {"lr": 0.5}), Group(3, {"lr": 1.0}), Group(1, {"lr": 0.25})],
         )
 

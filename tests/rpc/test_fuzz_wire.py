@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import idl
 from evenpace.bench.hostile_inputs import Inputs
+from idl.errors import ProtocolError
 from rpc import codec
-from rpc.errors import ProtocolError
 from rpc.limits import ServerLimits
 from tests import ROOT
 from tests.fuzz import messages

@@ -12,9 +12,9 @@ import idl
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.chaos import processes
 from evenpace.cluster import LISTENING, end_process
+from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import InvalidRequestError
 from rpc.limits import ServerLimits
 from tests.services import serving
 

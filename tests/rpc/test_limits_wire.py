@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import idl
+from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError, UnavailableError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError, UnavailableError
 from rpc.limits import Admission, Rate, ServerLimits
 from rpc.server import Security
 from rpc.tokens import write_new_key

@@ -11,10 +11,10 @@ import pytest
 import idl
 from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
+from idl.errors import NotYetError
 from ps import jobs
 from ps.hosted import Hosted
 from rpc.client import Client
-from rpc.errors import NotYetError
 from rpc.limits import ServerLimits
 from rpc.peer import Peer
 from rpc.periodic import Periodic

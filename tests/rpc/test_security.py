@@ -13,17 +13,17 @@ import pytest
 
 import idl
 from evenpace import certificates
-from rpc import client as client_module
-from rpc import codec
-from rpc.address import Address
-from rpc.client import Client
-from rpc.credentials import Credentials
-from rpc.errors import (
+from idl.errors import (
     InvalidRequestError,
     NotMemberError,
     ProtocolError,
     UnauthorisedError,
 )
+from rpc import client as client_module
+from rpc import codec
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
 from tests.rpc.scripted import answering

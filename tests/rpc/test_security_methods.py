@@ -14,11 +14,11 @@ from thriftpy2.thrift import TType
 
 import idl
 from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from idl.errors import DECLARED, InvalidRequestError, UnauthorisedError
 from rpc import codec, tokens
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import DECLARED, InvalidRequestError, UnauthorisedError
 from rpc.guard import AUTHENTICATE
 from rpc.server import Security, Server
 from tests.services import manager_service, serving, shard_service, with_token

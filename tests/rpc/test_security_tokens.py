@@ -20,11 +20,11 @@ from evenpace import certificates
 from evenpace.cli import cli
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
+from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc import tokens
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc.limits import ServerLimits
 from rpc.server import Security
 from tests import EXAMPLES, apache_client

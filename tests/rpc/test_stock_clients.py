@@ -15,7 +15,7 @@ from thriftpy2.protocol import TBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
-from batchsize_manager.plan import JobSpec, permutation
+from idl.plan import JobSpec, permutation
 from rpc.address import Address
 from tests import ROOT, apache_client
 from tests.services import manager_process, shard_process

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from thriftpy2.thrift import TMessageType
 
 import idl
+from idl.errors import ProtocolError
 from rpc import codec
-from rpc.errors import ProtocolError
 from rpc.limits import ServerLimits
 from tests.services import (
     MemberWorker,

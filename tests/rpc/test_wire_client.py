@@ -8,11 +8,11 @@ import pytest
 from thriftpy2.thrift import TMessageType
 
 import idl
+from idl.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
 from rpc import client as client_module
 from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
 from rpc.limits import ServerLimits
 from tests.rpc.scripted import answering, scripted
 from tests.services import Raw, ShardWorker, address_of_our_own, serving, shard_service

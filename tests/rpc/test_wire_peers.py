@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import idl
+from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
 from rpc import codec
 from rpc.address import Address
 from rpc.dial import reset_when_closed
-from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
 from rpc.limits import ServerLimits
 from tests.services import (
     MemberWorker,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import idl
-from rpc.errors import InvalidRequestError, NotMemberError, ProtocolError, RewoundError
+from idl.errors import InvalidRequestError, NotMemberError, ProtocolError, RewoundError
 from tests.services import MemberWorker, Raw, join_request, manager_service, open_request, serving
 from tests.wire import (
     DOUBLE,

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from evenpace.cluster import LocalCluster
 from evenpace.overview.client import ManagerClient
+from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
-from rpc.errors import InvalidRequestError, NotMemberError
 from worker.keras_checkpoint import Checkpoint, load, save
 from worker.keras_data import DataLoader
 from worker.keras_model import distribute

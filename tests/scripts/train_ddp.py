@@ -17,10 +17,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
-from batchsize_manager.rounding import Bounds
 from evenpace.overview.client import ManagerClient
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.errors import InvalidRequestError
 from worker.session import Session, SessionConfig
 from worker.torch_batchnorm import SyncBatchNorm, average_statistics
 

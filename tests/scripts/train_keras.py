@@ -22,7 +22,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import evenpace
-from batchsize_manager.plan import JobSpec, permutation
+from idl.plan import JobSpec, permutation
 from worker.session import Session
 
 SAMPLES, BATCH, SEED, EPOCHS = 602, 120, 7, 6  # an epoch's sixth batch has 2 samples

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 import evenpace
-from batchsize_manager.plan import JobSpec, permutation
+from idl.layout import Group, Layout
+from idl.plan import JobSpec, permutation
 from worker.data import Slices
-from worker.layout import Group, Layout
 
 SPEC = JobSpec(dataset_size=200, total_batch_size=16, seed=3)
 FEATURES, RATE = 4, 0.05

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.plan import JobSpec
 from batchsize_manager.service import ManagerConfig, ManagerService
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec
 from tests.services import serving
 from worker.device import as_kind, cpu_kind, cpu_name
 from worker.session import Session, SessionConfig
@@ -56,7 +56,7 @@ def test_a_kind_that_cannot_be_told_is_refused():
 
 
 JOINS = """
-from batchsize_manager.plan import JobSpec
+from idl.plan import JobSpec
 from evenpace.context import session
 
 session().declare(JobSpec(100, 10))

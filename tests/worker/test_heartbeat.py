@@ -8,14 +8,14 @@ import numpy as np
 
 import idl
 from batchsize_manager.job import JobConfig
-from batchsize_manager.plan import JobSpec
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.chaos.proxy import Proxy
+from idl.bounds import Bounds
+from idl.errors import ConnectionLostError
+from idl.plan import JobSpec
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import ConnectionLostError
 from tests.least_squares import Worker, trained_alone
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.heartbeat import Heartbeat

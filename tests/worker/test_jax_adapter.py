@@ -15,9 +15,9 @@ import torch
 from flax import nnx
 from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.jax_data import DataLoader
 from worker.jax_gradient import value_and_grad

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from worker.jax_gradient import value_and_grad
 
 FEATURES = 3

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.parameters import Group, Layout
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
 from ps.shard import Shard
-from rpc.errors import InvalidRequestError
+from tests.ps.tensors import slice_of
 from worker import jax_rules
 
 ELEMENTS = 5
@@ -60,7 +61,7 @@ def stepped_by_shard(rule, parameters, gradients):
     shard = Shard(Layout("float64", rule.name, groups(0)))
     shard.initialise(torch.from_numpy(parameters.copy()), 0)
     for step, gradient in enumerate(gradients):
-        contribution = shard.begin(step, 0, 1, 1)
+        contribution = shard.begin(slice_of(step, 0, 1, 1))
         shard.set_options(contribution, groups(step))
         shard.add(contribution, torch.from_numpy(gradient))
         shard.step()

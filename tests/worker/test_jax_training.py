@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
+from idl.plan import JobSpec, permutation
 from tests import EXAMPLES
 from tests.scripts import train_jax as script
 

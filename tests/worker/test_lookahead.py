@@ -16,9 +16,9 @@ from batchsize_manager.rounding import split
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
+from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.client import Client
-from rpc.errors import EvenpaceError
 from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, services, slices_follow_each_other, trained_alone
 from tests.services import is_frozen, send_back, serving, shard_service

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.plan import Assignment, JobSpec
-from batchsize_manager.rounding import Bounds
 from evenpace.observer import Observer
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import Assignment, JobSpec
 from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
 from worker.batches import cut, map_arrays, samples_in, weighted_mean

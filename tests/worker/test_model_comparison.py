@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import idl
-from ps.model import Model, Tensor
+from idl.errors import InvalidRequestError
+from idl.layout import Tensor
+from ps.model import Model
 from rpc.client import Client
-from rpc.errors import InvalidRequestError
 from tests.services import in_threads, manager_service, open_request, serving
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig

@@ -1,6 +1,6 @@
 """The optimiser's options of each iteration, as one worker knows them; decisions without any service."""
 
-from worker.layout import Group
+from idl.layout import Group
 from worker.options import Options
 
 

@@ -19,11 +19,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import idl
-from batchsize_manager.rounding import Bounds
 from evenpace.bench.processes import server
 from evenpace.data import load
+from idl.bounds import Bounds
+from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.client import Client
-from rpc.errors import EvenpaceError, InvalidRequestError
 from tests.scripts import hold_partition
 from tests.scripts.hold_partition import SAMPLES
 from tests.services import (

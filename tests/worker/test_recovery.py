@@ -13,7 +13,7 @@ from batchsize_manager.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.chaos.proxy import Proxy
 from evenpace.observer import Observer
-from rpc.errors import ConnectionLostError, NotMemberError
+from idl.errors import ConnectionLostError, NotMemberError
 from tests.float64 import SCRIPT, train_alone
 from tests.least_squares import Worker, trained_alone
 from tests.services import (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.plan import Assignment
-from rpc.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from idl.plan import Assignment
 from worker.recovery import ShardState, common_version, recover
 
 

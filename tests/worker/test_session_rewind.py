@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.plan import permutation
 from batchsize_manager.service import ManagerConfig, ManagerService
+from idl.layout import Group, Layout
+from idl.plan import permutation
 from tests.scripts.train_least_squares import (
     FEATURES,
     INPUTS,
@@ -19,7 +20,6 @@ from tests.scripts.train_least_squares import (
     trained_alone,
 )
 from tests.services import send_back, serving, shard_service
-from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
 from worker.torch_data import DataLoader

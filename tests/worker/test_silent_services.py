@@ -8,8 +8,8 @@ import pytest
 
 import idl
 from evenpace.chaos.proxy import Proxy
+from idl.errors import InvalidRequestError, NotYetError
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, NotYetError
 from tests.least_squares import Worker, services
 from tests.services import join_request, open_request, serving, shard_service
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once

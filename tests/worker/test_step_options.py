@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from batchsize_manager.job import JobConfig
-from batchsize_manager.rounding import Bounds
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
 from tests.services import in_threads, send_back, serving, shard_service
 from worker.data import Slices
-from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
 from worker.torch_data import DataLoader
 from worker.torch_optimizer import distribute

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from batchsize_manager.plan import JobSpec, permutation
-from batchsize_manager.rounding import Bounds
-from rpc.errors import InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.stream import Stream, StreamOrder

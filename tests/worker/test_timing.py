@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import idl
-from batchsize_manager.plan import Assignment
-from batchsize_manager.synchronisation import Synchronisation
 from evenpace.observer import Observer
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
 from rpc.client import Client
 from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
 from tests.services import ShardWorker, serving, shard_service
 from worker import timing
-from worker.layout import Group, Layout
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
 from worker.timing import Stopwatch

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
-from batchsize_manager.rounding import Bounds
 from evenpace.cluster import LocalCluster
-from rpc.errors import ConnectionLostError, InvalidRequestError
+from idl.bounds import Bounds
+from idl.errors import ConnectionLostError, InvalidRequestError
+from idl.plan import JobSpec, permutation
 from tests.services import in_threads
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import end_process
 from evenpace.observer import Observer
 from evenpace.overview.client import ManagerClient
+from idl.plan import JobSpec, permutation
 from tests import EXAMPLES
 from tests.scripts import connect_and_run
 from tests.scripts import train_ddp as script

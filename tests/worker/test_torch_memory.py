@@ -12,10 +12,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from batchsize_manager.plan import JobSpec, permutation
 from evenpace.cluster import LocalCluster
 from evenpace.observer import Observer
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
 from tests.least_squares import services
 from tests.process_groups import end_process_group
 from tests.scripts import train_short_of_memory as script

@@ -11,7 +11,7 @@ from evenpace.bench.hostile import HostileConfig, run
 from evenpace.bench.hostile_inputs import Inputs
 from evenpace.bench.hostile_lurkers import Lurkers
 from evenpace.bench.hostile_peers import Attackers, Tally, Target
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from rpc.limits import ServerLimits
 from tests.services import MemberWorker, manager_service, serving
 

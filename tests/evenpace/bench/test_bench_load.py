@@ -12,7 +12,7 @@ from evenpace.bench.load_processes import LoadConfig
 from evenpace.bench.load_rounds import Rounds, measured
 from evenpace.bench.load_run import run
 from evenpace.bench.watch import Sample, Watch, summary
-from rpc.errors import InvalidRequestError, ProtocolError, UnavailableError
+from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
 
 
 @pytest.mark.slow

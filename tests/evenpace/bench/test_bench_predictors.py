@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from evenpace.bench import predictors as bench
 from evenpace.cli import cli
 from evenpace.traces import Series, contention_trace, write_trace
+from idl.errors import EvenpaceError
 from predictors import PREDICTORS, PredictorOptions
-from rpc.errors import EvenpaceError
 from tests import ROOT
 from tests.fits import Die, Learner
 from tests.services import has_ended

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from evenpace.bench.train import MODES, TrainConfig, run
 from evenpace.cli import cli
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 from tests.mnist import idx, write
 
 

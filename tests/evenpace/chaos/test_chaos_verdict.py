@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from batchsize_manager.history import History
-from batchsize_manager.plan import permutation
 from evenpace.chaos import checks
 from evenpace.chaos import storm as storms
 from evenpace.chaos.cluster import Cluster
@@ -30,6 +29,7 @@ from evenpace.chaos.train_worker import train
 from evenpace.chaos.training import SPEC
 from evenpace.chaos.verdict import CALM, judge
 from evenpace.observer import Observer, plain_record
+from idl.plan import permutation
 from ps.hosted import Hosted
 from ps.shard import Shard
 from tests.services import in_threads, manager_service, send_back, serving, shard_service

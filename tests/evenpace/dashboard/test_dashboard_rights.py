@@ -15,10 +15,10 @@ from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.hosts import host_name, own_names
 from evenpace.dashboard.identity import MintedCredentials, from_here
 from evenpace.dashboard.rights import rights
+from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.errors import InvalidRequestError, UnauthorisedError
 from rpc.server import Security
 from tests.live_pages import Uneven, managed_page, page_of
 from tests.services import MemberWorker, manager_service, serving, with_token

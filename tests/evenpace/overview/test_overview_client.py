@@ -10,9 +10,9 @@ from batchsize_manager.packed import pack
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.iterations import from_packed
+from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.client import Client
-from rpc.errors import InvalidRequestError, UnauthorisedError
 from rpc.server import Security
 from tests.services import MemberWorker, in_threads, join_request, manager_service, serving, with_token
 

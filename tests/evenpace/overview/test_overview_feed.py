@@ -10,7 +10,7 @@ import idl
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
-from rpc.errors import EvenpaceError
+from idl.errors import EvenpaceError
 from tests.services import MemberWorker, address_of_our_own, manager_service, serving
 
 

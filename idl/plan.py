@@ -1,7 +1,7 @@
 """Plans: who takes which samples of an iteration's batch. Pure values; nothing here knows the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,11 @@ class Assignment:
     total: int
     attempt: int = 0
     batch_start: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,12 @@ class JobSpec:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed {self.seed}: must be from 0 to 2^63 - 1")
 
+    def differences(self, other: "JobSpec") -> str:
+        """What this has otherwise than another, in words."""
+        names = [field.name for field in fields(self)]
+        others = [name for name in names if getattr(self, name) != getattr(other, name)]
+        return ", ".join(f"{name} {getattr(self, name)}" for name in others)
+
     @property
     def iterations_per_epoch(self) -> int:
         """How many batches an epoch has."""
@@ -98,6 +109,22 @@ class JobSpec:
         epoch, index = divmod(iteration, self.iterations_per_epoch)
         start = index * self.total_batch_size
         return epoch, start, min(self.total_batch_size, self.dataset_size - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a job goes on that was saved.
+
+    Attributes:
+        iteration: The first that has not been trained.
+        position: Epoch and first position of that iteration's batch; None where the iteration tells, since
+            batches have had one size.
+        total_batch_size: Samples of a whole batch from there on; None: as in `JobSpec`.
+    """
+
+    iteration: int = 0
+    position: tuple[int, int] | None = None
+    total_batch_size: int | None = None
 
 
 def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:

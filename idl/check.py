@@ -6,7 +6,7 @@ Thrift leaves a field that is missing, or that was sent with another type, as No
 import math
 from typing import Any
 
-from rpc.errors import InvalidRequestError
+from idl.errors import InvalidRequestError
 
 _MAX_NAME = 200  # characters
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from batchsize_manager.rounding import Bounds
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -43,17 +41,3 @@ class IterationRecord:
     workers: Mapping[str, WorkerRecord]
     attempt: int = 0  # how often the job had been rewound before
     start: int = 0  # the first position of the batch
-
-
-@dataclass(frozen=True, slots=True)
-class SavedMember:
-    """What is kept of a member, for a job to be restored with it."""
-
-    worker: str
-    incarnation: str
-    bounds: Bounds
-    unreleasable: bool = False  # the others could not go on without it
-    drained: bool = False  # an operator wants it released
-    device: str = ""  # of which kind it is
-    beats: bool = False  # it sends heartbeats
-    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of

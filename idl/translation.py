@@ -1,0 +1,298 @@
+"""The values of the contract as Thrift structs, and back: the only place that knows both.
+
+What is read is checked: an error names the value and what is allowed. Thrift leaves a field that is missing,
+or that was sent with another type, as None.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import idl
+from idl import check
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Tensor
+from idl.plan import Assignment, JobSpec, Resume
+from idl.records import IterationRecord, Report
+from idl.synchronisation import Synchronisation
+
+T = TypeVar("T")
+
+_MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
+_MAX_GROUPS = 10_000
+_MAX_TENSORS = 100_000
+_MAX_DIMENSIONS = 64
+_MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
+
+
+# -- assignments
+
+
+def wire_assignment(value: Assignment) -> Any:
+    """Make an `Assignment` of common.thrift."""
+    return idl.common.Assignment(
+        value.iteration,
+        value.epoch,
+        value.start,
+        value.count,
+        value.total,
+        value.attempt or None,
+        value.batch_start,
+    )
+
+
+def read_assignment(struct: Any) -> Assignment:
+    """Read an `Assignment` of common.thrift.
+
+    Raises:
+        InvalidRequestError: It, or a field, is missing or out of its range.
+    """
+    if struct is None:
+        raise InvalidRequestError("assignment is missing")
+    total = check.integer("total", struct.total, 1)
+    return Assignment(
+        check.integer("iteration", struct.iteration, 0),
+        check.integer("epoch", struct.epoch, 0),
+        check.integer("start", struct.start, 0),
+        check.integer("count", struct.count, 0, total),
+        total,
+        0 if struct.attempt is None else check.integer("attempt", struct.attempt, 0),
+        _optional("batch_start", struct.batch_start, 0),
+    )
+
+
+def wire_lost(value: Assignment) -> Any:
+    """Make a `Lost` of a slice whose worker has gone."""
+    return idl.batchsize_manager.Lost(value.iteration, value.start, value.count, value.total)
+
+
+# -- how workers wait for each other
+
+
+def wire_synchronisation(value: Synchronisation) -> Any:
+    """Make a `Synchronisation`; nothing for bsp, so that workers need not know of modes."""
+    if value.mode == "bsp":
+        return None
+    return idl.common.Synchronisation(value.mode, value.staleness, value.replicas_to_aggregate)
+
+
+def read_synchronisation(struct: Any) -> Synchronisation:
+    """Read a `Synchronisation`; nothing means bsp.
+
+    Raises:
+        InvalidRequestError: There is no such mode, or a number is out of its range.
+    """
+    if struct is None:
+        return Synchronisation()
+    try:
+        return Synchronisation(
+            check.text("mode", struct.mode),
+            _optional("staleness", struct.staleness, 0),
+            _optional("replicas_to_aggregate", struct.replicas_to_aggregate, 1),
+        )
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+# -- what is trained on, and by whom
+
+
+def wire_spec(value: JobSpec) -> Any:
+    """Make a `JobSpec`."""
+    return idl.batchsize_manager.JobSpec(**_fields(value))
+
+
+def read_spec(struct: Any) -> JobSpec:
+    """Read a `JobSpec`.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    return _read(struct, JobSpec)
+
+
+def wire_bounds(value: Bounds) -> Any:
+    """Make a worker's `Bounds`."""
+    return idl.batchsize_manager.Bounds(**_fields(value))
+
+
+def read_bounds(struct: Any) -> Bounds:
+    """Read a worker's `Bounds`.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    bounds = _read(struct, Bounds)
+    check.integer("granularity", bounds.granularity, 1, _MAX_GRANULARITY)
+    return bounds
+
+
+def wire_resume(value: Resume, learned_bytes: int) -> Any:
+    """Make a `Resume`, with the length of what was learned."""
+    epoch, start = value.position or (None, None)
+    return idl.batchsize_manager.Resume(
+        iteration=value.iteration,
+        epoch=epoch,
+        start=start,
+        total_batch_size=value.total_batch_size,
+        learned_bytes=learned_bytes or None,
+    )
+
+
+def read_resume(struct: Any, dataset_size: int) -> Resume:
+    """Read a `Resume`; nothing means a job that begins.
+
+    Args:
+        struct: Thrift's, or None.
+        dataset_size: Samples of the job's data set.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    if struct is None:
+        return Resume()
+    position = None
+    if struct.epoch is not None or struct.start is not None:
+        epoch = check.integer("resume.epoch", struct.epoch, 0)
+        position = epoch, check.integer("resume.start", struct.start, 0, dataset_size - 1)
+    return Resume(
+        check.integer("resume.iteration", struct.iteration, 0),
+        position,
+        _optional("resume.total_batch_size", struct.total_batch_size, 1, dataset_size),
+    )
+
+
+# -- reports and records
+
+
+def wire_report(identity: Any, report: Report, known: int | None) -> Any:
+    """Make a `ReportRequest` of a worker that has assignments up to iteration `known`, if it plans ahead."""
+    return idl.batchsize_manager.ReportRequest(identity=identity, known=known, **_fields(report))
+
+
+def read_report(request: Any) -> Report:
+    """Read what a `ReportRequest` reports.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    return Report(
+        check.integer("iteration", request.iteration, 0),
+        check.number("batch_processing_time", request.batch_processing_time, 0, math.inf),
+        check.number("waiting_time", request.waiting_time, 0, math.inf),
+        check.number("cpu_usage", request.cpu_usage, 0, 1),
+        check.number("memory_usage", request.memory_usage, 0, 1),
+        _optional("maximum", request.maximum, 1),
+        _optional("attempt", request.attempt, 0),
+        _optional("start", request.start, 0),
+    )
+
+
+def wire_record(record: IterationRecord) -> Any:
+    """Make an `IterationRecord`."""
+    wire = idl.batchsize_manager
+    return wire.IterationRecord(
+        iteration=record.iteration,
+        epoch=record.epoch,
+        total=record.total,
+        duration=record.duration,
+        workers=[wire.WorkerRecord(worker=name, **_fields(part)) for name, part in record.workers.items()],
+    )
+
+
+def wire_history(
+    members: Sequence[str], records: Sequence[IterationRecord], policy: str, events: Sequence[str], run: str
+) -> Any:
+    """Make a `History`, the answer to `history`."""
+    return idl.batchsize_manager.History(
+        members=list(members),
+        iterations=[wire_record(record) for record in records],
+        policy=policy,
+        events=list(events),
+        run=run,
+    )
+
+
+# -- layouts
+
+
+def wire_groups(groups: Sequence[Group], bounds: tuple[int, int]) -> list[Any]:
+    """Make the `ParameterGroup`s of the parts of these groups that lie within a shard's bounds."""
+    parts, position = [], 0
+    for group in groups:
+        begin, end = max(bounds[0], position), min(bounds[1], position + group.elements)
+        elements = max(0, end - begin)
+        parts.append(idl.parameter_server.ParameterGroup(elements, group.options, group.statistics or None))
+        position += group.elements
+    return parts
+
+
+def read_groups(structs: Any) -> tuple[Group, ...]:
+    """Read `ParameterGroup`s.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    groups = []
+    for struct in _list("groups", structs, 1, _MAX_GROUPS):
+        elements = check.integer("elements", struct.elements, 0, 2**40)
+        options = {
+            check.text("option", key): check.number(f"option {key}", value, -1e30, 1e30)
+            for key, value in (struct.options or {}).items()
+        }
+        groups.append(Group(elements, options, bool(struct.statistics)))
+    return tuple(groups)
+
+
+def wire_tensors(tensors: Sequence[Tensor]) -> list[Any]:
+    """Make `Tensor`s."""
+    return [idl.parameter_server.Tensor(t.name, list(t.shape), t.dtype) for t in tensors]
+
+
+def read_tensors(structs: Any) -> tuple[Tensor, ...]:
+    """Read `Tensor`s; nothing means none.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    tensors = []
+    for number, struct in enumerate(_list("tensors", structs, 1, _MAX_TENSORS) if structs else ()):
+        where = f"tensor {number}"
+        name = "" if struct.name == "" else check.text(f"{where}, name", struct.name, _MAX_TENSOR_NAME)
+        shape = _list(f"{where}, shape", struct.shape, 0, _MAX_DIMENSIONS)
+        sizes = tuple(check.integer(f"{where}, shape", size, 0, 2**40) for size in shape)
+        tensors.append(Tensor(name, sizes, check.text(f"{where}, dtype", struct.dtype)))
+    return tuple(tensors)
+
+
+# -- within
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dataclass's fields by name; its values as they are."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _read(struct: Any, into: type[T]) -> T:
+    """Read a struct as the dataclass that has the same fields and checks their ranges."""
+    names = [field.name for field in dataclasses.fields(into)]  # type: ignore[arg-type]
+    values = {name: getattr(struct, name, None) for name in names}
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise InvalidRequestError(f"{into.__name__}: {missing[0]} is missing or not of its type")
+    try:
+        return into(**values)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def _optional(name: str, value: Any, low: int, high: int = 2**62) -> int | None:
+    return None if value is None else check.integer(name, value, low, high)
+
+
+def _list(name: str, value: Any, low: int, high: int) -> list[Any]:
+    if type(value) is not list or not low <= len(value) <= high:
+        raise InvalidRequestError(f"{name}: must be a list of {low} to {high}")
+    return value
