@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from evenpace.network import Network, NetworkError
-from evenpace.workloads import generated
+from evenpace.lab.network import Network, NetworkError
+from evenpace.lab.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service

@@ -13,8 +13,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import idl
-from evenpace.bench.processes import served
-from evenpace.cluster import end_process
+from evenpace.lab.bench.processes import served
+from evenpace.lab.cluster import end_process
 from evenpace.metrics.catalogue import METRICS
 from rpc.client import Client
 from tests import ROOT

@@ -25,8 +25,8 @@ from batchsize_manager.job import JobConfig
 from batchsize_manager.partitions import PartitionsConfig
 from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.bench.processes import server
-from evenpace.cluster import LISTENING, end_process
+from evenpace.lab.bench.processes import server
+from evenpace.lab.cluster import LISTENING, end_process
 from ps.service import ParameterServerConfig, ParameterServerService
 from rpc import codec, tokens
 from rpc.address import Address

@@ -35,22 +35,22 @@ import numpy as np
 
 from tests import ROOT
 
-MODULES = ("evenpace", "evenpace.chaos.witness", "tests.scripts")  # and the modules in the last
+MODULES = ("evenpace", "evenpace.lab.chaos.witness", "tests.scripts")  # and the modules in the last
 # Variables that the interpreter, or a library of `IMPORTED`, reads when it starts or is imported, by the
 # beginnings of their names. PYTHONPATH is none of them: what is forked goes by its own.
 SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_")
 IMPORTED = (
     "batchsize_manager.service",
     "cryptography.x509",
-    "evenpace.chaos.witness",
+    "evenpace.lab.chaos.witness",
     "evenpace.context",
     "evenpace.dashboard.server",
-    "evenpace.experiments.flexrr",
-    "evenpace.experiments.workloads",
-    "evenpace.launch",
+    "evenpace.lab.experiments.flexrr",
+    "evenpace.lab.experiments.workloads",
+    "evenpace.lab.launch",
     "evenpace.serve",
     "evenpace.torch",
-    "evenpace.workloads",
+    "evenpace.lab.workloads",
     "ps.service",
     "rich.live",
     "sklearn.datasets",

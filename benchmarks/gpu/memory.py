@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.setup import Setup, need_gpu
-from evenpace.models.resnet import ResNet32
+from evenpace.lab.models.resnet import ResNet32
 from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
 from worker.nvml import Device

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from evenpace.models.resnet import ResNet32
-from evenpace.models.transformer import ByteTransformer
+from evenpace.lab.models.resnet import ResNet32
+from evenpace.lab.models.transformer import ByteTransformer
 
 
 class ResNet50(nn.Sequential):

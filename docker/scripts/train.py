@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import evenpace
-from evenpace.data import ImageSet, load
-from evenpace.demo.model import make_model
+from evenpace.lab.data import ImageSet, load
+from evenpace.lab.demo.model import make_model
 
 
 def main() -> None:

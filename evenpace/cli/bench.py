@@ -11,7 +11,7 @@ from evenpace.cli.values import whole_numbers
 from predictors import PREDICTORS, PredictorOptions
 
 if TYPE_CHECKING:
-    from evenpace.bench.balance_play import Change
+    from evenpace.lab.bench.balance_play import Change
 
 
 @click.group()
@@ -35,7 +35,7 @@ def bench() -> None:
 @json_path
 def bench_rpc(workers: int, rounds: int, tls: bool, json_path: Path | None) -> None:
     """Time barrier rounds of the manager, and of thriftpy2's threaded server doing the same."""
-    from evenpace.bench.rpc import run
+    from evenpace.lab.bench.rpc import run
 
     run(workers, rounds, json_path, tls=tls)
 
@@ -88,14 +88,14 @@ def bench_ps(
     links of limited bandwidth, beside the time that the links allow.
     """
     if shards is None:
-        from evenpace.bench import ps
+        from evenpace.lab.bench import ps
 
         ps.run(mib, repeats, json_path, tls=tls)
         return
     if tls:
         raise click.UsageError("--tls: is measured without --shards")
     with user_mistakes():
-        from evenpace.bench.shards import ShardsConfig, run
+        from evenpace.lab.bench.shards import ShardsConfig, run
 
         run(ShardsConfig(whole_numbers("shards", shards, 1), workers, mib, rate, repeats), json_path)
 
@@ -127,7 +127,7 @@ def bench_recovery(
 
     For each, how long no step was taken, beyond what one takes, and how many were done again.
     """
-    from evenpace.bench.recovery import RecoveryConfig, run
+    from evenpace.lab.bench.recovery import RecoveryConfig, run
 
     run(RecoveryConfig(workers, shards, away, checkpoint_every, repeats), json_path)
 
@@ -186,7 +186,7 @@ def bench_predictors(
     the moving average, ema, and with the noise floor where the trace has it.
     """
     with user_mistakes():
-        from evenpace.bench.predictors import run
+        from evenpace.lab.bench.predictors import run
 
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         counts = whole_numbers("timing-workers", timing_workers, 1) if timing else ()
@@ -240,7 +240,7 @@ def bench_train(
     Model, data, batches and iterations are the same. The trainings take turns on workers with CPU limits.
     """
     with user_mistakes():
-        from evenpace.bench.train import TrainConfig, run
+        from evenpace.lab.bench.train import TrainConfig, run
 
         config = TrainConfig.from_options(
             shares=shares,
@@ -328,8 +328,8 @@ def bench_balance(
     split, which is found from the measurements.
     """
     with user_mistakes():
-        from evenpace.bench.balance import Options, run
-        from evenpace.bench.balance_play import Noise
+        from evenpace.lab.bench.balance import Options, run
+        from evenpace.lab.bench.balance_play import Noise
 
         run(
             Options(
@@ -355,7 +355,7 @@ def _schedule(texts: tuple[str, ...]) -> "tuple[Change, ...]":
     Raises:
         ValueError: One is not of that form.
     """
-    from evenpace.bench.balance_play import Change
+    from evenpace.lab.bench.balance_play import Change
 
     if texts == ("none",):
         return ()

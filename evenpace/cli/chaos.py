@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from evenpace.chaos.schedule import KINDS
 from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.lab.chaos.schedule import KINDS
 
 
 @click.command()
@@ -69,8 +69,8 @@ def chaos(
     the run, but for the seconds that its kind needs.
     """
     with user_mistakes():
-        from evenpace.chaos.run import run
-        from evenpace.chaos.settings import Settings
+        from evenpace.lab.chaos.run import run
+        from evenpace.lab.chaos.settings import Settings
 
         kinds = tuple(faults.split(",")) if faults is not None else None
         settings = Settings(minutes, seed, kinds, workers, shards, link_mib, lookahead, jobs, deterministic)

@@ -159,8 +159,8 @@ def contention(workload: str, schemes: str, out: Path, **options: Any) -> None:
     """
     from rich.console import Console
 
-    from evenpace.experiments import comparison
-    from evenpace.experiments.schemes import choose_schemes
+    from evenpace.lab.experiments import comparison
+    from evenpace.lab.experiments.schemes import choose_schemes
 
     with user_mistakes():
         chosen = choose_schemes(schemes)
@@ -178,7 +178,7 @@ def table3(workload: str, out: Path, **options: Any) -> None:
     """Table 3 of LB-BSP: prediction approaches by their error and by the iteration time they give."""
     from rich.console import Console
 
-    from evenpace.experiments import paper
+    from evenpace.lab.experiments import paper
 
     with user_mistakes():
         figures = _compare(workload, paper.table3_schemes(), out, **options)
@@ -195,7 +195,7 @@ def fig9(workloads: str, out: Path, **options: Any) -> None:
     """Figure 9 of LB-BSP: iteration times of the competing schemes."""
     from rich.console import Console
 
-    from evenpace.experiments import paper
+    from evenpace.lab.experiments import paper
 
     for workload in workloads.split(","):
         with user_mistakes():
@@ -213,7 +213,7 @@ def fig10(workload: str, out: Path, **options: Any) -> None:
     """Figure 10 of LB-BSP: a worker's speed and what NARX predicts of it; see prediction.png."""
     from rich.console import Console
 
-    from evenpace.experiments import comparison, paper
+    from evenpace.lab.experiments import comparison, paper
 
     with user_mistakes():
         figures = _compare(workload, paper.figure10_schemes(), out, **options)
@@ -233,7 +233,7 @@ def fig11(
     workers: str, iterations: int, predictor: str, first_fit: int, refit_every: int, json_path: Path | None
 ) -> None:
     """Figure 11 of LB-BSP: what balancing costs, with simulated workers over real connections."""
-    from evenpace.experiments.overhead import run
+    from evenpace.lab.experiments.overhead import run
     from predictors import PREDICTORS, PredictorOptions
 
     with user_mistakes():
@@ -272,12 +272,12 @@ def _compare(
     ps_shards: int,
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
-    from evenpace.experiments import schedule as schedules
-    from evenpace.experiments.comparison import Evaluator, compare
-    from evenpace.experiments.containers import require_engine
-    from evenpace.experiments.run import RunConfig
-    from evenpace.experiments.workloads import Training
-    from evenpace.launch import parse_shares
+    from evenpace.lab.experiments import schedule as schedules
+    from evenpace.lab.experiments.comparison import Evaluator, compare
+    from evenpace.lab.experiments.containers import require_engine
+    from evenpace.lab.experiments.run import RunConfig
+    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.launch import parse_shares
     from predictors import PredictorOptions
 
     if containers:

@@ -124,7 +124,7 @@ def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -
     """
     from rich.console import Console
 
-    from evenpace.experiments import coordination, figure_plots
+    from evenpace.lab.experiments import coordination, figure_plots
 
     json_path, plot = json_path or out / "fig6.json", plot or out / "fig6.png"
     console = Console()
@@ -157,7 +157,7 @@ def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | Non
     """
     from rich.console import Console
 
-    from evenpace.experiments import coordination, figure_plots
+    from evenpace.lab.experiments import coordination, figure_plots
     from evenpace.reports.files import write_json
 
     json_path, plot = json_path or out / "fig7.json", plot or out / "fig7.png"
@@ -232,11 +232,11 @@ def fig8(
     """
     from rich.console import Console
 
-    from evenpace.experiments import figure_plots, migration
-    from evenpace.experiments.comparison import Evaluator
-    from evenpace.experiments.unequal import UnequalConfig
-    from evenpace.experiments.workloads import Training
-    from evenpace.launch import parse_shares
+    from evenpace.lab.experiments import figure_plots, migration
+    from evenpace.lab.experiments.comparison import Evaluator
+    from evenpace.lab.experiments.unequal import UnequalConfig
+    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.launch import parse_shares
     from evenpace.reports.files import write_json
 
     json_path, plot = json_path or out / "fig8.json", plot or out / "fig8.png"
@@ -286,9 +286,9 @@ def _compare(
     ps_shards: int,
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
-    from evenpace.experiments.coordination import Job, Setting, choose, compare
-    from evenpace.experiments.workloads import Training
-    from evenpace.launch import parse_shares
+    from evenpace.lab.experiments.coordination import Job, Setting, choose, compare
+    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.launch import parse_shares
 
     names = list(dict.fromkeys(workloads.split(",")))
     specs = by_workload("data", data, names, str)

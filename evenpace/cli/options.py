@@ -52,7 +52,7 @@ def start_part(parent: int | None) -> None:
 
 def announce(address: Any) -> None:
     """Say where a service listens, to whoever started it."""
-    from evenpace.cluster import LISTENING
+    from evenpace.lab.cluster import LISTENING
 
     click.echo(f"{LISTENING}{address}")
 
@@ -94,7 +94,7 @@ def json_path(function: F) -> F:
 
 
 def limit_kind(function: F) -> F:
-    """The option for how CPU shares are kept to; see `evenpace.limits.limit_cpu`."""
+    """The option for how CPU shares are kept to; see `evenpace.lab.limits.limit_cpu`."""
     return click.option(
         "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
     )(function)

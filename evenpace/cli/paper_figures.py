@@ -156,7 +156,7 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
 
 def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settings: str) -> Path:
     """The page of all that is complete, also from earlier."""
-    from evenpace.experiments.paper_page import Outcome, write
+    from evenpace.lab.experiments.paper_page import Outcome, write
 
     outcomes = {}
     for name, part in PARTS.items():

@@ -11,8 +11,8 @@ from evenpace.cli.options import F, as_client, example, user_mistakes
 from rpc.credentials import Credentials
 
 if TYPE_CHECKING:  # importing them takes a while
+    from evenpace.lab.traces import Trace, TraceRecorder
     from evenpace.observer import Observer
-    from evenpace.traces import Trace, TraceRecorder
 
 _POLL_SECONDS = 0.5
 
@@ -90,7 +90,7 @@ def trace_usage(
     not steps enough.
     """
     with user_mistakes():
-        from evenpace.traces import Perturbation, read_usage, usage_trace
+        from evenpace.lab.traces import Perturbation, read_usage, usage_trace
 
         made = usage_trace(
             read_usage(usage_path),
@@ -136,7 +136,7 @@ def trace_contention(
 ) -> None:
     """Make a trace of contention that comes and goes abruptly, in the middle of iterations."""
     with user_mistakes():
-        from evenpace.traces import Perturbation, contention_trace
+        from evenpace.lab.traces import Perturbation, contention_trace
 
         made = contention_trace(
             workers=workers,
@@ -171,8 +171,8 @@ def trace_live(manager: str, job: str, out: Path, idle: float, credentials: Cred
     started again. A worker's first iteration is left out: the usage before it is not known.
     """
     with user_mistakes():
+        from evenpace.lab.traces import TraceRecorder
         from evenpace.observer import Observer
-        from evenpace.traces import TraceRecorder
         from rpc.address import Address
 
         observer = Observer(Address.parse(manager), (), job, credentials)
@@ -220,7 +220,7 @@ def _follow(observer: "Observer", recorder: "TraceRecorder", job: str, idle: flo
 
 
 def _write(made: "Trace", out: Path) -> None:
-    from evenpace.traces import write_trace
+    from evenpace.lab.traces import write_trace
 
     write_trace(made, out)
     rows = sum(len(series.iterations) for series in made.values())

@@ -5,10 +5,10 @@ import subprocess
 import threading
 from pathlib import Path
 
-from evenpace.cluster import command_line, end_process
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.identity import from_here
 from evenpace.dashboard.listening import listen
+from evenpace.lab.cluster import command_line, end_process
 from rpc.address import Address
 from rpc.server import Security
 

@@ -16,7 +16,7 @@ from batchsize_manager.job import Job, JobConfig
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.saved_models import pack_models, unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.experiments.containers import ContainerError, require_engine
+from evenpace.lab.experiments.containers import ContainerError, require_engine
 from tests.containers.engine import docker
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]

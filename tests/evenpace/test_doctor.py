@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 import evenpace
 from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
 from evenpace import certificates
-from evenpace.chaos import clocks
-from evenpace.chaos.errors import NotPossibleHereError
-from evenpace.cluster import LISTENING, end_process
 from evenpace.doctor import clock, gpu, limits, machine, network, secrets, services, state, versions
 from evenpace.doctor import run as running
 from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.run import run
 from evenpace.doctor.show import as_json
+from evenpace.lab.chaos import clocks
+from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.cluster import LISTENING, end_process
 from evenpace.overview.client import ManagerClient
 from rpc import tokens
 from rpc.address import Address
@@ -659,7 +659,7 @@ def test_a_clock_that_is_watched():
 
 JUMPING = """
 import pathlib, sys, threading, types
-from evenpace.chaos import clocks
+from evenpace.lab.chaos import clocks
 from evenpace.doctor import clock
 from evenpace.doctor.findings import Subject
 

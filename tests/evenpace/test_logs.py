@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import idl
-from evenpace.chaos.cluster import Cluster
-from evenpace.chaos.settings import Settings
-from evenpace.cluster import LocalCluster
+from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.cluster import LocalCluster
 from evenpace.logs import LogSetup, options_in_force
 from rpc.limited_log import LimitedLog
 from tests.services import MemberWorker, Raw, ShardWorker, join_request, manager_service, serving

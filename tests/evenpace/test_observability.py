@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 import yaml
 
-from evenpace.cluster import end_process
+from evenpace.lab.cluster import end_process
 from evenpace.metrics.catalogue import METRICS
 from tests import ROOT
 from tests.observed import JOB, described, observed_cluster

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from evenpace.cluster import LocalCluster, end_process
+from evenpace.lab.cluster import LocalCluster, end_process
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import idl
 from evenpace import certificates
 from evenpace.cli import cli
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc import tokens

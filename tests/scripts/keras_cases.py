@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer

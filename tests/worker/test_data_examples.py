@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from tests import ROOT
 from tests.documents import fenced
 

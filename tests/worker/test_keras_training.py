@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from tests import EXAMPLES, SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own

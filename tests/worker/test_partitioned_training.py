@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import idl
-from evenpace.bench.processes import server
-from evenpace.data import load
+from evenpace.lab.bench.processes import server
+from evenpace.lab.data import load
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.client import Client

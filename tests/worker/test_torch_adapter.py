@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError, InvalidRequestError
 from idl.plan import JobSpec, permutation

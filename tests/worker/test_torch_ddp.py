@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenpace.cluster import end_process
+from evenpace.lab.cluster import end_process
 from evenpace.observer import Observer
 from evenpace.overview.client import ManagerClient
 from idl.plan import JobSpec, permutation

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation

@@ -14,9 +14,9 @@ import tomllib
 import psutil
 import pytest
 
-from evenpace.bench.load_processes import Generators, LoadConfig
 from evenpace.dashboard import stream
 from evenpace.dashboard.stream import EventStream, Viewers
+from evenpace.lab.bench.load_processes import Generators, LoadConfig
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from rpc.address import Address

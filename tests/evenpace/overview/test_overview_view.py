@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenpace.lab.traces import read_usage, response
 from evenpace.overview import words
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
-from evenpace.traces import read_usage, response
 from tests import SHARED_DATA
 from tests.played import OVERHEAD, iteration
 

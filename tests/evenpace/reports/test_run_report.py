@@ -15,7 +15,7 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.state_format import STATE_FILE
 from batchsize_manager.state_reader import open_state
 from evenpace.cli import cli
-from evenpace.cluster import LocalCluster
+from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.iterations import Iteration, from_packed
 from evenpace.overview.job_view import JobView
 from evenpace.reports.run_course import Kept

@@ -1,0 +1,253 @@
+"""Balancing policies played against measured step times, with noise and changes of speed.
+
+Each policy runs in a real job (`balance_play`), once for each seed and cluster; all see the same noise. The
+best split of each part of the run, before and after each change, is found exactly from the measurements
+(`step_times` says how these are read).
+
+The JSON has, with `null` for what never happens::
+
+    {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
+                 "iterations": count},
+     "clusters": [{"model": name, "gpus": [worker], "total": samples,
+                   "changes": [{"iteration": number, "worker": name, "factor": number}],
+                   "policies": {name: {"summary": summary, "runs": [run]}}}]}
+
+    summary: {"ratio": {"mean", "max"}, "noisy_ratio": {"mean", "max"},
+              "batch_size_changes": {"mean", "max"},
+              "parts": [{"iterations_to_close": {"median", "max", "never"}, "ratio": {"mean", "max"}}]}
+    run: {"ratio": number, "noisy_ratio": number, "batch_size_changes": count,
+          "parts": [{"start": iteration, "best_s": seconds, "iterations_to_close": count,
+                     "ratio": number, "noisy_ratio": number}]}
+
+`iterations_to_close` counts the iterations before three in a row whose slowest worker takes at most 1.05
+times as long as with the best split, without noise. `ratio` is the mean iteration time over that of the
+best split, both without noise; `noisy_ratio` is the same of what is measured, with the same noise for both.
+A split that is not the best can have less noise, since fewer of its workers take the longest time: that ratio
+may lie below 1. `never` counts runs; they are left out of the median and of the maximum.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
+from evenpace.lab.bench.balance_play import CLOSE, Change, Noise, Play, best_split, play
+from evenpace.lab.bench.step_times import (
+    Cluster,
+    GpuCurves,
+    made_up_step_times,
+    make_cluster,
+    read_step_times,
+)
+from evenpace.reports import files, style
+
+_DEFAULT_SLOWDOWN = 2.0  # times as long, in the middle of a run
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is played.
+
+    Attributes:
+        curves: A file for `read_step_times`; None for made-up ones.
+        policies: Names; all if empty.
+        models: If empty, all that were measured on several GPUs.
+        gpus: Of each cluster; one of each that the model was measured on, if empty.
+        totals: Samples of the whole batch; half of what fits into memory, if empty.
+        iterations: Of each run.
+        noise: Of the first seed.
+        seeds: How many.
+        changes: If None, the worker with most samples in the best split takes twice as long from the
+            middle on.
+        tolerance: See `PolicyOptions`.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    curves: Path | None = None
+    policies: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    totals: tuple[int, ...] = ()
+    iterations: int = 300
+    noise: Noise = field(default_factory=Noise)
+    seeds: int = 1
+    changes: tuple[Change, ...] | None = None
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 2:
+            raise ValueError(f"iterations {self.iterations}: must be at least 2")
+        if self.seeds < 1:
+            raise ValueError(f"seeds {self.seeds}: must be at least 1")
+
+
+def run(options: Options, json_path: Path | None = None, plot_path: Path | None = None) -> dict[str, Any]:
+    """Play policies against clusters, print the figures, and write them.
+
+    Args:
+        options: What is played.
+        json_path: Where the figures go.
+        plot_path: Where a picture goes: of the first seed's iteration times in each cluster.
+
+    Raises:
+        ValueError: The curves, or what was chosen from them, are wrong.
+        OSError: A file cannot be read or written.
+    """
+    console = Console()
+    curves = made_up_step_times() if options.curves is None else read_step_times(options.curves)
+    clusters = _clusters(curves, options)
+    names = options.policies or tuple(POLICIES)
+    first: list[dict[str, Play]] = []  # of each cluster, the first seed's plays
+    figures: dict[str, Any] = {
+        "options": {
+            "curves": "made-up" if options.curves is None else options.curves.name,
+            "noise": options.noise.deviation,
+            "spikes": options.noise.spikes,
+            "seeds": [options.noise.seed + n for n in range(options.seeds)],
+            "iterations": options.iterations,
+        },
+        "clusters": [],
+    }
+    with _progress(console) as bar:
+        task = bar.add_task("playing", total=len(clusters) * len(names) * options.seeds)
+        for cluster in clusters:
+            changes = _changes(cluster, options)
+            found: dict[str, Any] = {}
+            first.append({})
+            for name in names:
+                runs = []
+                for seed in figures["options"]["seeds"]:
+                    noise = Noise(options.noise.deviation, options.noise.spikes, seed)
+                    policy = make_policy(name, PolicyOptions(tolerance=options.tolerance))
+                    played = play(policy, cluster, changes, noise, options.iterations)
+                    first[-1].setdefault(name, played)
+                    runs.append(played.figures())
+                    bar.advance(task)
+                found[name] = {"summary": _summary(runs), "runs": runs}
+            figures["clusters"].append(
+                {
+                    "model": cluster.model,
+                    "gpus": list(cluster.workers),
+                    "total": cluster.total,
+                    "changes": [asdict(change) for change in changes],
+                    "policies": found,
+                }
+            )
+    for cluster_figures in figures["clusters"]:
+        _print(console, cluster_figures)
+    console.print(f"Close: {CLOSE - 1:.0%} above the best, three times in a row. Seeds: {options.seeds}.")
+    if json_path is not None:
+        files.write_json(figures, json_path)
+        console.print(f"Figures: {json_path}")
+    if plot_path is not None:
+        _plot(clusters, first, plot_path)
+        console.print(f"Picture: {plot_path}")
+    return figures
+
+
+def _clusters(curves: GpuCurves, options: Options) -> list[Cluster]:
+    return [
+        make_cluster(curves, model, options.gpus or tuple(curves.get(model, ())), total)
+        for model in options.models or tuple(model for model in curves if len(curves[model]) > 1)
+        for total in options.totals or (None,)
+    ]
+
+
+def _changes(cluster: Cluster, options: Options) -> tuple[Change, ...]:
+    if options.changes is not None:
+        return options.changes
+    tables = [times.table() for times in cluster.workers.values()]
+    best = best_split(tables, [times.bounds.minimum for times in cluster.workers.values()], cluster.total)
+    return (Change(options.iterations // 2, list(cluster.workers)[int(best.argmax())], _DEFAULT_SLOWDOWN),)
+
+
+def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    parts = []
+    for same in zip(*(its["parts"] for its in runs), strict=True):
+        reached = [n for part in same if (n := part["iterations_to_close"]) is not None]
+        parts.append(
+            {
+                "iterations_to_close": {
+                    "median": statistics.median(reached) if reached else None,
+                    "max": max(reached, default=None),
+                    "never": len(same) - len(reached),
+                },
+                "ratio": _mean_and_max([part["ratio"] for part in same]),
+            }
+        )
+    names = ("ratio", "noisy_ratio", "batch_size_changes")
+    return {**{name: _mean_and_max([its[name] for its in runs]) for name in names}, "parts": parts}
+
+
+def _mean_and_max(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "max": max(values)}
+
+
+# -- showing
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    changes = ", ".join(f"{c['worker']} x{c['factor']:g} at {c['iteration']}" for c in figures["changes"])
+    table = Table(
+        title=f"{figures['model']}, {figures['total']} samples: {', '.join(figures['gpus'])}"
+        + (f"; {changes}" if changes else ""),
+        title_justify="left",
+    )
+    table.add_column("policy", no_wrap=True)
+    parts = len(next(iter(figures["policies"].values()))["summary"]["parts"])
+    titles = [
+        "iterations to close",
+        *(f"after change {n}" if parts > 2 else "after the change" for n in range(1, parts)),
+    ]
+    for title in (*titles, "time / best", "with noise", "changes of sizes"):
+        table.add_column(title, justify="right")
+    for name, its in figures["policies"].items():
+        summary = its["summary"]
+        table.add_row(
+            name,
+            *(_reached(part["iterations_to_close"]) for part in summary["parts"]),
+            f"{summary['ratio']['mean']:.3f}",
+            f"{summary['noisy_ratio']['mean']:.3f}",
+            f"{summary['batch_size_changes']['mean']:.0f}",
+        )
+    console.print(table)
+
+
+def _reached(counts: Mapping[str, Any]) -> str:
+    if counts["median"] is None:
+        return "never"
+    never = f", {counts['never']} never" if counts["never"] else ""
+    return f"{counts['median']:g} (max {counts['max']}{never})"
+
+
+def _plot(clusters: Sequence[Cluster], plays: Sequence[Mapping[str, Play]], path: Path) -> None:
+    """Each cluster's iteration times over the best split's, without noise."""
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(9, 2.6 * len(clusters)), layout="constrained")
+        panels = figure.subplots(len(clusters), 1, squeeze=False)[:, 0]
+        for cluster, axes, found in zip(clusters, panels, plays, strict=True):
+            for n, (name, played) in enumerate(found.items()):
+                colour = style.COLOURS[n % len(style.COLOURS)]
+                axes.plot(played.times / played.best, color=colour, label=name, drawstyle="steps-post")
+            axes.axhline(CLOSE, color=style.GREY, linestyle=":")
+            axes.set_title(cluster.name)
+            axes.set_ylabel("time / best")
+            axes.set_ylim(bottom=1)
+        panels[-1].set_xlabel("iteration")
+        panels[0].legend(loc="upper right", ncols=len(plays[0]))
+        figure.savefig(path, format="png", dpi=130)

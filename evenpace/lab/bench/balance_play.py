@@ -1,0 +1,195 @@
+"""A policy played against step times: what it does with noisy measurements, and what the best would be.
+
+The policy runs in a real `batchsize_manager.job.Job`, which plans and takes reports as in a manager. The best
+split comes from a solver of its own, which shares nothing with the policies'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.policies import Policy
+from evenpace.lab.bench.step_times import Cluster
+from idl.errors import EvenpaceError
+from idl.plan import JobSpec
+from idl.records import Report
+from predictors import Array
+
+CLOSE = 1.05  # times the best: close enough
+_IN_A_ROW = 3  # iterations that must be close
+_SPIKE = 3.0  # times as long
+
+
+@dataclass(frozen=True)
+class Change:
+    """From an iteration on, a worker takes so many times as long as it was measured to."""
+
+    iteration: int
+    worker: str
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.iteration < 1:
+            raise ValueError(f"change in iteration {self.iteration}: must be at least 1")
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"change by the factor {self.factor}: must be above 0")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is measured instead of the true times.
+
+    Attributes:
+        deviation: Relative standard deviation.
+        spikes: Share of iterations in which a worker takes three times as long.
+        seed: Of both.
+    """
+
+    deviation: float = 0.03
+    spikes: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.deviation < 1:
+            raise ValueError(f"noise {self.deviation}: must be at least 0 and below 1")
+        if not 0 <= self.spikes <= 1:
+            raise ValueError(f"spikes {self.spikes}: must be from 0 to 1")
+
+    def factors(self, iterations: int, workers: int) -> Array:
+        """(iterations, workers), of the true times; the same for every policy."""
+        random = np.random.default_rng(self.seed)
+        factors = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
+        spiked: Array = np.where(random.random((iterations, workers)) < self.spikes, _SPIKE, 1.0) * factors
+        return spiked
+
+
+@dataclass(frozen=True)
+class Play:
+    """What a policy did.
+
+    Attributes:
+        counts: (iterations, workers), samples.
+        times: (iterations,), seconds that the slowest worker takes, without noise.
+        best: (iterations,), that of the best split.
+        noisy: (iterations,), with noise.
+        noisy_best: (iterations,), that of the best split with the same noise.
+        starts: Iterations in which a part begins: 0, and those of the changes.
+    """
+
+    counts: NDArray[np.int64]
+    times: Array
+    best: Array
+    noisy: Array
+    noisy_best: Array
+    starts: tuple[int, ...]
+
+    def figures(self) -> dict[str, Any]:
+        """What is measured of it, for JSON."""
+        ends = (*self.starts[1:], len(self.times))
+        return {
+            "ratio": _ratio(self.times, self.best),
+            "noisy_ratio": _ratio(self.noisy, self.noisy_best),
+            "batch_size_changes": int((np.diff(self.counts, axis=0) != 0).any(axis=1).sum()),
+            "parts": [
+                {
+                    "start": start,
+                    "best_s": float(self.best[start]),
+                    "iterations_to_close": _first_close(self.times[start:end] / self.best[start:end]),
+                    "ratio": _ratio(self.times[start:end], self.best[start:end]),
+                    "noisy_ratio": _ratio(self.noisy[start:end], self.noisy_best[start:end]),
+                }
+                for start, end in zip(self.starts, ends, strict=True)
+            ],
+        }
+
+
+def _ratio(times: Array, best: Array) -> float:
+    return float(times.mean() / best.mean())
+
+
+def _first_close(ratios: Array) -> int | None:
+    """How many iterations go by before some in a row are within 5% of the best; None if it never happens."""
+    close = np.lib.stride_tricks.sliding_window_view(ratios <= CLOSE, min(_IN_A_ROW, len(ratios))).all(axis=1)
+    return int(close.argmax()) if close.any() else None
+
+
+def best_split(tables: Sequence[Array], minima: Sequence[int], total: int) -> NDArray[np.int64]:
+    """The split with the shortest longest time, exactly: the least time in which enough samples are done.
+
+    Args:
+        tables: Of each worker, seconds for `minimum`, `minimum` + 1, ... samples, never decreasing.
+        minima: Of each worker, samples.
+        total: Samples; at least the minima together, at most what the tables reach to.
+    """
+    candidates = np.unique(np.concatenate(tables))
+    candidates = candidates[candidates >= max(table[0] for table in tables)]
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _done(tables, minima, float(candidates[middle])).sum() >= total:
+            high = middle
+        else:
+            low = middle + 1
+    counts = _done(tables, minima, float(candidates[low]))
+    for i in range(len(counts)):  # what is done in that time beyond the batch is left out again
+        counts[i] -= min(counts.sum() - total, counts[i] - minima[i])
+    return counts
+
+
+def _done(tables: Sequence[Array], minima: Sequence[int], seconds: float) -> NDArray[np.int64]:
+    done = [int(np.searchsorted(table, seconds, side="right")) for table in tables]
+    return np.array(done, dtype=np.int64) + np.array(minima, dtype=np.int64) - 1
+
+
+def play(policy: Policy, cluster: Cluster, changes: Sequence[Change], noise: Noise, iterations: int) -> Play:
+    """Play a policy against a cluster.
+
+    Raises:
+        ValueError: A change is of an unknown worker, or comes after the end.
+        EvenpaceError: The job has failed.
+    """
+    names = list(cluster.workers)
+    tables = [times.table() for times in cluster.workers.values()]
+    minima = [times.bounds.minimum for times in cluster.workers.values()]
+    slowdown = np.ones((iterations, len(names)))
+    for change in changes:
+        if change.worker not in cluster.workers:
+            raise ValueError(f"change of worker {change.worker!r}: there are {', '.join(names)}")
+        if change.iteration >= iterations:
+            raise ValueError(f"change in iteration {change.iteration}: there are only {iterations}")
+        slowdown[change.iteration :, names.index(change.worker)] = change.factor
+    factors = noise.factors(iterations, len(names))
+    starts = (0, *sorted({change.iteration for change in changes}))
+    job = Job(JobSpec(cluster.total * iterations, cluster.total), JobConfig(workers=len(names)), policy)
+    for name, times in cluster.workers.items():
+        job.join(name, name, times.bounds, 0.0)
+    counts = np.zeros((iterations, len(names)), dtype=np.int64)
+    true, best = np.zeros((iterations, len(names))), np.zeros((iterations, len(names)))
+    now = 0.0
+    for k in range(iterations):
+        if k in starts:
+            slowed = [table * factor for table, factor in zip(tables, slowdown[k], strict=True)]
+            ideal = best_split(slowed, minima, cluster.total)
+        for i, name in enumerate(names):
+            assignment = job.next_assignment(name, name)
+            if assignment is None:
+                raise EvenpaceError(f"the job has failed: {job.failure}")
+            counts[k, i] = assignment.count
+            true[k, i] = slowed[i][assignment.count - minima[i]]
+            best[k, i] = slowed[i][ideal[i] - minima[i]]
+        measured = true[k] * factors[k]
+        now += float(measured.max())
+        for i, name in enumerate(names):
+            job.report(name, name, Report(k, float(measured[i])), now)
+    return Play(
+        counts,
+        true.max(axis=1),
+        best.max(axis=1),
+        (true * factors).max(axis=1),
+        (best * factors).max(axis=1),
+        starts,
+    )

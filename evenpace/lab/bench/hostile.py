@@ -1,0 +1,271 @@
+"""An honest job trains on a live manager and shard while attackers throw at them what they can.
+
+It starts the processes and puts together what was seen. The job is in `hostile_job`, what is thrown in
+`hostile_inputs`, and who throws it in `hostile_peers` and `hostile_lurkers`.
+"""
+
+import contextlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+import idl
+from evenpace.lab.bench import hostile_report
+from evenpace.lab.bench.hostile_honest import Honest
+from evenpace.lab.bench.hostile_inputs import Inputs, Known
+from evenpace.lab.bench.hostile_job import JOB, WORKERS, HonestConfig
+from evenpace.lab.bench.hostile_lurkers import Lurkers
+from evenpace.lab.bench.hostile_peers import Attackers, Tally, Target
+from evenpace.lab.bench.hostile_questions import long_histories, long_pulls
+from evenpace.lab.bench.hostile_tokens import Tokens
+from evenpace.lab.bench.processes import Served, allow_files, served
+from evenpace.lab.bench.watch import Watch, summary
+from evenpace.reports import files
+from idl.errors import InvalidRequestError, UnavailableError
+from rpc.client import Client
+from rpc.credentials import Credentials
+
+_FILES = 2000
+_EACH = 6  # attackers of each service
+_TURN = 0.2  # seconds that attackers go on for before others have their turn
+_HANG_SECONDS = 30.0  # of one honest iteration
+_HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
+
+
+@dataclass(frozen=True)
+class HostileConfig:
+    """How long to attack.
+
+    Attributes:
+        seconds: At most.
+        inputs: Likewise.
+        seed: Of all that is thrown.
+        pace: Seconds that an honest worker computes for in each iteration.
+        memory_mib: Of parameters, that the shard may hold.
+        tokens: Whether the services ask for tokens. Without them nothing keeps others from the honest job, so
+            attackers leave its name alone.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    seconds: float
+    inputs: int | None
+    seed: int
+    pace: float = 0.05
+    memory_mib: int = 16
+    tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seconds < math.inf:
+            raise InvalidRequestError(f"seconds {self.seconds}: must be at least 1")
+        if self.inputs is not None and self.inputs < 1:
+            raise InvalidRequestError(f"inputs {self.inputs}: must be at least 1")
+
+
+def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
+    """Attack, print what came of it, and write it.
+
+    Raises:
+        UnavailableError: The honest job did not start, or hangs.
+    """
+    allow_files(_FILES)
+    console = Console()
+    figures: dict[str, Any] = {"config": asdict(config), "load_average_before": os.getloadavg()}
+    with _services(config, json_path) as (manager, shard, tokens):
+        honest = Honest(_job(manager, shard, tokens, None, config.pace))
+        with honest, Watch(manager.popen.pid) as of_manager, Watch(shard.popen.pid) as of_shard:
+            honest.begin()
+            began = time.monotonic()
+            tally = _attack(console, config, _targets(config, manager, shard, tokens, honest), honest)
+            figures["seconds"] = time.monotonic() - began
+            ended = _ended(honest)
+        for name, service in (("manager", manager), ("shard", shard)):
+            if service.popen.poll() is not None:
+                tally.harm(f"{name}: ended with status {service.popen.returncode}")
+    figures |= _tried(tally, figures["seconds"])
+    figures["services"] = {"manager": summary(of_manager.samples), "shard": summary(of_shard.samples)}
+    for failure in ended.get("failures", [str(ended)]):
+        tally.harm(f"honest job: {failure}")
+    figures["honest"] = _honest(honest.seconds)
+    figures["honest"]["bits_changed"] = _bits_changed(config, console, ended)
+    figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
+    figures["load_average_after"] = os.getloadavg()
+    hostile_report.show(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+        hostile_report.write_inputs(tally.harms, json_path)
+    return figures
+
+
+@contextlib.contextmanager
+def _services(
+    config: HostileConfig, logs: Path | None = None
+) -> Iterator[tuple[Served, Served, Tokens | None]]:
+    """A manager and a shard, whose logs go beside the file `logs`, and the tokens that they take."""
+    with contextlib.ExitStack() as stack:
+        tokens = None
+        if config.tokens:
+            tokens = Tokens(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        options = ["--listen", "127.0.0.1:0"]
+        if tokens is not None:
+            options += ["--token-key", str(tokens.key)]
+        for_manager = ("--workers", str(WORKERS), "--policy", "even")
+        for_shard = ("--deterministic", "--memory-mib", str(config.memory_mib))
+        services = [
+            stack.enter_context(
+                served(
+                    "evenpace",
+                    name,
+                    *options,
+                    *more,
+                    log=logs.with_name(f"{logs.name}.{name}.log") if logs is not None else None,
+                )
+            )
+            for name, more in (("manager", for_manager), ("ps", for_shard))
+        ]
+        yield services[0], services[1], tokens
+
+
+def _job(
+    manager: Served, shard: Served, tokens: Tokens | None, iterations: int | None, pace: float
+) -> HonestConfig:
+    token = str(tokens.honest) if tokens is not None else None
+    return HonestConfig(str(manager.address), (str(shard.address),), iterations, pace, token)
+
+
+def _attack(
+    console: Console,
+    config: HostileConfig,
+    targets: Sequence[Target],
+    honest: Honest,
+) -> Tally:
+    """Throw inputs until it is enough."""
+    attackers = Attackers(targets, config.seed)
+    lurkers = Lurkers(targets[:2], attackers.tally, config.seed)
+    tally = attackers.tally
+    began = time.monotonic()
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("", total=None)
+        try:
+            while (now := time.monotonic()) < began + config.seconds:
+                attackers.attack(_TURN)
+                lurkers.go_on(now)
+                honest.listen()
+                for target in targets:
+                    target.inputs.see(len(honest.seconds))
+                if honest.silent_for > _HANG_SECONDS:
+                    tally.harm(f"honest job: no iteration for {_HANG_SECONDS:g} s")
+                is_over = honest.ended is not None or len(tally.harms) > _HARMS
+                if is_over or (config.inputs is not None and tally.inputs >= config.inputs):
+                    break
+                bar.update(
+                    task,
+                    description=f"{tally.inputs} inputs, {tally.inputs / (now - began + 1e-9):.0f}/s, "
+                    f"{len(honest.seconds)} honest iterations, {len(tally.harms)} harms",
+                )
+        except OSError as error:
+            tally.harm(f"a service cannot be reached: {error}")
+        finally:
+            attackers.close()
+            lurkers.close()
+    return tally
+
+
+def _ended(honest: Honest) -> dict[str, Any]:
+    """How the honest job ended, once it was told to."""
+    try:
+        return honest.finish()
+    except UnavailableError as error:
+        return {"failures": [str(error)]}
+
+
+def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
+    """What was tried, and what the services did."""
+    return {
+        "inputs": tally.inputs,
+        "inputs_per_second": tally.inputs / seconds,
+        "connections": tally.connections,
+        "slowest_answer_s": dict(tally.slowest),
+        "tried": dict(tally.tried.most_common()),
+        "outcomes": {
+            kind: {what: count for (of, what), count in tally.outcomes.most_common() if of == kind}
+            for kind in sorted({of for of, _ in tally.outcomes})
+        },
+    }
+
+
+def _targets(
+    config: HostileConfig, manager: Served, shard: Served, tokens: Tokens | None, honest: Honest
+) -> list[Target]:
+    """The services as each attacker has them, by a job of its own."""
+    of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
+    run = _run_of_honest(manager, tokens)
+    targets = []
+    for number in range(_EACH):
+        job = f"mallory-{number}"
+        for name, service, definition, victim, own, deaf in (
+            ("manager", manager, of_manager, JOB, job, long_histories(job)),
+            ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
+        ):
+            known = Known(victim, honest.workers) if tokens is not None else None
+            # At the shards a token covers all names that begin with the job's; at the manager, one.
+            jobs = (own, own, f"{own}/y")
+            inputs = Inputs(definition, jobs, f"{config.seed} {name} {number}", known)
+            hello = tokens.hello(definition, job) if tokens is not None else b""
+            impostures = tokens.impostures(definition, job, JOB) if tokens is not None else ()
+            sentinel = _sentinel(definition, own)
+            targets.append(Target(name, service.address, inputs, sentinel, deaf, hello, impostures))
+    return targets
+
+
+def _sentinel(definition: type, job: str) -> tuple[str, Any]:
+    """A call that is answered at once."""
+    if definition is idl.batchsize_manager.BatchSizeManager:
+        return "history", idl.batchsize_manager.HistoryRequest(job, 0, 1)
+    return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
+
+
+def _run_of_honest(manager: Served, tokens: Tokens | None) -> str:
+    """What the honest job's name at the shard ends with."""
+    credentials = Credentials(token=tokens.honest) if tokens is not None else None
+    service = idl.batchsize_manager
+    client = Client(service.BatchSizeManager, manager.address, "manager", credentials=credentials)
+    with contextlib.closing(client):
+        run: str = client.call("history", service.HistoryRequest(JOB, 0, 1)).run
+        return run
+
+
+def _honest(seconds: Sequence[float]) -> dict[str, Any]:
+    """What the honest job's iterations come to."""
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    return {
+        "iterations": len(seconds),
+        "iteration_ms": {"p50": float(p50), "p99": float(p99), "max": max(seconds) * 1e3},
+        "stalls": sum(value > _HANG_SECONDS for value in seconds),
+    }
+
+
+def _bits_changed(config: HostileConfig, console: Console, ended: dict[str, Any]) -> int | None:
+    """In how many bits the honest job's parameters differ from those of an undisturbed run; None: no end."""
+    if not ended.get("parameters"):
+        return None
+    console.print(f"{ended['iterations']} iterations again, undisturbed")
+    with (
+        _services(config) as (manager, shard, tokens),
+        Honest(_job(manager, shard, tokens, ended["iterations"], 0.0)) as honest,
+    ):
+        undisturbed = honest.wait()
+    if undisturbed["failures"]:
+        raise UnavailableError(f"the undisturbed job failed: {undisturbed['failures']}")
+    one, two = (np.frombuffer(bytes.fromhex(e["parameters"]), np.uint8) for e in (ended, undisturbed))
+    return int(np.unpackbits(one ^ two).sum())

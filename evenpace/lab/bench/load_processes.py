@@ -1,0 +1,180 @@
+"""The processes that are the workers of a load benchmark, and what they say."""
+
+import contextlib
+import math
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from json import loads
+from typing import Any
+
+from evenpace.lab.bench.load import SAMPLES_PER_WORKER
+from evenpace.lab.bench.load_generator import GeneratorConfig
+from evenpace.lab.bench.load_rounds import Rounds
+from evenpace.lab.cluster import end_process
+from idl.errors import InvalidRequestError, UnavailableError
+from rpc.address import Address
+
+_START_SECONDS = 600.0  # for all workers to have joined
+SILENCE_SECONDS = 120.0  # without any round: something hangs
+_ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """What load there is.
+
+    Attributes:
+        jobs: How many.
+        workers: Of each job.
+        seconds: For how long.
+        compute: Seconds from an answer to the next report; 0 to report at once, so that the manager is
+            never idle.
+        generators: Processes that the workers are spread over.
+        seed: Of the workers' speeds.
+        manager_options: More options of `evenpace manager`.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    jobs: int
+    workers: int
+    seconds: float
+    compute: float = 0.0
+    generators: int = 1
+    seed: int = 0
+    manager_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "workers", "generators"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.generators > self.workers:
+            raise InvalidRequestError(
+                f"generators {self.generators}: must be at most the workers, {self.workers}"
+            )
+        for name, low in (("seconds", 1.0), ("compute", 0.0)):
+            if not low <= getattr(self, name) < math.inf:
+                raise InvalidRequestError(f"{name} {getattr(self, name)}: must be at least {low:g}")
+
+    @property
+    def connections(self) -> int:
+        """One for each worker."""
+        return self.jobs * self.workers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The jobs'."""
+        return tuple(f"load-{number}" for number in range(self.jobs))
+
+
+class Generators:
+    """The processes that are the workers; a context manager.
+
+    Attributes:
+        rounds: What they have told so far.
+        errors: What went wrong, and how often.
+    """
+
+    def __init__(self, config: LoadConfig, address: Address) -> None:
+        self._config = config
+        self._address = address
+        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._processes: list[subprocess.Popen[str]] = []
+        self.rounds = Rounds(SAMPLES_PER_WORKER * config.workers, config.generators)
+        self.errors: Counter[str] = Counter()
+
+    def __enter__(self) -> "Generators":
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def listen(self, seconds: float) -> None:
+        """Take in what is said in so many seconds.
+
+        Raises:
+            UnavailableError: A generator has failed, or nothing was said for long.
+        """
+        until = time.monotonic() + seconds
+        silent_since = time.monotonic()
+        while (left := until - time.monotonic()) > 0:
+            try:
+                self._take(self._said.get(timeout=min(left, 1.0)))
+                silent_since = time.monotonic()
+            except queue.Empty:
+                if time.monotonic() - silent_since > SILENCE_SECONDS:
+                    raise UnavailableError(f"no round was finished for {SILENCE_SECONDS:g} s") from None
+
+    def finish(self) -> None:
+        """Let the workers go away, and take in the last of what they say."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(timeout=SILENCE_SECONDS)
+        while not self._said.empty():
+            self._take(self._said.get())
+
+    def _start(self) -> None:
+        config, first = self._config, 0
+        for number in range(config.generators):
+            count = config.workers * (number + 1) // config.generators - first
+            generator = GeneratorConfig(
+                *self._address, config.names, first, count, config.workers, config.compute, config.seed
+            )
+            first += count
+            process = subprocess.Popen(
+                [sys.executable, "-m", "evenpace.lab.bench.load_generator", generator.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._processes.append(process)
+            threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        for _ in self._processes:
+            self._expect("joined")
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+    def _expect(self, what: str) -> None:
+        try:
+            said = self._said.get(timeout=_START_SECONDS)
+        except queue.Empty:
+            raise UnavailableError(f"the workers had not {what} after {_START_SECONDS:g} s") from None
+        if what not in said:
+            raise UnavailableError(f"a load generator failed: {said}")
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._said.put(loads(line))
+        self._said.put({_ENDED: process.wait()})
+
+    def _take(self, said: dict[str, Any]) -> None:
+        if "round" in said:
+            self.rounds.add(*said["round"])
+        elif "errors" in said:
+            self.errors.update(said["errors"])
+        elif "failed" in said or said.get(_ENDED):
+            raise UnavailableError(f"a load generator failed: {said}")
+
+    def _end(self) -> None:
+        for process in self._processes:
+            end_process(process)  # type: ignore[arg-type]  # its pipes are of text
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()

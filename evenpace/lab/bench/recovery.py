@@ -1,0 +1,255 @@
+"""What a job pays for what befalls it: seconds for which it stands still, and iterations that are done again.
+
+A manager, shards and workers are real processes with a proxy between them, as `evenpace chaos` has them. What
+is measured comes from the shards' ledgers.
+"""
+
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from evenpace.lab.bench import output
+from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.history import Course, Step, read_ledger
+from evenpace.lab.chaos.processes import pause, resume
+from evenpace.lab.chaos.progress import Progress
+from evenpace.lab.chaos.settings import Settings
+from idl.errors import UnavailableError
+
+_TICK_SECONDS = 0.005
+_PATIENCE_SECONDS = 300.0  # for the job to go on
+_CALM = 50  # steps between what happens
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """What is measured.
+
+    Attributes:
+        workers: Of the job, at least 2.
+        shards: Of the parameter server.
+        away: Seconds after which a process that was killed is started again.
+        checkpoint_every: Versions between two checkpoints of a shard.
+        repeats: Of all that happens.
+        events: What happens, by their names in `EVENTS`, in this order.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    workers: int = 3
+    shards: int = 2
+    away: float = 1.0
+    checkpoint_every: int = 20
+    repeats: int = 3
+    events: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise ValueError(f"workers {self.workers}: must be at least 2, so that one may be missed")
+        if unknown := sorted({*self.events} - {*EVENTS}):
+            raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
+
+
+class _Job:
+    """A job that trains, and how far it is."""
+
+    def __init__(self, cluster: Cluster, away: float) -> None:
+        self.cluster = cluster
+        self.supervisor = cluster.supervisor
+        self.away = away
+        self.victim = cluster.workers[-1]
+        (self._name,) = cluster.jobs
+        self._progress = Progress(cluster, self._name)
+
+    def until(self, what: str, condition: Callable[[], bool]) -> None:
+        """Let time pass until something holds.
+
+        Raises:
+            UnavailableError: It did not come to hold, or a process ended that nobody had killed.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"within {_PATIENCE_SECONDS:g} s it did not come about that {what}")
+            self.supervisor.poll()
+            for end in self.supervisor.endings:
+                raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
+            self._progress.look()
+            time.sleep(_TICK_SECONDS)
+
+    def go_on(self, steps: int = _CALM) -> float:
+        """Let the job take so many steps; the seconds that one took."""
+        began, first = time.monotonic(), self._progress.version
+        self.until(f"the job goes on from version {first}", lambda: self._progress.version >= first + steps)
+        return (time.monotonic() - began) / steps
+
+    def all_train(self) -> None:
+        """Wait until all workers that are not to stay away take part."""
+        there = {
+            p.name for p in self.supervisor.processes.values() if p.role == "worker" and p.due < math.inf
+        }
+        self.until(f"{', '.join(sorted(there))} take part", lambda: self._parties() == there)
+
+    def measure(self, event: Callable[["_Job"], None]) -> dict[str, float]:
+        """Let something happen, and wait until the job has got over it."""
+        normal = self.go_on()
+        before = self._courses()
+        self._progress.longest = 0.0
+        event(self)
+        self.all_train()
+        self.go_on(10)
+        after = self._courses()
+        return {
+            "step_s": normal,
+            "still_s": max(0.0, self._progress.longest - normal),
+            "redone": max(b.redone - a.redone for a, b in zip(before, after, strict=True)),
+            "attempts": after[0].attempt - before[0].attempt,
+        }
+
+    def kill(self, name: str, seconds: float) -> None:
+        """Kill a process, to be started again after so many seconds."""
+        self.supervisor.kill(name, seconds).wait()
+
+    def _courses(self) -> list[Course]:
+        courses = []
+        for shard in self.cluster.shards:
+            course = Course(shard, self.cluster.settings.checkpoint_every)
+            for line in read_ledger(self.cluster.ledgers(shard, self._name)):
+                course.add(line)
+            courses.append(course)
+        return courses
+
+    def _parties(self) -> set[str]:
+        """The workers that have a part in the last step."""
+        last: Step | None = None
+        for line in read_ledger(self.cluster.ledgers(self.cluster.shards[0], self._name)):
+            last = line if isinstance(line, Step) else None
+        return {worker for _, _, worker in last.slices} if last is not None else set()
+
+
+def _kill_worker(job: _Job) -> None:
+    job.kill(job.victim, math.inf)
+    job.go_on(10)
+
+
+def _join(job: _Job) -> None:
+    job.supervisor.processes[job.victim].due = 0.0
+
+
+def _freeze(job: _Job) -> None:
+    pid = job.supervisor.processes[job.victim].pid
+    assert pid is not None
+    pause(pid)
+    job.go_on(10)
+    resume(pid)
+
+
+def _kill_all_workers(job: _Job) -> None:
+    for name in job.cluster.workers:
+        job.kill(name, job.away)
+
+
+def _kill_manager(job: _Job) -> None:
+    job.kill("manager", job.away)
+
+
+def _kill_shard(job: _Job) -> None:
+    job.kill(job.cluster.shards[-1], job.away)
+
+
+def _cut(job: _Job) -> None:
+    for link in job.cluster.proxy.links.values():
+        if link.name.startswith(f"{job.victim}>"):
+            job.cluster.proxy.do(link.cut)
+
+
+def _vanish(service: str) -> Callable[[_Job], None]:
+    def event(job: _Job) -> None:
+        proxy = job.cluster.proxy
+        links = [link for link in proxy.links.values() if link.name.endswith(f">{service}")]
+        for link in links:
+            proxy.do(link.swallow)
+        job.go_on(10)
+        for link in links:
+            proxy.do(link.hear_again)
+
+    return event
+
+
+EVENTS: dict[str, Callable[[_Job], None]] = {
+    "a worker is killed": _kill_worker,
+    "a worker joins": _join,
+    "a worker freezes, and comes back": _freeze,
+    "all workers are killed": _kill_all_workers,
+    "the manager is killed": _kill_manager,
+    "a shard is killed": _kill_shard,
+    "a worker's connections break": _cut,
+    "the manager vanishes, and closes no connection": _vanish("manager"),
+    "a shard vanishes, and closes no connection": _vanish("ps-0"),
+}
+"""What may happen; who was killed in the first is who joins in the second."""
+
+
+def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
+    """Let all of it happen to a job, one after the other, print what it cost, and write it.
+
+    Raises:
+        UnavailableError: The job did not go on.
+    """
+    console = Console()
+    settings = Settings(
+        1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
+    )
+    costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.events or EVENTS}
+    before = os.getloadavg()[0]
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
+        Cluster(settings, Path(folder)) as cluster,
+    ):
+        job = _Job(cluster, config.away)
+        job.until("the services listen", cluster.listening)
+        cluster.start_workers()
+        job.all_train()
+        plan = [name for _ in range(config.repeats) for name in costs]
+        for name in track(plan, description="what happens", console=console):
+            costs[name].append(job.measure(EVENTS[name]))
+    figures = asdict(config) | {
+        "load_average": [before, os.getloadavg()[0]],
+        "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
+        "costs": {name: _summary(its) for name, its in costs.items()},
+    }
+    _show(console, figures)
+    output.give(figures, json_path, console)
+    return figures
+
+
+def _summary(its: Sequence[dict[str, float]]) -> dict[str, float]:
+    still = [cost["still_s"] for cost in its]
+    most = {key: max(cost[key] for cost in its) for key in ("redone", "attempts")}
+    return {"still_s": statistics.median(still), "longest_s": max(still), **most}
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    title = (
+        f"{figures['workers']} workers, {figures['shards']} shards, {figures['step_s'] * 1e3:.0f} ms a step; "
+        f"what is killed is started again after {figures['away']:g} s"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in ("", "stands still s", "at most s", "steps done again", "attempts"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, cost in figures["costs"].items():
+        times = (f"{cost[key]:.2f}" for key in ("still_s", "longest_s"))
+        table.add_row(name, *times, *(f"{cost[key]:.0f}" for key in ("redone", "attempts")))
+    console.print(table)
+    console.print(output.load_line(*figures["load_average"]))

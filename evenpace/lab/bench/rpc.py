@@ -1,0 +1,95 @@
+"""Barrier rounds of many workers: against the manager, without and with memory, and threads for them."""
+
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from evenpace.lab.bench import output
+from evenpace.lab.bench.certificates import for_loopback
+from evenpace.lab.bench.load import Load
+from evenpace.lab.bench.processes import server
+from rpc.address import Address
+from rpc.credentials import Credentials
+
+_WARM_UP = 5  # rounds
+
+
+def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
+    """Measure the servers, print the figures, and write them.
+
+    Args:
+        workers: Connections, each a worker's.
+        rounds: Rounds that count.
+        json_path: Where to.
+        tls: Whether to measure the manager with TLS, too.
+    """
+    console = Console()
+    options = ("--listen", "127.0.0.1:0", "--workers", str(workers))
+    with server("evenpace", "manager", *options) as address:
+        ours = _measure(address, workers, rounds, "evenpace")
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-bench-") as folder,
+        server("evenpace", "manager", *options, "--state", folder) as address,
+    ):
+        kept = _measure(address, workers, rounds, "evenpace --state")
+    secure: list[float] = []
+    if tls:
+        with (
+            for_loopback() as (credentials, tls_options),
+            server("evenpace", "manager", *options, *tls_options) as address,
+        ):
+            secure = _measure(address, workers, rounds, "evenpace, TLS", credentials)
+    with server("evenpace.lab.bench.threaded_manager", str(workers)) as address:
+        threaded = _measure(address, workers, rounds, "TThreadedServer")
+    p50, p99 = np.percentile(ours, [50, 99])
+    kept_p50, kept_p99 = np.percentile(kept, [50, 99])
+    threaded_p50 = statistics.median(threaded)
+    figures = {
+        "workers": workers,
+        "rounds": rounds,
+        "round_ms_p50": p50 * 1e3,
+        "round_ms_p99": p99 * 1e3,
+        "state_round_ms_p50": kept_p50 * 1e3,
+        "state_round_ms_p99": kept_p99 * 1e3,
+        "threaded_round_ms_p50": threaded_p50 * 1e3,
+        "ratio": threaded_p50 / p50,
+    }
+    if tls:
+        tls_p50, tls_p99 = np.percentile(secure, [50, 99])
+        figures |= {"tls_round_ms_p50": tls_p50 * 1e3, "tls_round_ms_p99": tls_p99 * 1e3}
+        figures["tls_ratio"] = tls_p50 / p50
+    table = Table(title=f"A barrier round of {workers} workers, {rounds} rounds", title_justify="left")
+    for column in ("server", "median ms", "99% ms"):
+        table.add_column(column, justify="left" if column == "server" else "right")
+    table.add_row("evenpace manager", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
+    table.add_row("evenpace manager --state", f"{kept_p50 * 1e3:.1f}", f"{kept_p99 * 1e3:.1f}")
+    if tls:
+        table.add_row("the same with TLS", f"{tls_p50 * 1e3:.1f}", f"{tls_p99 * 1e3:.1f}")
+    table.add_row(
+        "thriftpy2 TThreadedServer", f"{threaded_p50 * 1e3:.1f}", f"{np.percentile(threaded, 99) * 1e3:.1f}"
+    )
+    console.print(table)
+    console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
+    output.give(figures, json_path, console)
+    return figures
+
+
+def _measure(
+    address: Address, workers: int, rounds: int, label: str, credentials: Credentials | None = None
+) -> list[float]:
+    """Seconds of each round: from the first report sent to the last answer received."""
+    random_speeds = random.Random(1)
+    times = [random_speeds.uniform(0.5, 2.0) for _ in range(workers)]
+    usage = [0.5] * workers
+    with Load(address, workers, credentials) as load:
+        seconds = [
+            load.round(times, usage, usage) for _ in track(range(_WARM_UP + rounds), description=label)
+        ]
+    return seconds[_WARM_UP:]

@@ -1,0 +1,34 @@
+"""thriftpy2's own TThreadedServer, a thread for each connection: what the benchmarks compare with."""
+
+import sys
+from types import ModuleType
+from typing import Any, cast
+
+from thriftpy2.protocol import TCyBinaryProtocolFactory
+from thriftpy2.server import TThreadedServer
+from thriftpy2.thrift import TProcessor
+from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
+
+from evenpace.lab.cluster import LISTENING
+
+
+def announce(port: int) -> None:
+    """Say where this process listens, for `evenpace.lab.bench.processes.server`."""
+    sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
+    sys.stdout.flush()
+
+
+def serve(definition: type, handler: Any) -> None:
+    """Serve on a free port of loopback until the process ends."""
+    transport = TServerSocket("127.0.0.1", 0, backlog=4096, client_timeout=None)
+    transport.listen()
+    assert transport.sock is not None
+    announce(transport.sock.getsockname()[1])
+    transport.listen = lambda: None  # type: ignore[method-assign]  # it listens already, for its port
+    TThreadedServer(
+        TProcessor(cast(ModuleType, definition), handler),
+        transport,
+        iprot_factory=TCyBinaryProtocolFactory(),
+        itrans_factory=TCyFramedTransportFactory(),
+        daemon=True,
+    ).serve()

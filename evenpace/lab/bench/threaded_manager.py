@@ -1,0 +1,79 @@
+"""The manager as thriftpy2's TThreadedServer runs it: a thread for each worker, one lock, one condition.
+
+It stands on the same state machine as the real manager, so the benchmark compares the servers alone.
+"""
+
+import sys
+import threading
+import time
+from typing import Any
+
+import idl
+from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.policies import make_policy
+from evenpace.lab.bench.threaded import serve
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import Report
+
+_wire = idl.batchsize_manager
+
+
+class Handler:
+    """Answers calls in the thread of their connection."""
+
+    def __init__(self, workers: int) -> None:
+        self._config = JobConfig(workers=workers)
+        self._job: Job | None = None
+        self._changed = threading.Condition()
+
+    def join(self, request: Any) -> Any:
+        """See the IDL."""
+        with self._changed:
+            if self._job is None:
+                spec = request.job
+                job_spec = JobSpec(
+                    spec.dataset_size, spec.total_batch_size, spec.seed, spec.shuffle, spec.drop_last
+                )
+                self._job = Job(job_spec, self._config, make_policy("proportional"))
+            identity = request.identity
+            self._job.join(identity.worker, identity.incarnation, Bounds(), time.monotonic())
+            return self._wait(request.identity, -1)
+
+    def report(self, request: Any) -> Any:
+        """See the IDL."""
+        with self._changed:
+            assert self._job is not None
+            identity = request.identity
+            report = Report(
+                request.iteration,
+                request.batch_processing_time,
+                request.waiting_time,
+                request.cpu_usage,
+                request.memory_usage,
+            )
+            self._job.report(identity.worker, identity.incarnation, report, time.monotonic())
+            return self._wait(identity, request.iteration)
+
+    def _wait(self, identity: Any, reported: int) -> Any:
+        assert self._job is not None
+        since = time.monotonic()
+        planned = self._job.planned
+        part = self._job.next_assignment(identity.worker, identity.incarnation)
+        if part is not None:
+            self._changed.notify_all()
+        while part is None:
+            self._changed.wait_for(lambda: self._job is not None and self._job.planned != planned)
+            part = self._job.next_assignment(identity.worker, identity.incarnation)
+        return _wire.AssignmentReply(
+            identity=identity,
+            reported_iteration=reported,
+            assignment=idl.common.Assignment(part.iteration, part.epoch, part.start, part.count, part.total),
+            waited=time.monotonic() - since,
+            lost=[],
+            run="",
+        )
+
+
+if __name__ == "__main__":
+    serve(_wire.BatchSizeManager, Handler(workers=int(sys.argv[1])))

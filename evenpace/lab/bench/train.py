@@ -1,0 +1,271 @@
+"""The same training by stock DDP and by evenpace, on workers with CPU limits, one after the other.
+
+It starts processes, reads what they measured, and compares; how they train is in `train_worker`.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from evenpace.lab import data as data_sets
+from evenpace.lab.bench import output
+from evenpace.lab.cluster import LocalCluster, Process, end_process, pick_cpus
+from evenpace.lab.data import ImageSet
+from evenpace.lab.demo.model import make_model
+from evenpace.lab.launch import parse_shares
+from evenpace.lab.limits import LimitKind, remove_leftovers
+from idl.errors import InvalidRequestError
+
+MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
+_POLL_SECONDS = 0.2
+_EVALUATED_AT_ONCE = 256  # test images
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What is trained, and on what.
+
+    Attributes:
+        shares: Cores that each worker may use.
+        data: As `evenpace.lab.data.load` takes it.
+        epochs: Passes over the data; each leaves its last, smaller batch out.
+        total_batch_size: Samples of a batch, over all workers; a multiple of their number.
+        repeats: Figures are medians over so many runs of each kind.
+        target_accuracy: On the test set, 0 to 1; the time until an epoch ends with it is told.
+        seed: Of the model's first parameters and of the samples' order.
+        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    shares: tuple[float, ...]
+    data: str
+    epochs: int
+    total_batch_size: int
+    repeats: int
+    target_accuracy: float
+    seed: int
+    limit_kind: LimitKind
+
+    def __post_init__(self) -> None:
+        if len(self.shares) < 2:
+            raise InvalidRequestError(f"shares {self.shares}: give at least two workers")
+        if self.total_batch_size % len(self.shares):
+            raise InvalidRequestError(
+                f"batch size {self.total_batch_size}: must be a multiple of {len(self.shares)}, the workers, "
+                f"since stock DDP takes the plain mean over them"
+            )
+
+    @classmethod
+    def from_options(cls, shares: str, **rest: Any) -> "TrainConfig":
+        """Read the command line's values.
+
+        Raises:
+            InvalidRequestError: A value is not allowed.
+        """
+        return cls(parse_shares(shares), **rest)
+
+
+def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
+    """Train all ways in turn, print the figures, and write them.
+
+    Args:
+        config: What to run.
+        json_path: Where to.
+
+    Raises:
+        EvenpaceError: A process failed; the message has the end of its log.
+        ValueError: The data cannot be read, or do not fit the options.
+    """
+    console = Console()
+    data = data_sets.load(config.data)
+    if config.total_batch_size > len(data.train_images):
+        raise InvalidRequestError(
+            f"batch size {config.total_batch_size}: {data.name} has {len(data.train_images)} training images"
+        )
+    model = make_model(data)
+    taken: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    turns = [mode for _ in range(config.repeats) for mode in MODES]
+    for mode in track(turns, description=f"{len(config.shares)} workers", console=console):
+        taken[mode].append(_summary(config, data, model, _measure(config, mode)))
+    figures = _compare(config, data, taken)
+    _print(console, figures)
+    output.give(figures, json_path, console)
+    return figures
+
+
+def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]:
+    """Train once; what each rank wrote."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        services = []
+        if mode != "ddp":
+            cluster = stack.enter_context(
+                LocalCluster(folder, workers=len(config.shares), shards=1 if mode == "ps" else 0)
+            )
+            services = ["--manager", str(cluster.manager)]
+            services += ["--ps", *map(str, cluster.shard_addresses)]
+        workers = stack.enter_context(_workers(config, mode, services, folder))
+        _wait(workers)
+        return [dict(np.load(folder / f"{rank}.npz")) for rank in range(len(config.shares))]
+
+
+@contextlib.contextmanager
+def _workers(
+    config: TrainConfig, mode: str, services: Sequence[str], folder: Path
+) -> Iterator[list[Process]]:
+    """Start a process for each worker, and end them all at the end."""
+    label = uuid.uuid4().hex[:8]
+    workers: list[Process] = []
+    try:
+        for rank, (share, cpu) in enumerate(zip(config.shares, pick_cpus(config.shares), strict=True)):
+            values = {
+                "mode": mode,
+                "store": folder / "store",
+                "share": share,
+                "limit-kind": config.limit_kind,
+                "data": config.data,
+                "name": f"{label}-{rank}",
+                "out": folder / f"{rank}.npz",
+                "rank": rank,
+                "ranks": len(config.shares),
+                "cpu": cpu,
+                "parent": os.getpid(),
+                "epochs": config.epochs,
+                "batch-size": config.total_batch_size,
+                "seed": config.seed,
+            }
+            line = [sys.executable, "-m", "evenpace.lab.bench.train_worker", *services]
+            for option, value in values.items():
+                line += [f"--{option}", str(value)]
+            log = folder / f"worker-{rank}.log"
+            with log.open("wb") as stream:
+                popen = subprocess.Popen(
+                    line, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+                )
+            workers.append(Process(f"worker-{rank}", popen, log))
+        yield workers
+    finally:
+        for worker in workers:
+            end_process(worker.popen)
+        remove_leftovers(label)
+
+
+def _wait(workers: Sequence[Process]) -> None:
+    """Wait until all have ended well.
+
+    Raises:
+        ProcessFailedError: One has not.
+    """
+    while any(worker.popen.poll() is None for worker in workers):
+        time.sleep(_POLL_SECONDS)
+        for worker in workers:
+            if worker.popen.poll():
+                raise worker.failure()
+
+
+def _summary(
+    config: TrainConfig, data: ImageSet, model: nn.Module, ranks: Sequence[Mapping[str, NDArray[Any]]]
+) -> dict[str, Any]:
+    """One run in figures. All ranks' iterations end together; rank 0's are taken."""
+    ends = ranks[0]["ends"]
+    snapshots = ranks[0]["snapshots"]
+    accuracies = [_accuracy(data, model, parameters) for parameters in snapshots]
+    per_epoch = len(ends) // config.epochs
+    reached = [i for i, accuracy in enumerate(accuracies) if accuracy >= config.target_accuracy]
+    return {
+        "iteration_s_median": float(np.median(np.diff(ends, prepend=0.0))),
+        "time_to_accuracy_s": float(ends[(reached[0] + 1) * per_epoch - 1]) if reached else None,
+        "time_s": float(ends[-1]),
+        "accuracy": accuracies[-1],
+        "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
+        "parameters": snapshots[-1],
+        "iterations": len(ends),
+    }
+
+
+@torch.no_grad()
+def _accuracy(data: ImageSet, model: nn.Module, parameters: NDArray[Any]) -> float:
+    """On the test set, 0 to 1."""
+    nn.utils.vector_to_parameters(torch.from_numpy(parameters), model.parameters())
+    parts = torch.split(torch.from_numpy(data.test_images), _EVALUATED_AT_ONCE)
+    guesses = torch.cat([model(part).argmax(1) for part in parts])
+    return (guesses == torch.from_numpy(data.test_labels)).float().mean().item()
+
+
+def _compare(
+    config: TrainConfig, data: ImageSet, taken: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Medians over the repeats; ratios are taken within each repeat, where the machine was most alike."""
+    runs = {}
+    for mode, repeats in taken.items():
+        times = [repeat["time_to_accuracy_s"] for repeat in repeats]
+        ratios = [
+            stock["iteration_s_median"] / repeat["iteration_s_median"]
+            for stock, repeat in zip(taken["ddp"], repeats, strict=True)
+        ]
+        runs[mode] = {
+            "iteration_s_median": statistics.median(repeat["iteration_s_median"] for repeat in repeats),
+            "iteration_s_medians": [repeat["iteration_s_median"] for repeat in repeats],
+            "speedup": statistics.median(ratios),
+            "speedups": ratios,
+            "time_to_accuracy_s": statistics.median(times) if None not in times else None,
+            "time_s": statistics.median(repeat["time_s"] for repeat in repeats),
+            "accuracy": statistics.median(repeat["accuracy"] for repeat in repeats),
+            "batch_sizes": repeats[-1]["batch_sizes"],
+        }
+    parameters = [repeat["parameters"] for repeats in taken.values() for repeat in repeats]
+    return {
+        "against": "ddp",
+        "shares": list(config.shares),
+        "data": data.name,
+        "total_batch_size": config.total_batch_size,
+        "iterations": taken["ddp"][0]["iterations"],
+        "repeats": config.repeats,
+        "target_accuracy": config.target_accuracy,
+        "runs": runs,
+        "parameters_max_abs_diff": max(float(np.abs(p - parameters[0]).max()) for p in parameters),
+    }
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    shares = ", ".join(f"{share:g}" for share in figures["shares"])
+    target = f"s to {figures['target_accuracy']:.0%}"
+    console.print(
+        f"{figures['iterations']} iterations of {figures['total_batch_size']} samples of {figures['data']} "
+        f"by workers limited to {shares} of a core"
+    )
+    table = Table(title=f"Against stock DDP, medians of {figures['repeats']}", title_justify="left")
+    for column in ("training", "iteration ms", "speed-up", target, "accuracy", "batch sizes"):
+        table.add_column(column, justify="left" if column == "training" else "right")
+    for mode, name in MODES.items():
+        of = figures["runs"][mode]
+        reached = of["time_to_accuracy_s"]
+        table.add_row(
+            name,
+            f"{of['iteration_s_median'] * 1e3:.0f}",
+            f"{of['speedup']:.2f}",
+            "-" if reached is None else f"{reached:.1f}",
+            f"{of['accuracy']:.1%}",
+            " ".join(map(str, of["batch_sizes"])),
+        )
+    console.print(table)
+    console.print(f"The final parameters differ by {figures['parameters_max_abs_diff']:.1e} at most.")

@@ -1,0 +1,150 @@
+"""One worker of `evenpace bench train`: the same training by stock DDP, by all-reduce, or at the servers.
+
+It writes when each of its iterations ended, and rank 0 the parameters after each epoch.
+"""
+
+import argparse
+import atexit
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenpace
+from evenpace.lab.data import load
+from evenpace.lab.demo.model import make_model
+from evenpace.lab.launch import pin
+from evenpace.lab.limits import limit_cpu
+from idl.plan import JobSpec, permutation
+from worker.parent import end_with_parent
+from worker.torch_ddp import balance
+from worker.torch_optimizer import distribute
+
+
+class EvenSlices:
+    """A batch sampler for torch: this rank's equal part of each batch, as `DistributedSampler` gives it.
+
+    The order of the samples is that of evenpace's loader, so that all trainings see the same batches.
+    """
+
+    def __init__(self, spec: JobSpec, rank: int, ranks: int) -> None:
+        self._spec = spec
+        self._rank = rank
+        self._ranks = ranks
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size, part = self._spec.total_batch_size, self._spec.total_batch_size // self._ranks
+        order = permutation(self._spec, self._epoch)
+        self._epoch += 1
+        for start in range(0, self._spec.iterations_per_epoch * size, size):
+            yield order[start + self._rank * part : start + (self._rank + 1) * part].tolist()
+
+    def __len__(self) -> int:
+        return self._spec.iterations_per_epoch
+
+
+def main() -> None:
+    """Train, and write what was measured."""
+    options = _options()
+    end_with_parent(options.parent)
+    pin(options.cpu)
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    data = load(options.data)
+    images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
+    dataset = TensorDataset(images, labels)
+    module = make_model(data)
+    loss_function = nn.CrossEntropyLoss()
+    # What the framework prepares at its first pass must not be paid for under the CPU limit.
+    loss_function(module(images[:256]), labels[:256]).backward()
+    module.zero_grad()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    began = 0.0
+
+    def begin() -> None:
+        """All workers are ready: from here on, the limit holds and the time counts."""
+        nonlocal began
+        atexit.register(limit_cpu(os.getpid(), options.share, options.name, options.limit_kind).close)
+        began = time.monotonic()
+
+    if options.mode != "ps":
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.ranks
+        )
+    model = module if options.mode == "ps" else DistributedDataParallel(module)
+    loader: Any
+    if options.mode == "ddp":
+        spec = JobSpec(len(dataset), options.batch_size, options.seed, shuffle=True, drop_last=True)
+        loader = DataLoader(dataset, batch_sampler=EvenSlices(spec, options.rank, options.ranks))
+        distributed.barrier()
+        begin()
+    else:
+        session = evenpace.connect(options.manager, options.ps, worker=options.name)
+        session.before_training = begin
+        loader = evenpace.torch.DataLoader(
+            dataset, options.batch_size, shuffle=True, seed=options.seed, drop_last=True
+        )
+        if isinstance(model, DistributedDataParallel):
+            balance(model, loader)
+        else:
+            distribute(optimizer, loader)
+
+    ends, sizes, snapshots = _train(model, loader, optimizer, loss_function, options.epochs)
+    if options.rank:
+        snapshots = []
+    seconds = np.array(ends) - began
+    np.savez(options.out, ends=seconds, sizes=sizes, snapshots=np.array(snapshots))
+    if options.mode != "ps":
+        distributed.barrier()
+        del model  # so that nothing holds the process group, whose threads end with it
+        distributed.destroy_process_group()
+
+
+def _train(
+    model: nn.Module,
+    loader: Any,
+    optimizer: torch.optim.Optimizer,
+    loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    epochs: int,
+) -> tuple[list[float], list[int], list[NDArray[Any]]]:
+    """An ordinary loop; when iterations ended, batch sizes, and the parameters after each epoch."""
+    ends, sizes, snapshots = [], [], []
+    for _ in range(epochs):
+        for batch, targets in loader:
+            optimizer.zero_grad()
+            loss: torch.Tensor = loss_function(model(batch), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            ends.append(time.monotonic())
+            sizes.append(len(targets))
+        snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
+    return ends, sizes, snapshots
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=("ddp", "all-reduce", "ps"), required=True)
+    parser.add_argument("--manager")
+    parser.add_argument("--ps", nargs="*", default=[])
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--share", type=float, required=True)
+    parser.add_argument("--limit-kind", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Wall clocks that jump, by libfaketime: each process's own, without its monotonic clock."""
+
+from pathlib import Path
+
+from evenpace.lab.chaos.errors import NotPossibleHereError
+
+_PLACES = ("/usr/lib", "/usr/local/lib", "/usr/lib64")
+_LIBRARY = "faketime/libfaketimeMT.so.1"
+
+
+def find_library() -> Path:
+    """Where libfaketime is.
+
+    Raises:
+        NotPossibleHereError: It is not installed.
+    """
+    for place in _PLACES:
+        for found in (*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")):
+            return found
+    raise NotPossibleHereError("no libfaketime here: install Debian's `faketime`")
+
+
+def environment(library: Path, file: Path) -> dict[str, str]:
+    """What makes a process take the offset in `file` into account, within a second or two."""
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_CACHE_DURATION": "1",  # seconds; without it, the file is read whenever the time is
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def set_offset(file: Path, seconds: float) -> None:
+    """Let the clocks that follow `file` be so many seconds ahead of the true time."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds:+.0f}\n")
+    new.replace(file)

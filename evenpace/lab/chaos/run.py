@@ -1,0 +1,239 @@
+"""One run: a cluster trains under faults until the time is up, ends cleanly, and is judged.
+
+With `deterministic`, another cluster then trains as long, without a fault.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.errors import ChaosError, NotPossibleHereError
+from evenpace.lab.chaos.processes import left_behind
+from evenpace.lab.chaos.progress import Progress
+from evenpace.lab.chaos.report import Screen, print_outcome
+from evenpace.lab.chaos.schedule import schedule
+from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.storm import Storm
+from evenpace.lab.chaos.verdict import CALM, Outcome, judge
+from evenpace.observer import Observer, plain_record
+from idl.errors import EvenpaceError
+
+_TICK_SECONDS = 0.05
+_START_SECONDS = 180.0  # for all workers to train, where the machine is busy
+_HELD_SECONDS = 20.0  # without a step, after which no more faults come until there is one
+_HUNG_SECONDS = 120.0  # without a step, a fault and a start of a process: it hangs
+_OVER_SECONDS = 600.0  # for faults to be over that are under way at the end
+_END_SECONDS = 120.0  # for the workers to end
+_MOST_ENDINGS = 20  # of processes that nobody killed
+_AHEAD = 40  # iterations from the order to stop to the last
+
+
+def run(settings: Settings, json_path: Path | None) -> bool:
+    """Let a cluster train under faults, print what came of it, and write it to a file.
+
+    Args:
+        settings: Of the run.
+        json_path: Where all that is known of the run goes, as JSON.
+
+    Returns:
+        Whether nothing was violated. If something was, the run's folder is kept.
+
+    Raises:
+        NotPossibleHereError: The settings name a kind of fault that cannot be brought about here.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="evenpace-chaos-"))
+    began = time.monotonic()
+    try:
+        outcome = _run(settings, folder)
+    except (KeyboardInterrupt, NotPossibleHereError):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    outcome.seconds = time.monotonic() - began
+    if not outcome.violations:
+        shutil.rmtree(folder)
+    print_outcome(outcome, folder)
+    if json_path is not None:
+        json_path.write_text(json.dumps(outcome.as_json(), indent=1) + "\n")
+    return not outcome.violations
+
+
+def _run(settings: Settings, folder: Path) -> Outcome:
+    with _noted_signals() as noted:
+        course = _went(settings, folder, noted)
+        if settings.deterministic and not course.problems:
+            versions = {job: progress.version for job, progress in course.progress.items()}
+            calm = replace(settings, kinds=("kill",), pause=0.0, link_mib=math.inf)  # of which none comes
+            (folder / CALM).mkdir()
+            problems = _went(calm, folder / CALM, noted, versions).problems
+            course.problems += [f"without faults: {problem}" for problem in problems]
+    return judge(course.cluster, course.storm, course.progress, course.history, course.problems)
+
+
+def _went(
+    settings: Settings, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
+) -> "_Run":
+    """A run that is over; without faults, if it is known before which versions jobs end with."""
+    with Cluster(settings, folder) as cluster:
+        course = _Run(cluster, noted)
+        try:
+            course.go(versions)
+        except ChaosError as error:
+            course.problems.append(str(error))
+        finally:
+            course.stop()
+    course.problems += [f"left behind: {line}" for line in left_behind(folder)]
+    return course
+
+
+class _Run:
+    """A run from the start of the processes to their end."""
+
+    def __init__(self, cluster: Cluster, noted: list[int]) -> None:
+        self.cluster = cluster
+        self._noted = noted
+        self.progress = {job: Progress(cluster, job) for job in cluster.jobs}
+        settings = cluster.settings
+        seconds = settings.minutes * 60
+        self.faults = schedule(settings.seed, cluster.kinds, cluster.sites, settings.gap, seconds)
+        self.storm = Storm(cluster, iter(()), cluster.folder / "faults.jsonl")
+        self.history: dict[str, list[dict[str, Any]]] = {job: [] for job in cluster.jobs}
+        self.problems: list[str] = []
+        self._screen = Screen()
+
+    def go(self, versions: Mapping[str, int] | None = None) -> None:
+        """Train, to the end: under faults, unless it is known before which versions jobs end with.
+
+        Raises:
+            ChaosError: It did not come to a clean end.
+        """
+        cluster, seconds = self.cluster, _END_SECONDS
+        self._until("the services listen", _START_SECONDS, cluster.listening)
+        cluster.start_workers()
+        if versions is None:
+            self._under_faults()
+            versions = {job: progress.version + _AHEAD for job, progress in self.progress.items()}
+        else:
+            cluster.supervisor.poll()
+            seconds += cluster.settings.minutes * 60  # it took so long under faults
+        for job, version in versions.items():
+            _write(cluster.stop_file(job), str(version))
+        for process in cluster.supervisor.running("worker"):
+            process.wanted = False
+        self._until("the workers end", seconds, lambda: not cluster.supervisor.running("worker"))
+        self._read_history()
+
+    def _under_faults(self) -> None:
+        self._until("all workers train", _START_SECONDS, lambda: self._all_train(0))
+        self.storm = Storm(self.cluster, self.faults, self.cluster.folder / "faults.jsonl")
+        until = time.monotonic() + self.cluster.settings.minutes * 60
+        for progress in self.progress.values():
+            progress.moved, progress.longest = time.monotonic(), 0.0
+        while time.monotonic() < until:
+            self._tick()
+            self._check_hung()
+        self.storm.end()
+        self._until("all faults are over", _OVER_SECONDS, lambda: self.storm.done)
+        calm = time.monotonic()
+        self._until("all workers train again", _START_SECONDS, lambda: self._all_train(calm))
+
+    def stop(self) -> None:
+        """End the services, and see that they end well."""
+        self._screen.close()
+        self.storm.lift()
+        for role in ("worker", "shard", "manager"):
+            running = self.cluster.supervisor.running(role)
+            self.cluster.supervisor.stop(role)
+            for process in running:
+                assert process.popen is not None
+                if process.popen.returncode not in (0, -signal.SIGTERM if role == "worker" else 0):
+                    self.problems.append(
+                        f"{process.name} was told to end, and did so with status {process.popen.returncode}"
+                    )
+        self._look()
+
+    def _look(self) -> None:
+        for progress in self.progress.values():
+            progress.look()
+
+    @property
+    def _moved(self) -> float:
+        """When the job that has stood still for longest took a step."""
+        return min(progress.moved for progress in self.progress.values())
+
+    def _tick(self) -> None:
+        if self._noted:
+            raise KeyboardInterrupt
+        self.cluster.supervisor.poll()
+        if len(self.cluster.supervisor.endings) > _MOST_ENDINGS:
+            raise ChaosError(f"more than {_MOST_ENDINGS} processes have ended by themselves")
+        self._look()
+        held = time.monotonic() - self._moved > _HELD_SECONDS and not self.storm.long
+        self.storm.tick(hold=held)
+        self._screen.show(self.storm, self.progress, self.cluster.supervisor)
+        time.sleep(_TICK_SECONDS)
+
+    def _until(self, what: str, seconds: float, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ChaosError(f"within {seconds:g} s it did not come about that {what}")
+            self._tick()
+
+    def _all_train(self, since: float) -> bool:
+        """Whether all workers have come as far as the others, and a step was taken."""
+        running = self.cluster.supervisor.running("worker")
+        return (
+            len(running) == len(self.cluster.workers)
+            and all(map(self.cluster.trains, running))
+            and self._moved > since
+            and all(progress.version > 0 for progress in self.progress.values())
+        )
+
+    def _check_hung(self) -> None:
+        quiet = max(
+            self._moved,
+            *(one.ended or 0.0 for one in self.storm.over),
+            *(process.since for process in self.cluster.supervisor.processes.values()),
+        )
+        if not self.storm.active and time.monotonic() - quiet > _HUNG_SECONDS:
+            raise ChaosError(f"hung: no step for {time.monotonic() - self._moved:.0f} s, without a fault")
+
+    def _read_history(self) -> None:
+        for job in self.history:
+            observer = Observer(self.cluster.manager, (), job)
+            try:
+                observer.poll()
+                self.history[job] = [plain_record(record) for record in observer.iterations]
+            except EvenpaceError as error:
+                self.problems.append(f"{job}: the manager does not tell its history: {error}")
+            finally:
+                observer.close()
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Signals to end are only noted here, lest one comes between a process's start and our knowing of it."""
+    noted: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: noted.append(number)) for number in numbers]
+    try:
+        yield noted
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that others may read at any moment."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)

@@ -1,0 +1,245 @@
+"""Lets scheduled faults come true on a cluster, verifies that each did, and ends them again."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpace.lab.chaos import processes
+from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.injections import (
+    BlackHole,
+    Cut,
+    Freeze,
+    FreezeUntilOut,
+    FullDisk,
+    HalfOpen,
+    Impostor,
+    Injection,
+    Kill,
+    Slow,
+    Together,
+    clock_jump,
+)
+from evenpace.lab.chaos.proxy import Link
+from evenpace.lab.chaos.schedule import KINDS, MANAGER, Fault, links_of
+
+_UNTIL_OUT = "freeze-until-out"
+_EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it
+_OUT_SECONDS = 90.0  # without another fault, within which somebody who is frozen must be out
+_PATIENCE_SECONDS = 30.0  # for which a fault waits for something that it can befall
+
+
+@dataclass
+class Active:
+    """A fault under way, or over.
+
+    Attributes:
+        fault: As scheduled.
+        target: What it befell.
+        injection: What brought it about.
+        began: By the monotonic clock.
+        ended: Likewise; None while it is under way.
+        evidence: That it fired; None if there is none.
+    """
+
+    fault: Fault
+    target: str
+    injection: Injection
+    began: float
+    ended: float | None = None
+    evidence: str | None = None
+
+
+class Storm:
+    """The faults of a run; `tick` is to be called often.
+
+    Args:
+        cluster: That they befall.
+        faults: In the order of their times.
+        log: A file for JSON lines, one for each fault that is over.
+
+    Attributes:
+        active: Under way.
+        over: Those that are over.
+        without_target: Faults that found nothing to befall, such as a link that nothing was sent through.
+    """
+
+    def __init__(self, cluster: Cluster, faults: Iterator[Fault], log: Path) -> None:
+        self._cluster = cluster
+        self._faults = faults
+        self._log = log
+        self._began = time.monotonic()
+        self._next = next(faults, None)
+        self._waiting: list[Fault] = []
+        self._delay = 0.0  # seconds for which faults were held back
+        self._ticked = self._began
+        self._disturbed = self._began  # when there was last a fault other than workers being frozen until out
+        self.active: list[Active] = []
+        self.over: list[Active] = []
+        self.without_target: list[Fault] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all faults have come and gone."""
+        return self._next is None and not self._waiting and not self.active
+
+    def tick(self, *, hold: bool = False) -> None:
+        """Begin what is due, unless faults are to be held back, and end what has lasted."""
+        now = time.monotonic()
+        self._delay += now - self._ticked if hold else 0.0
+        self._ticked = now
+        elapsed = now - self._began - self._delay
+        while self._next is not None and self._next.at <= elapsed:
+            self._waiting.append(self._next)
+            self._next = next(self._faults, None)
+        if not hold:
+            self._waiting = [fault for fault in self._waiting if not self._settle(fault, elapsed)]
+        if any(one.fault.kind != _UNTIL_OUT for one in self.active):
+            self._disturbed = now
+        for active in list(self.active):
+            self._look(active)
+            since, limit = active.began, active.fault.seconds
+            if not active.evidence and active.fault.kind == _UNTIL_OUT:
+                since, limit = max(since, self._disturbed), limit + _OUT_SECONDS
+            elif not active.evidence:
+                limit += _EVIDENCE_SECONDS
+            if now - since >= limit:
+                self._end(active)
+
+    def end(self) -> None:
+        """Let no more faults come, but for one of each kind that is still to come for the first time.
+
+        Of these, there are some where this process was held up. Those under way last as they should.
+        """
+        begun = [one.fault for one in (*self.active, *self.over)]
+        come = {fault.kind for fault in (*begun, *self.without_target)}
+        due = [*self._waiting, *filter(None, [self._next]), *self._faults]
+        first: dict[str, Fault] = {}
+        for fault in due:
+            if fault.kind not in come:
+                first.setdefault(fault.kind, fault)
+        self._next, self._waiting = None, list(first.values())
+
+    def lift(self) -> None:
+        """End all faults at once; those without evidence do not count."""
+        self._next, self._waiting = None, []
+        for active in list(self.active):
+            self._end(active, counts=active.evidence is not None)
+
+    @property
+    def long(self) -> bool:
+        """Whether a fault is under way that may last for minutes, and let nothing move meanwhile."""
+        return any(KINDS[one.fault.kind].of_all_scales for one in self.active)
+
+    def unheard(self, worker: str, since: float, until: float) -> float:
+        """Seconds of faults between two moments that may have kept a worker from being heard."""
+        return sum(
+            max(0.0, min(one.ended or until, until) - max(one.began, since))
+            for one in (*self.active, *self.over)
+            if {worker, MANAGER} & set(one.target.partition(">")[0].split(","))
+        )
+
+    def _settle(self, fault: Fault, elapsed: float) -> bool:
+        """Begin a fault, or give it up; False if it is to be tried again."""
+        target = next((name for name in fault.targets if self._possible(fault.kind, name)), None)
+        if target is not None:
+            injection = self._inject(fault, target)
+            self.active.append(Active(fault, target, injection, time.monotonic()))
+            return True
+        if elapsed - fault.at > _PATIENCE_SECONDS:
+            self.without_target.append(fault)
+            return True
+        return False
+
+    def _possible(self, kind: str, name: str) -> bool:
+        """Whether a fault of this kind can befall it now."""
+        site = KINDS[kind].site
+        if any(_touched(one.fault.kind, one.target) & _touched(kind, name) for one in self.active):
+            return False
+        if site == "link":
+            return any(link.connections for link in self._links(name).values())
+        if site == "disk":
+            return True
+        process = self._cluster.supervisor.processes[name]
+        if process.pid is None or processes.state(process.pid) not in ("R", "S", "D"):
+            return False
+        if kind == "freeze-until-out":  # others must be left to notice
+            frozen = sum(one.fault.kind == kind for one in self.active)
+            if frozen >= self._cluster.settings.workers - 1:
+                return False
+        if kind not in ("freeze-until-out", "impostor"):
+            return True
+        if (
+            process.role == "worker"
+        ):  # that is heard of: others neither fall silent nor have their names in use
+            return self._cluster.standing(name) in ("working", "waiting")
+        return self._cluster.listening(name)
+
+    def _links(self, name: str) -> dict[str, Link]:
+        return {link: self._cluster.proxy.links[link] for link in links_of(name)}
+
+    def _inject(self, fault: Fault, name: str) -> Injection:
+        cluster, proxy = self._cluster, self._cluster.proxy
+        match fault.kind:
+            case "kill":
+                return Kill(fault, cluster.supervisor, name)
+            case "freeze" | "long-freeze":
+                return Freeze(cluster.supervisor, name)
+            case "freeze-until-out":
+                return FreezeUntilOut(cluster.supervisor, name, cluster.standing)
+            case "impostor":
+                return Impostor(cluster.supervisor.processes[name])
+            case "cut":
+                return Cut(fault, proxy, proxy.links[name])
+            case "stall" | "throttle":
+                return Slow(fault, proxy, proxy.links[name], stall=fault.kind == "stall")
+            case "half-open":
+                return HalfOpen(fault, proxy, proxy.links[name])
+            case "partition" if fault.amount < 0.5:
+                links = self._links(name).items()
+                return Together({key: Slow(fault, proxy, link, stall=True) for key, link in links})
+            case "black-hole" | "partition":
+                return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
+            case "disk":
+                return FullDisk(cluster.disks[name])
+            case _:
+                return clock_jump(fault, cluster.supervisor, name)
+
+    def _look(self, active: Active) -> None:
+        if active.evidence is None or KINDS[active.fault.kind].site == "disk":  # what is deleted makes room
+            active.evidence = active.injection.fired()
+
+    def _end(self, active: Active, *, counts: bool = True) -> None:
+        moot = active.evidence is None and active.injection.moot
+        active.injection.lift()
+        active.ended = time.monotonic()
+        self.active.remove(active)
+        if moot or not counts:
+            self.without_target.append(active.fault)
+            return
+        self.over.append(active)
+        with self._log.open("a") as file:
+            file.write(json.dumps(self.line(active)) + "\n")
+
+    def line(self, active: Active) -> dict[str, object]:
+        """What is said of a fault in files."""
+        ended = time.monotonic() if active.ended is None else active.ended
+        return {
+            "number": active.fault.number,
+            "time": round(active.began - self._began, 3),
+            "kind": active.fault.kind,
+            "target": active.target,
+            "seconds": round(ended - active.began, 3),
+            "evidence": active.evidence,
+        }
+
+
+def _touched(kind: str, name: str) -> set[tuple[str, str]]:
+    """What a fault has for itself, with its site; while a name is contested, that is the manager, too."""
+    site = KINDS[kind].site
+    touched = {(str(site), part) for part in links_of(name)}
+    if kind == "impostor" and name != MANAGER:
+        touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
+    return touched

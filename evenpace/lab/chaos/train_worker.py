@@ -1,0 +1,94 @@
+"""The script of a worker under faults: it trains until told to stop, and keeps a journal of what it did.
+
+Before an iteration's gradient is pushed, the journal says which samples it was made of; afterwards, what the
+worker has parameters for now. Lines are written to the file at once, so that a kill loses none. It uses the
+session itself, as a framework's adapter does.
+"""
+
+import argparse
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpace.context import session as own_session
+from evenpace.lab.chaos.training import (
+    OPTIONS,
+    PRINT_EVERY,
+    SPEC,
+    fingerprint,
+    first_parameters,
+    make_data,
+    mean_gradient,
+)
+from idl.layout import Group, Layout
+from worker.data import Slices
+from worker.session import Session
+
+
+class Journal:
+    """A file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, *values: Any) -> None:
+        """Add a line."""
+        os.write(self._file, (json.dumps(values, separators=(",", ":")) + "\n").encode())
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
+    parser.add_argument("--out", type=Path, required=True, help="where the final parameters go")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
+    options = parser.parse_args()
+    train(own_session(), options.journal, options.stop, options.out, options.pause)
+
+
+def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: float = 0.0) -> None:
+    """Train until the last iteration that the file `stop` has, once there is one.
+
+    Args:
+        session: This worker's.
+        journal_path: Where the journal goes.
+        stop: A file that will have the last iteration.
+        out: Where the final parameters go.
+        pause: Seconds that each iteration takes longer.
+    """
+    journal = Journal(journal_path)
+    inputs, labels = make_data()
+    slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
+    initial = first_parameters()
+    session.open_parameters(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
+
+    def reached() -> int:
+        """Note what version of the parameters this worker has now."""
+        now = session.join()
+        prints = None if now.iteration % PRINT_EVERY else fingerprint(session.parameters).tolist()
+        journal.write("reached", now.attempt, now.iteration, prints)
+        return now.iteration
+
+    reached()
+    while True:
+        for part in slices:
+            done, indices = part.assignment, part.indices
+            crc = zlib.crc32(indices.astype(np.int64).tobytes())
+            journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc)
+            session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
+            time.sleep(pause)
+            session.finish_iteration()
+            version = reached()
+            if stop.exists() and version >= int(stop.read_text()):
+                np.savez(out, version=version, parameters=session.parameters)
+                return
+
+
+if __name__ == "__main__":
+    main()

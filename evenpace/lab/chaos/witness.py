@@ -1,0 +1,50 @@
+"""Runs `evenpace` with a thread that keeps writing what this process takes for the time.
+
+From outside nobody sees whether a process believes that its clock has jumped; this tells.
+Used as `python -m evenpace.lab.chaos.witness FILE COMMAND ARGUMENTS`.
+"""
+
+import os
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import SupportsIndex
+
+from evenpace.cli import main
+
+_EVERY_SECONDS = 0.25
+
+
+def watch(path: Path) -> None:
+    """Write this process's id and its wall clock's seconds, over and over."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    while True:
+        os.pwrite(file, f"{os.getpid():10d} {time.time():20.3f}\n".encode(), 0)
+        time.sleep(_EVERY_SECONDS)
+
+
+def read(path: Path) -> tuple[int, float] | None:
+    """Process id and wall clock, as written last; None before that."""
+    try:
+        pid, seconds = path.read_text().split()
+        return int(pid), float(seconds)
+    except (OSError, ValueError):
+        return None
+
+
+def sleep(seconds: float | SupportsIndex) -> None:
+    """What `time.sleep` does.
+
+    That takes clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME), which fails with EINVAL under libfaketime
+    0.9.10 where it is to leave the monotonic clock alone.
+    """
+    select.select((), (), (), float(seconds))
+
+
+if __name__ == "__main__":
+    time.sleep = sleep
+    threading.Thread(target=watch, args=(Path(sys.argv[1]),), name="witness", daemon=True).start()
+    sys.argv = ["evenpace", *sys.argv[2:]]
+    main()

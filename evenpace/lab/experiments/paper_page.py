@@ -1,0 +1,92 @@
+"""The page of the paper's figures: for each, what the paper says beside what runs here have shown."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evenpace.lab.experiments import figure_plots
+from evenpace.lab.experiments.paper_claims import FIGURES, PaperFigure
+from evenpace.reports.drawing import inline
+from evenpace.reports.pages import write_page
+from worker.device import cpu_name
+
+_PIXELS = 100  # of an inch of a figure, at most
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an experiment.
+
+    Attributes:
+        command: How it is run, for people.
+        figures: The content of its JSON file; None if there is none.
+        why_not: Why there is none, in words.
+        seconds: That it took.
+        made: When, in seconds since 1970.
+    """
+
+    command: str
+    figures: Mapping[str, Any] | None = None
+    why_not: str = ""
+    seconds: float = 0.0
+    made: float = 0.0
+
+
+def write(outcomes: Mapping[str, Outcome], folder: Path, settings: str) -> Path:
+    """Draw all that there is: index.html, and each figure as SVG and PNG; the page's path.
+
+    Args:
+        outcomes: By the part's name; figures whose part is not among them are left out.
+        folder: Where to.
+        settings: With which the experiments were run, in words.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    sections = [
+        _section(figure, outcomes[figure.part], folder) for figure in FIGURES if figure.part in outcomes
+    ]
+    page = folder / "index.html"
+    write_page(
+        "paper.html.j2",
+        page,
+        sections=sections,
+        settings=settings,
+        machine=_machine(),
+        cores=os.cpu_count(),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
+    )
+    return page
+
+
+def _section(figure: PaperFigure, outcome: Outcome, folder: Path) -> dict[str, Any]:
+    claims, drawing, width, files = [], None, 0, []
+    if outcome.figures is not None:
+        claims = figure.claims(outcome.figures)
+        drawn = figure.draw(outcome.figures)
+        if drawn is not None:
+            here = "; ".join(f"{claim.what}: {claim.here}" for claim in claims)
+            drawing = inline(drawn, figure.name, f"{figure.title}, as measured here. {here}.")
+            width = round(float(drawn.get_size_inches()[0]) * _PIXELS)
+            files = [f"{figure.name}.{kind}" for kind in ("svg", "png")]
+            for name in files:
+                figure_plots.write(drawn, folder / name)
+    return {
+        "figure": figure,
+        "outcome": outcome,
+        "claims": claims,
+        "drawing": drawing,
+        "width": width,
+        "files": files,
+        "made": f"{datetime.fromtimestamp(outcome.made, UTC):%Y-%m-%d %H:%M UTC}" if outcome.made else "",
+        "load": (outcome.figures or {}).get("load_average"),
+    }
+
+
+def _machine() -> str:
+    """The machine in words: its CPU and Python's version."""
+    return f"{cpu_name()}, Python {platform.python_version()}"

@@ -1,0 +1,81 @@
+"""The script that each worker of an experiment runs: a workload by its name, with the workload's options."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import evenpace
+from evenpace.lab.experiments.flexrr import Board, positions
+from evenpace.lab.experiments.workloads import WORKLOADS, Training
+from evenpace.lab.workloads import common
+from evenpace.lab.workloads.common import Workload
+from idl.plan import Assignment, JobSpec, permutation
+from worker.session import Session
+
+
+def main() -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("--one-by-one", action="store_true", help="take samples one at a time")
+    parser.add_argument("--board", type=Path, help="take samples over from slower workers, on this board")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    own, rest = parser.parse_known_args()
+    training = Training(own.workload, tuple(rest))
+    options = training.options()
+    torch.set_num_threads(options.threads)
+    workload = training.make(options)
+    if not own.one_by_one:
+        common.train(workload, options)
+        return
+    board = Board(own.board, own.workers) if own.board is not None else None
+    _train_one_by_one(workload, options, own.rank, board)
+
+
+def _train_one_by_one(
+    workload: Workload, options: argparse.Namespace, rank: int, board: Board | None
+) -> None:
+    """Train for `options.iterations` with batches of one sample, whose gradients add up."""
+    common.warm_up(workload)
+    loader = evenpace.torch.DataLoader(
+        workload.train_set, options.batch_size, shuffle=True, seed=options.seed, drop_last=True
+    )
+    optimizer = evenpace.torch.distribute(workload.optimizer, loader)
+    session = loader.session
+    for _ in range(options.iterations):
+        assignment = session.join()
+        session.stopwatch.start()
+        optimizer.zero_grad()
+        count = 0
+        for index in _indices(session, assignment, rank, board):
+            inputs, targets = workload.collate([workload.train_set[index]])
+            workload.loss(workload.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            count += 1
+        for parameter in workload.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= count
+        if board is not None:
+            # The slices are no longer contiguous; to the server each is its worker's, by any place.
+            session.assignment = dataclasses.replace(
+                assignment, start=rank * assignment.total, count=count, batch_start=None
+            )
+        optimizer.step()
+
+
+def _indices(session: Session, assignment: Assignment, rank: int, board: Board | None) -> Iterator[int]:
+    """The samples that this worker processes in an iteration."""
+    spec: JobSpec | None = session.spec
+    assert spec is not None
+    order = permutation(spec, assignment.epoch)
+    own = range(assignment.start, assignment.start + assignment.count)
+    taken = own if board is None else positions(board, rank, assignment.iteration, own.start, len(own))
+    for position in taken:
+        yield int(order[position])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Runs one scheme on workers of unequal speed, and keeps what the job showed; it evaluates nothing.
+
+Workers with unequal CPU shares stand for the unequal GPUs of LB-BSP's Cluster-A (section 5.1): what differs
+between the schemes is how workers of different speed wait for each other, not what makes them differ.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpace.lab.cluster import LocalCluster, pick_cpus
+from evenpace.lab.experiments.run import RunTooShortError, Snapshot
+from evenpace.lab.experiments.schemes import Scheme
+from evenpace.lab.experiments.workloads import Training
+from evenpace.lab.limits import LimitKind
+from evenpace.lab.network import Network
+from evenpace.observer import Observer, plain_record
+from idl.errors import NotMemberError
+
+_POLL_SECONDS = 0.05
+_FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
+_BEYOND = 10  # times a run's updates, for which a worker without barriers would go on
+_LOOPBACK = "127.0.0.1"
+_SCRIPT = Path(__file__).with_name("train.py")
+
+
+@dataclass(frozen=True)
+class UnequalConfig:
+    """What is the same for every scheme.
+
+    Attributes:
+        training: What is trained.
+        elements: Parameters of its model.
+        shares: Cores that each worker may use.
+        iterations: Of a synchronous scheme; an asynchronous one makes as many updates.
+        total_batch_size: Samples of an iteration, over all workers.
+        snapshots: Of the parameters in a run, about; 0 for none.
+        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        shards: Processes of the parameter server.
+    """
+
+    training: Training
+    elements: int
+    shares: tuple[float, ...]
+    iterations: int
+    total_batch_size: int
+    snapshots: int = 30
+    limit_kind: LimitKind = "auto"
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        if self.total_batch_size < len(self.shares):
+            raise ValueError(
+                f"batch size {self.total_batch_size}: must be at least one for each of {len(self.shares)} "
+                f"workers"
+            )
+
+    @property
+    def updates(self) -> int:
+        """Gradients that a run takes: one from each worker in each iteration."""
+        return self.iterations * len(self.shares)
+
+
+@dataclass(frozen=True)
+class UnequalRun:
+    """What a run showed.
+
+    Attributes:
+        scheme: What was run.
+        records: Of the finished iterations, as `evenpace.observer.plain_record` gives them.
+        snapshots: In the order of time, from the start of training to its last update. Their `updates` are
+            gradients that went into the parameters, in the synchronous schemes one for each worker and step.
+    """
+
+    scheme: Scheme
+    records: list[dict[str, Any]]
+    snapshots: list[Snapshot]
+
+
+def run_unequal(
+    scheme: Scheme,
+    config: UnequalConfig,
+    folder: Path,
+    show: Callable[[int], None],
+    network: Network | None = None,
+    watch: Callable[[int], None] = lambda iterations: None,
+) -> UnequalRun:
+    """Run a scheme to its end.
+
+    A run without barriers ends when it has made its updates, while all workers are still there: had each a
+    number of iterations of its own, the last ones would be the slowest worker's alone.
+
+    Args:
+        scheme: What to run; not one with backup workers or stealing.
+        config: What is the same for all.
+        folder: For the logs.
+        show: Called with the iterations that are done, to show how far it is.
+        network: Where each worker gets a place; None for this machine's own loopback.
+        watch: Called with the finished iterations, soon after each.
+
+    Raises:
+        EvenpaceError: A process failed; the message says which, and why.
+    """
+    names = [f"worker-{rank}" for rank in range(len(config.shares))]
+    places = {} if network is None else {name: network.prefix(i) for i, name in enumerate(names)}
+    cluster = LocalCluster(
+        folder.resolve(),
+        policy=scheme.policy,
+        predictor=scheme.predictor or "ema",
+        workers=len(names),
+        shards=config.shards,
+        sync=scheme.sync,
+        staleness=scheme.staleness,
+        host=_LOOPBACK if network is None else network.host,
+        prefixes=places,
+    )
+    with cluster:
+        _start_workers(cluster, scheme, config, names)
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        follower = _Follower(observer, scheme, config)
+        try:
+            while not follower.over:
+                running = cluster.check()
+                time.sleep(_POLL_SECONDS)
+                if observer.poll():
+                    follower.look(time.monotonic())
+                    show(follower.done)
+                    watch(len(observer.iterations))
+                if not running and not follower.over:
+                    raise RunTooShortError(
+                        f"{scheme.name}: the workers ended after {follower.done} of {config.iterations} "
+                        f"iterations; see {folder}"
+                    )
+            while scheme.synchronous and cluster.check():  # they have nothing left to do but to end
+                time.sleep(_POLL_SECONDS)
+        finally:
+            observer.close()
+    records = [plain_record(record) for record in observer.iterations]
+    return UnequalRun(scheme, records, follower.snapshots)
+
+
+def _start_workers(cluster: LocalCluster, scheme: Scheme, config: UnequalConfig, names: list[str]) -> None:
+    # Without barriers a fast worker makes more than its part of the updates; who has enough stops the run,
+    # and if that comes late, all are to be there still.
+    iterations = config.iterations if scheme.synchronous else _BEYOND * config.updates
+    length = ["--batch-size", str(config.total_batch_size), "--iterations", str(iterations)]
+    for name, share, cpu in zip(names, config.shares, pick_cpus(config.shares), strict=True):
+        cluster.start_worker(
+            name,
+            _SCRIPT,
+            [config.training.name, *config.training.arguments, *length],
+            cpu_share=share,
+            limit_kind=config.limit_kind,
+            options={"--cpu": str(cpu)},
+        )
+
+
+class _Follower:
+    """Follows a job: takes snapshots of its parameters, evenly over its updates, and knows when it is over.
+
+    How many updates there were is known only from a snapshot, so the time of the next one is reckoned from
+    the pace between the last two.
+    """
+
+    def __init__(self, observer: Observer, scheme: Scheme, config: UnequalConfig) -> None:
+        self._observer = observer
+        self._synchronous = scheme.synchronous
+        self._config = config
+        # An asynchronous run needs snapshots even where nobody wants them: its updates count there alone.
+        self._step = config.updates / max(config.snapshots, 1)
+        self._parameters = np.empty(config.elements, dtype=np.float32)
+        self._began = 0.0
+        self._due = 0.0  # when the next snapshot is
+        self.snapshots: list[Snapshot] = []
+        self.over = False
+
+    @property
+    def done(self) -> int:
+        """Iterations, or as many updates as they would have."""
+        if self._synchronous:
+            return len(self._observer.iterations)
+        return self.snapshots[-1].updates // len(self._config.shares) if self.snapshots else 0
+
+    def look(self, now: float) -> None:
+        """See how far the job is, and take a snapshot if it is time for one."""
+        config = self._config
+        if self._synchronous and len(self._observer.iterations) >= config.iterations:
+            self._take(now, config.iterations)
+            self.over = True
+        elif not self.snapshots:
+            if len(self._observer.members) == len(config.shares):
+                self._begin(now)
+        elif now >= self._due and (config.snapshots or not self._synchronous):
+            self._take(now)
+            self._due = now + self._pause()
+            self.over = not self._synchronous and self.snapshots[-1].updates >= config.updates
+
+    def _begin(self, now: float) -> None:
+        self._began = now
+        try:
+            self._take(now)
+        except NotMemberError:  # no worker has opened the job at the parameter server yet
+            return
+        self._due = now + _FIRST_PAUSE
+
+    def _take(self, now: float, version: int = -1) -> None:
+        steps = self._observer.pull(self._parameters, version)
+        updates = steps * len(self._config.shares) if self._synchronous else steps
+        self.snapshots.append(Snapshot(now - self._began, updates, self._parameters.copy()))
+
+    def _pause(self) -> float:
+        """Seconds until as many updates more as lie between two snapshots."""
+        before, last = self.snapshots[-2:]
+        made, took = last.updates - before.updates, last.seconds - before.seconds
+        return self._step * took / made if made > 0 else took

@@ -1,0 +1,54 @@
+"""The workloads by name, for the experiments and for the script that their workers run."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from evenpace.lab.workloads import digits, images, linear, text
+from evenpace.lab.workloads.common import Workload
+
+WORKLOADS: dict[
+    str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], Workload]]
+] = {
+    "svm": (partial(linear.parser, "svm"), linear.make_svm),
+    "logistic-regression": (partial(linear.parser, "logistic regression"), linear.make_logistic_regression),
+    "digits": (digits.parser, digits.make_digits),
+    "cifarnet": (images.cifarnet_parser, images.make_cifarnet),
+    "resnet32": (images.resnet32_parser, images.make_resnet32),
+    "transformer": (text.parser, text.make_transformer),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A workload and its options.
+
+    Attributes:
+        name: In `WORKLOADS`.
+        arguments: As the workload's own script in `examples/` takes them.
+
+    Raises:
+        ValueError: There is no such workload.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in WORKLOADS:
+            raise ValueError(f"no workload {self.name!r}; there are {', '.join(WORKLOADS)}")
+
+    def options(self, more: Sequence[str] = ()) -> argparse.Namespace:
+        """The options, and those that come after; what is not allowed ends the program, as in a script."""
+        make_parser, _ = WORKLOADS[self.name]
+        return make_parser().parse_args([*self.arguments, *more])
+
+    def make(self, options: argparse.Namespace) -> Workload:
+        """The workload.
+
+        Raises:
+            DataError: Its data cannot be had.
+        """
+        _, make = WORKLOADS[self.name]
+        return make(options)

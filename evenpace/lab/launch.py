@@ -1,0 +1,81 @@
+"""Runs a user's training script as a worker."""
+
+import atexit
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenpace._packages import check_folder
+from evenpace.lab.limits import LimitKind, limit_cpu
+from idl.errors import InvalidRequestError
+from worker.session import Session
+
+log = logging.getLogger(__name__)
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Read the CPU shares of workers, as in "0.8,0.4,0.2,0.1".
+
+    Raises:
+        InvalidRequestError: One is no number, or more than the cores here.
+    """
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    cpus = os.cpu_count() or 1
+    if not shares or not all(0.01 <= share <= cpus for share in shares):
+        raise InvalidRequestError(
+            f"shares {text!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
+        )
+    return shares
+
+
+def check_script(script: Path) -> None:
+    """Make sure that a training script can be run.
+
+    Raises:
+        InvalidRequestError: There is no such file.
+        ImportError: The script's folder hides a package of ours.
+    """
+    if not script.is_file():
+        raise InvalidRequestError(f"training script {str(script)!r}: no such file")
+    check_folder(script.parent)
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` would, in this process."""
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def pin(cpu: int) -> None:
+    """Keep this process on one CPU.
+
+    Raises:
+        InvalidRequestError: There is no such CPU for it.
+    """
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as error:
+        allowed = ", ".join(str(number) for number in sorted(os.sched_getaffinity(0)))
+        raise InvalidRequestError(f"cpu {cpu}: this process may use {allowed}") from error
+
+
+def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind) -> None:
+    """Confine this process to `share` of a core from its first iteration on.
+
+    Not before: importing a framework takes seconds of CPU, which a tenth of a core makes half a minute.
+    """
+    session.before_training = lambda: _limit(session, share, name, kind)
+
+
+def _limit(session: Session, share: float, name: str, kind: LimitKind) -> None:
+    limit = limit_cpu(os.getpid(), share, name, kind)
+    log.info("limited to %g of a core by %s", share, limit.kind, extra=session.log_fields())
+    # Runs before the session's own: leaving must not take as long as a tenth of a core would need.
+    atexit.register(limit.close)

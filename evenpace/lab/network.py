@@ -1,0 +1,234 @@
+"""A network inside this machine for experiments: places of their own on a bridge, with bandwidths to set.
+
+Each place is a network namespace whose only way out is a pair of virtual devices to the bridge; services of
+this machine listen on the bridge's address. The kernel's token bucket filter (tc-tbf) bounds a place's
+bandwidth both ways. It needs root and iproute2. This module must not know what runs in the places, and
+touches no device, namespace or route that it has not made.
+"""
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from evenpace.lab.duty_cycle import start_time
+from idl.errors import EvenpaceError
+
+_TOOLS = ("ip", "tc", "nsenter")
+_RANGES = ("10.213.0.0/16", "172.30.0.0/16", "192.168.0.0/16")  # private; one free /24 of these is taken
+_MOST = 100  # places; devices' names have 15 characters
+_BURST_SECONDS = 0.01  # what may pass at once, as time at the full rate
+_SMALLEST_BURST = 16_384  # bytes; it must hold a packet
+_NAME = re.compile(r"ep([0-9a-f]{6})([0-9a-f]{3})[bvn]\d*")
+
+
+class NetworkError(EvenpaceError):
+    """The network cannot be made here; the message says why, and what is needed."""
+
+
+class Network:
+    """Places on one bridge, from `with` to its end.
+
+    One process has one network at a time. Its devices carry the process in their names, so that the next
+    run can tell what one that was killed has left behind, and removes it.
+
+    Args:
+        places: How many, at most 100.
+
+    Attributes:
+        host: The bridge's address, where services can be reached from every place.
+
+    Raises:
+        ValueError: The number is out of its range.
+    """
+
+    def __init__(self, places: int) -> None:
+        if not 1 <= places <= _MOST:
+            raise ValueError(f"places {places}: must be from 1 to {_MOST}")
+        self._places = places
+        self._tag = _tag(os.getpid(), start_time(os.getpid()) or 0)
+        self.host = ""
+        self._addresses: list[str] = []
+
+    def __enter__(self) -> Self:
+        """Make the network.
+
+        Raises:
+            NetworkError: It cannot be made here.
+        """
+        require_tools()
+        with _one_at_a_time():
+            _remove_orphans()
+            try:
+                self._make()
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prefix(self, place: int) -> list[str]:
+        """What to put before a command so that it runs in a place.
+
+        It is not `ip netns exec`, which mounts /sys anew and thereby hides the control groups.
+        """
+        return ["nsenter", f"--net=/var/run/netns/{self._namespace(place)}", "--"]
+
+    def address(self, place: int) -> str:
+        """Where this machine and the other places reach what runs in a place."""
+        return self._addresses[place]
+
+    def limit(self, place: int, mbit: float) -> None:
+        """Bound a place's bandwidth, both ways, from now on.
+
+        Args:
+            place: From 0.
+            mbit: Megabits per second, above 0.
+
+        Raises:
+            ValueError: The bandwidth is out of its range.
+            NetworkError: The kernel refuses.
+        """
+        if not 0 < mbit < 1e6:
+            raise ValueError(f"bandwidth {mbit:g} Mbit/s: must be above 0 and below 1000000")
+        burst = max(_SMALLEST_BURST, round(mbit * 1e6 / 8 * _BURST_SECONDS))
+        bucket = ("root", "tbf", "rate", f"{round(mbit * 1e6)}bit", "burst", str(burst), "latency", "50ms")
+        _run("tc", "-n", self._namespace(place), "qdisc", "replace", "dev", "eth0", *bucket)
+        _run("tc", "qdisc", "replace", "dev", self._device(place), *bucket)
+
+    def close(self) -> None:
+        """Remove everything; a second call does nothing. What runs in a place loses its connections."""
+        _remove({self._tag})
+
+    def _make(self) -> None:
+        bridge = f"{self._tag}b"
+        subnet = _free_subnet()
+        addresses = subnet.hosts()
+        self.host = str(next(addresses))
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "address", "add", f"{self.host}/{subnet.prefixlen}", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for place in range(self._places):
+            namespace, device = self._namespace(place), self._device(place)
+            _run("ip", "netns", "add", namespace)
+            _run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+            _run("ip", "link", "set", device, "master", bridge, "up")
+            self._addresses.append(str(next(addresses)))
+            address = f"{self._addresses[-1]}/{subnet.prefixlen}"
+            _run("ip", "-n", namespace, "address", "add", address, "dev", "eth0")
+            for inner in ("lo", "eth0"):
+                _run("ip", "-n", namespace, "link", "set", inner, "up")
+        # A kernel without tbf must be told of now, not in the middle of a training.
+        self.limit(0, 1000)
+        _run("tc", "-n", self._namespace(0), "qdisc", "delete", "dev", "eth0", "root")
+        _run("tc", "qdisc", "delete", "dev", self._device(0), "root")
+
+    def _namespace(self, place: int) -> str:
+        return f"{self._tag}n{place}"
+
+    def _device(self, place: int) -> str:
+        return f"{self._tag}v{place}"
+
+
+def require_tools() -> None:
+    """Make sure that a network can be tried here at all.
+
+    Raises:
+        NetworkError: This is not root, or a tool is missing.
+    """
+    if os.geteuid() != 0:
+        raise NetworkError("network namespaces need root: run this as root")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise NetworkError(
+            f"{', '.join(missing)}: not installed; on Debian: apt-get install iproute2 util-linux"
+        )
+
+
+def remove_leftovers() -> None:
+    """Remove the networks of processes that were killed before they could.
+
+    Raises:
+        NetworkError: The kernel refuses.
+    """
+    with _one_at_a_time():
+        _remove_orphans()
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep other processes from taking the subnet that was found free, or removing what is being removed."""
+    folder = os.open("/var/run", os.O_RDONLY)  # locked as it is: nothing is left behind
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _remove_orphans() -> None:
+    _remove({tag for tag in _existing() if _is_orphan(tag)})
+
+
+def _tag(pid: int, started: int) -> str:
+    return f"ep{pid:06x}{started % 0x1000:03x}"
+
+
+def _is_orphan(tag: str) -> bool:
+    found = _NAME.match(f"{tag}b")
+    assert found is not None
+    pid, started = int(found[1], 16), start_time(int(found[1], 16))
+    return started is None or _tag(pid, started) != tag
+
+
+def _existing() -> dict[str, list[str]]:
+    """The devices and namespaces that are ours, by tag: "v", "b" and "n" are in their names."""
+    names = [link["ifname"] for link in json.loads(_run("ip", "-json", "link", "show") or "[]")]
+    names += [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if _NAME.fullmatch(name):
+            found.setdefault(name[: len(_tag(0, 0))], []).append(name)
+    return found
+
+
+def _remove(tags: set[str]) -> None:
+    for tag, names in _existing().items():
+        for name in names if tag in tags else ():
+            # A device of a pair takes the other one with it; a namespace lasts as long as its processes.
+            command = ("netns", "delete", name) if name[len(tag)] == "n" else ("link", "delete", name)
+            _run("ip", *command)
+
+
+def _free_subnet() -> ipaddress.IPv4Network:
+    """A subnet that no route of this machine leads to.
+
+    Raises:
+        NetworkError: There is none.
+    """
+    routes = json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
+    taken = [ipaddress.IPv4Network(route["dst"]) for route in routes if route["dst"] != "default"]
+    for wide in _RANGES:
+        for subnet in ipaddress.IPv4Network(wide).subnets(new_prefix=24):
+            if not any(subnet.overlaps(other) for other in taken):
+                return subnet
+    raise NetworkError(f"every /24 of {', '.join(_RANGES)} has a route on this machine already")
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except subprocess.CalledProcessError as error:
+        raise NetworkError(f"{' '.join(command)}: {error.stderr.strip()}") from error
+    return done.stdout

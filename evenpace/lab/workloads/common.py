@@ -1,0 +1,298 @@
+"""What all workloads share: the options, the training loop with evenpace's lines, and the evaluation.
+
+It does not know what is trained: a `Workload` says so.
+"""
+
+import argparse
+import copy
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, default_collate
+
+import evenpace
+from evenpace.lab.data import DataError
+from worker.torch_data import MapStyleDataset
+
+log = logging.getLogger(__name__)
+
+_EVALUATION_BATCH = 256  # samples
+_WARM_UP = 16  # samples
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, on what.
+
+    Attributes:
+        name: Such as "svm".
+        data: What the data is, for people.
+        train_set: Map-style, of (input, target).
+        test_set: As `train_set`.
+        model: Inputs of a batch in, outputs out.
+        loss: Outputs and targets in, the mean loss over the samples out.
+        predict: Outputs in, what is to be compared with the targets out.
+        optimizer: Of the model's parameters.
+        collate: Makes a batch (inputs, targets) from a list of samples.
+        perplexity: Whether the loss is that of a language model, so that exp(loss) is its perplexity.
+    """
+
+    name: str
+    data: str
+    train_set: MapStyleDataset
+    test_set: MapStyleDataset
+    model: nn.Module
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    predict: Callable[[torch.Tensor], torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    collate: Callable[[list[Any]], Any] = default_collate
+    perplexity: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model in the middle of its training.
+
+    Attributes:
+        iteration: How many iterations it has been trained for.
+        seconds: Since this worker's training began.
+        state: The model's `state_dict`.
+    """
+
+    iteration: int
+    seconds: float
+    state: dict[str, Any]
+
+
+def options_parser(
+    description: str, *, data: str, epochs: int, batch_size: int, lr: float, weight_decay: float
+) -> argparse.ArgumentParser:
+    """The options that all workloads have.
+
+    Args:
+        description: What is trained.
+        data: What `--data` may be; the first word is the default.
+        epochs: Default of `--epochs`.
+        batch_size: Default of `--batch-size`.
+        lr: Default of `--lr`.
+        weight_decay: Default of `--weight-decay`.
+    """
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog="Start it with `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT OPTIONS`, "
+        "with the same options for every worker (but for --test-samples, --evaluate-every, --metrics and "
+        "--save, which concern this worker alone).",
+    )
+    add = parser.add_argument
+    add("--data", default=data.split()[0], help=f"{data} (default: %(default)s)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--epochs", type=positive, default=epochs, help="passes over the data (default: %(default)s)"
+    )
+    length.add_argument("--iterations", type=positive, help="batches to train on, instead of epochs")
+    add(
+        "--batch-size",
+        type=positive,
+        default=batch_size,
+        help="samples of a whole batch, over all workers (default: %(default)s)",
+    )
+    add("--lr", type=_amount, default=lr, help="learning rate (default: %(default)s)")
+    add("--weight-decay", type=_amount, default=weight_decay, help="L2 penalty (default: %(default)s)")
+    add("--seed", type=_count, default=1, help="of first parameters and order (default: %(default)s)")
+    add("--samples", type=positive, help="train on the first so many samples only")
+    add("--test-samples", type=_count, help="evaluate on the first so many only; 0 for no evaluation")
+    add(
+        "--evaluate-every",
+        type=positive,
+        metavar="ITERATIONS",
+        help="evaluate the model as it was at the start and after each so many iterations, too; copies are "
+        "kept in memory and evaluated after the training, so that measuring does not slow it down",
+    )
+    add("--metrics", type=Path, metavar="FILE", help="where evaluations go, as JSON lines (default: stdout)")
+    add("--save", type=Path, metavar="FILE", help="save the trained model's state_dict here")
+    add("--threads", type=positive, default=1, help="of PyTorch (default: %(default)s)")
+    return parser
+
+
+def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Workload]) -> None:
+    """What a script does: read the options, make the workload, train and evaluate it.
+
+    Args:
+        parser: As `options_parser` makes it, with what options the workload has of its own.
+        make: Makes the workload that the options ask for; a `DataError` ends the script with its message.
+    """
+    options = parser.parse_args()
+    for path in (options.metrics, options.save):
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"{path}: no such folder: {path.parent}")  # now, not after hours of training
+    torch.set_num_threads(options.threads)
+    try:
+        workload = make(options)
+    except DataError as error:
+        parser.error(str(error))
+    log.info("%s on %s", workload.name, workload.data)
+    snapshots = train(workload, options)
+    if options.save is not None:
+        torch.save(workload.model.state_dict(), options.save)
+    if options.test_samples != 0:
+        report(workload, snapshots, options.metrics)
+
+
+def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
+    """Train as one worker of the job.
+
+    Returns:
+        The model as it was after each `options.evaluate_every` iterations, and at the end.
+    """
+    warm_up(workload)
+    model, every = workload.model, options.evaluate_every
+    loader = evenpace.torch.DataLoader(
+        workload.train_set, options.batch_size, shuffle=True, seed=options.seed, collate_fn=workload.collate
+    )
+    optimizer = evenpace.torch.distribute(workload.optimizer, loader)
+    per_epoch = loader.slices.spec.iterations_per_epoch
+    epochs = math.ceil(options.iterations / per_epoch) if options.iterations else options.epochs
+    end = options.iterations or epochs * per_epoch
+
+    began = time.perf_counter()
+
+    def snapshot() -> Snapshot:
+        # Of the job, not of this worker: it may have joined late, or had no part in a small batch.
+        iteration = min(_iteration(loader), end)
+        return Snapshot(iteration, time.perf_counter() - began, copy.deepcopy(model.state_dict()))
+
+    snapshots = [snapshot()] if every else []
+    for inputs, targets in _batches(loader, epochs, end):
+        optimizer.zero_grad()
+        workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if every and _iteration(loader) // every > snapshots[-1].iteration // every:
+            snapshots.append(snapshot())
+    if not snapshots or snapshots[-1].iteration < end:
+        snapshots.append(snapshot())
+    return snapshots
+
+
+def report(workload: Workload, snapshots: list[Snapshot], metrics: Path | None) -> None:
+    """Evaluate the snapshots and write a JSON line about each to `metrics`, or to stdout.
+
+    A line has `workload`, `data`, `iteration`, `seconds` (since this worker's training began), `loss` (the
+    mean over the test samples, without the penalty of weight decay), `accuracy` (from 0 to 1), and
+    `perplexity` where the workload is a language model.
+    """
+    stream = sys.stdout if metrics is None else metrics.open("w")
+    try:
+        for snapshot in snapshots:
+            workload.model.load_state_dict(snapshot.state)
+            line = {
+                "workload": workload.name,
+                "data": workload.data,
+                "iteration": snapshot.iteration,
+                "seconds": round(snapshot.seconds, 3),
+                **evaluate(workload),
+            }
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+    finally:
+        if metrics is not None:
+            stream.close()
+
+
+@torch.no_grad()
+def evaluate(workload: Workload) -> dict[str, float]:
+    """The model's loss and accuracy on the test set, and its perplexity if it is a language model."""
+    model = workload.model
+    loader = torch.utils.data.DataLoader(
+        cast(Dataset[Any], workload.test_set), _EVALUATION_BATCH, collate_fn=workload.collate
+    )
+    loss = correct = 0.0
+    samples = predictions = 0
+    model.eval()
+    for inputs, targets in loader:
+        outputs = model(inputs)
+        loss += float(workload.loss(outputs, targets)) * len(targets)
+        samples += len(targets)
+        correct += float((workload.predict(outputs) == targets).sum())
+        predictions += targets.numel()
+    model.train()
+    results = {"loss": loss / samples, "accuracy": correct / predictions}
+    if workload.perplexity:
+        results["perplexity"] = float(
+            torch.tensor(results["loss"]).exp()
+        )  # math.exp fails where it is infinite
+    return results
+
+
+def first_samples(dataset: MapStyleDataset, samples: int | None, option: str) -> MapStyleDataset:
+    """The first so many samples, all of them if None.
+
+    Raises:
+        DataError: There are fewer; names the option that asked for them.
+    """
+    if samples is None:
+        return dataset
+    if samples > len(dataset):
+        raise DataError(f"{option} {samples}: the data has {len(dataset)}.")
+    return Subset(cast(Dataset[Any], dataset), range(samples))
+
+
+def _batches(loader: evenpace.torch.DataLoader, epochs: int, end: int) -> Iterator[Any]:
+    """This worker's parts of the batches before iteration `end` of the job."""
+    for _ in range(epochs):
+        for batch in loader:
+            # Checked on both sides: a worker may have no part in the last batch, and be past it here.
+            if _iteration(loader) >= end:
+                return
+            yield batch
+            if _iteration(loader) >= end:
+                return
+
+
+def _iteration(loader: evenpace.torch.DataLoader) -> int:
+    """The job's current iteration: how many it has finished."""
+    return loader.session.join().iteration
+
+
+def warm_up(workload: Workload) -> None:
+    """Pay for what the framework prepares at its first pass now, not under a worker's CPU limit."""
+    model = copy.deepcopy(workload.model)  # a pass moves the running means of batch normalisation
+    samples = [workload.train_set[i] for i in range(min(_WARM_UP, len(workload.train_set)))]
+    inputs, targets = workload.collate(samples)
+    workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes a whole number from 1."""
+    number = _count(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
+    return number
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 0")
+    return number
+
+
+def _amount(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number from 0")
+    return number

@@ -1,0 +1,80 @@
+"""`evenpace bench train` in small: real processes, limits, all three trainings."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.lab.bench.train import MODES, TrainConfig, run
+from idl.errors import InvalidRequestError
+from tests.mnist import idx, write
+
+
+def config(**changes):
+    """What the command line has by default, with changes."""
+    return TrainConfig.from_options(
+        **{"shares": "0.8,0.4,0.2,0.1", "data": "digits", "epochs": 15, "total_batch_size": 716, "repeats": 3}
+        | {"target_accuracy": 0.9, "seed": 1, "limit_kind": "auto"}
+        | changes
+    )
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder with 240 images of two classes: the left half is bright, or the right one."""
+    random = np.random.default_rng(0)
+
+    def drawn(samples):
+        labels = (np.arange(samples) % 2).astype(np.uint8)
+        pixels = random.integers(0, 128, (samples, 24, 24), np.uint8)
+        for label, part in enumerate((slice(12), slice(12, 24))):
+            pixels[labels == label, :, part] += 127
+        return idx(pixels), idx(labels)
+
+    names = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    files = {f"train-{name}": content for name, content in zip(names, drawn(240), strict=True)}
+    files |= {f"t10k-{name}": content for name, content in zip(names, drawn(60), strict=True)}
+    write(tmp_path / "images", files)
+    return tmp_path / "images"
+
+
+@pytest.mark.slow
+def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
+    """Stock DDP, all-reduce and parameter server end with the same parameters; evenpace splits unevenly."""
+    path = tmp_path / "train.json"
+    command = ["bench", "train", "--against", "ddp", "--json", str(path), "--data", f"mnist:{images}"]
+    command += ["--shares", "0.9,0.1", "--epochs", "2", "--repeats", "1", "--batch-size", "24"]
+    command += ["--target-accuracy", "0.2"]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(path.read_text())
+    assert figures["iterations"] == 20
+    assert figures["parameters_max_abs_diff"] < 1e-5
+    assert set(figures["runs"]) == set(MODES)
+    stock = figures["runs"]["ddp"]
+    assert stock["batch_sizes"] == [12, 12]
+    assert stock["speedup"] == 1
+    for training in figures["runs"].values():
+        assert sum(training["batch_sizes"]) == 24
+        assert training["accuracy"] == pytest.approx(stock["accuracy"], abs=0.01)
+        assert training["iteration_s_median"] > 0
+        assert 0 < training["time_to_accuracy_s"] <= training["time_s"]
+    for mode in ("all-reduce", "ps"):
+        large, small = figures["runs"][mode]["batch_sizes"]
+        assert large > small
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shares": "0.5"}, "at least two workers"),
+        ({"shares": "0.5,0.5", "total_batch_size": 201}, "multiple of 2"),
+        ({"total_batch_size": 5000}, "1437 training images"),
+    ],
+)
+def test_wrong_options_are_named(changes, message):
+    """A wrong option ends the benchmark at once and says what is allowed."""
+    with pytest.raises(InvalidRequestError, match=message):
+        run(config(**changes), None)

@@ -1,0 +1,163 @@
+"""What `evenpace chaos` needs before and after a run: settings, faults by seed, ledgers that are read."""
+
+import itertools
+import os
+import tempfile
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenpace.lab.chaos import clocks
+from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.history import Rewind, Step, read_ledger
+from evenpace.lab.chaos.run import run
+from evenpace.lab.chaos.schedule import KINDS, LONGEST, Sites, links_of, schedule
+from evenpace.lab.chaos.settings import Settings
+
+WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
+SITES = Sites(
+    {"worker": WORKERS, "shard": SERVICES[1:], "manager": SERVICES[:1]},
+    tuple(f"{worker}>{service}" for worker in WORKERS for service in SERVICES),
+    ("ps-0",),
+)
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True))
+def test_faults_follow_from_the_seed(seed, kinds):
+    """The same seed gives the same faults, of the kinds that were asked for, in order."""
+    twice = [list(itertools.islice(schedule(seed, kinds, SITES, 2.0), 20)) for _ in range(2)]
+    assert twice[0] == twice[1]
+    times = [fault.at for fault in twice[0]]
+    assert times == sorted(times)
+    for fault in twice[0]:
+        low, high = KINDS[fault.kind].seconds
+        assert fault.kind in kinds
+        assert low <= fault.seconds <= high
+        assert fault.targets
+
+
+@given(
+    st.integers(0, 2**32), st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True), st.floats(1, 90)
+)
+def test_each_kind_comes_in_the_first_half(seed, kinds, seconds):
+    """However short a run is, a kind that is asked for is not left out by chance."""
+    faults = schedule(seed, kinds, SITES, 5.0, seconds)
+    assert {fault.kind for fault in faults if fault.at < 0.51 * seconds} == set(kinds)
+
+
+def test_every_target_comes():
+    """In a run that is long enough; and some faults come at the same moment."""
+    faults = list(schedule(1, list(KINDS), SITES, 5.0, 1800.0))
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.targets[0] for fault in faults if fault.kind == "kill"} == {
+        "w0",
+        "w1",
+        "w2",
+        "ps-0",
+        "ps-1",
+        "manager",
+    }
+    assert len({fault.at for fault in faults}) < len(faults)
+    assert len(faults) > 300
+
+
+def targets(kind, seconds=1e5):
+    """What faults of a kind would befall first."""
+    return {fault.targets[0] for fault in schedule(1, [kind], SITES, 5.0, seconds)}
+
+
+def test_a_black_hole_is_a_link_or_a_whole_service():
+    """All workers' links, then."""
+    assert targets("black-hole") == {*SITES.links, *(f"w0,w1,w2>{service}" for service in SERVICES)}
+
+
+def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
+    """Whoever has lost the one can reach the others, and the reverse."""
+    some = [",".join(names) for count in (1, 2, 3) for names in itertools.combinations(WORKERS, count)]
+    assert targets("partition") == {
+        f"{names}>{services}" for names in some for services in ("manager", "ps-0,ps-1")
+    }
+    assert links_of("w0,w2>ps-0,ps-1") == ["w0>ps-0", "w0>ps-1", "w2>ps-0", "w2>ps-1"]
+
+
+def test_workers_are_frozen_until_out_one_soon_after_the_other():
+    """Now and then; nobody else is, and nobody where no other worker could notice."""
+    faults = list(schedule(1, ["freeze-until-out"], SITES, 1000.0, 200_000.0))
+    apart = [second.at - first.at for first, second in itertools.pairwise(faults)]
+    assert sum(0 < gap < 12 for gap in apart) > len(faults) / 4  # by chance it would be one in a hundred
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert {name for fault in faults for name in fault.targets} == set(WORKERS)
+    alone = replace(SITES, processes={"worker": ("w0",), "manager": ("manager",)})
+    assert list(schedule(1, ["freeze-until-out"], alone, 5.0, 100.0)) == []
+
+
+@pytest.mark.parametrize("minutes", [2, 60])
+def test_faults_last_for_a_part_of_the_run_at_most(minutes):
+    """Or for what their kind needs; long ones last for minutes where there are hours."""
+    seconds = 60.0 * minutes
+    faults = list(schedule(3, list(KINDS), SITES, Settings.gap, seconds))
+    for fault in faults:
+        assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
+    longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
+    assert longest > (240 if minutes == 60 else 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_hour_has_its_faults(seed):
+    """As many as are to come in one, with some to spare for those that find nothing to befall."""
+    assert len(list(schedule(seed, list(KINDS), SITES, Settings.gap, 3600.0))) > 1000
+
+
+def test_wrong_settings_are_refused():
+    """What is wrong is named."""
+    with pytest.raises(ValueError, match="faults flood: there are kill"):
+        Settings(1, 0, ("flood", "kill"))
+    with pytest.raises(ValueError, match="minutes 0: must be above 0"):
+        Settings(0, 0)
+    with pytest.raises(ValueError, match="give at least one of kill"):
+        Settings(1, 0, ())
+    with pytest.raises(ValueError, match="link_mib 0: must be above 0"):
+        Settings(1, 0, link_mib=0)
+    with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
+        Settings(1, 0, ("kill", "freeze-until-out"), deterministic=True)
+
+
+def test_a_run_says_how_to_have_the_same_faults_again():
+    """With the kinds that were named, if any were."""
+    assert Settings(0.5, 7, ("kill", "cut")).command == (
+        "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
+    )
+    assert Settings(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+    others = Settings(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
+    assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
+
+
+def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):
+    """Whoever names it wants it to fire: there is no run without it, and no file of one."""
+    monkeypatch.setattr(clocks, "_PLACES", ())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
+    (tmp_path / "cluster").mkdir()
+    with Cluster(Settings(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
+        assert cluster.kinds == [kind for kind in KINDS if kind not in ("disk", "clock")]
+    assert cluster.skipped == {
+        "disk": "no file systems of our own: it takes root",
+        "clock": "no libfaketime here: install Debian's `faketime`",
+    }
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "run"))
+    with pytest.raises(NotPossibleHereError, match=r"^faults clock: no libfaketime here"):
+        run(Settings(1, 0, ("kill", "clock")), None)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_line_that_a_kill_left_unfinished_is_passed_over(tmp_path):
+    """At the end of a file, or where its writer was started again."""
+    path = tmp_path / "ledger"
+    path.write_text(
+        '{"iteration":0,"attempt":0,"slices":[[0,8,"w0"]]}\n{"iter\n{"attempt":0,"restored":0}\n'
+        '{"attempt":1,"rewound":1}\n{"iter'
+    )
+    assert list(read_ledger([path])) == [Step(0, 0, ((0, 8, "w0"),)), Rewind(1, 1)]

@@ -1,0 +1,408 @@
+"""The faults of `evenpace chaos`, each on real processes, sockets, file systems and clocks."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from evenpace.lab.chaos import clocks, processes, witness
+from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.injections import (
+    BlackHole,
+    Cut,
+    Freeze,
+    FreezeUntilOut,
+    HalfOpen,
+    Impostor,
+    Kill,
+    Slow,
+    Together,
+    clock_jump,
+)
+from evenpace.lab.chaos.processes import Supervised, Supervisor
+from evenpace.lab.chaos.proxy import Proxy
+from evenpace.lab.chaos.schedule import Fault
+from rpc.address import Address
+from rpc.dial import reset_when_closed
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def echo():
+    """A service that sends back whatever comes."""
+
+    def serve(connection):
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except OSError:
+                pass
+
+    def accept():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield Address(*listener.getsockname())
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(echo):
+    """A proxy with a link to it."""
+    with Proxy() as proxy:
+        proxy.add("w0>echo", echo)
+        yield proxy
+
+
+@pytest.fixture
+def connection(proxy):
+    """Through the proxy; something has come back already."""
+    with socket.create_connection(proxy.links["w0>echo"].address, timeout=120) as connection:
+        connection.sendall(b"first")
+        assert connection.recv(100) == b"first"
+        yield connection
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """A supervisor of one process that sleeps."""
+    process = Supervised("w0", "worker", lambda starts: SLEEP, {}, tmp_path / "w0.log")
+    supervisor = Supervisor({"w0": process}, random.Random(0))
+    supervisor.poll()
+    yield supervisor
+    supervisor.stop("worker")
+
+
+def fault(kind, seconds=0.0, amount=0.0):
+    """One that the tests bring about."""
+    return Fault(0, 0.0, kind, ("w0",), seconds, amount)
+
+
+def is_broken(connection):
+    """Whether it has ended, one way or the other."""
+    try:
+        return connection.recv(100) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_killed_process_is_started_again(supervised, wait_until):
+    """And what nobody killed is told, with its status and its log."""
+    process = supervised.processes["w0"]
+    first = process.pid
+    kill = Kill(fault("kill"), supervised, "w0")
+    assert f"process {first} ended with status -9" in wait_until(kill.fired, "the end of the process")
+    wait_until(lambda: supervised.poll() or process.pid not in (None, first), "its next start")
+    assert supervised.endings == []
+    os.kill(process.pid, signal.SIGTERM)
+    wait_until(lambda: supervised.poll() or supervised.endings, "the end of the process")
+    assert supervised.endings[0].code == -signal.SIGTERM
+    assert supervised.endings[0].name == "w0"
+
+
+def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
+    """By what the kernel says; it goes on afterwards, and killing it before does no harm."""
+    process = supervised.processes["w0"]
+    freeze = Freeze(supervised, "w0")
+    assert "has state T" in freeze.fired()
+    freeze.lift()
+    wait_until(lambda: processes.state(process.pid) in "RS", "its going on")
+    freeze = Freeze(supervised, "w0")
+    kill = Kill(fault("kill"), supervised, "w0")
+    wait_until(kill.fired, "the end of the process")
+    freeze.lift()
+    assert processes.state(kill._popen.pid) == ""
+
+
+def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wait_until):
+    """That it is stopped is no evidence of that."""
+    said = []
+    freeze = FreezeUntilOut(supervised, "w0", lambda name: said[-1] if said else None)
+    assert processes.state(supervised.processes["w0"].pid) == "T"
+    assert freeze.fired() is None
+    said.append("working")
+    assert freeze.fired() is None
+    said.append("silent")
+    assert freeze.fired().endswith("has state T in /proc; to the manager it is silent")
+    freeze.lift()
+    wait_until(lambda: processes.state(supervised.processes["w0"].pid) in "RS", "its going on")
+
+
+def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
+    """It says who has it."""
+    command = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
+    command += ["--state", str(tmp_path / "state")]
+    manager = Supervised("manager", "manager", lambda starts: command, {}, tmp_path / "manager.log")
+    supervisor = Supervisor({"manager": manager}, random.Random(0))
+    supervisor.poll()
+    try:
+        wait_until(lambda: "listening" in manager.log.read_text(), "its start")
+        impostor = Impostor(manager)
+        refusal = wait_until(impostor.fired, "the refusal")
+        assert f"is in use by another manager, process {manager.pid}" in refusal
+        assert manager.popen.poll() is None
+    finally:
+        supervisor.stop("manager")
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [("import time; print('x is in use by another'); time.sleep(600)", False), ("raise SystemExit(1)", True)],
+)
+def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_path, wait_until, code, ends):
+    """There is no evidence; nothing of it stays."""
+    command = [sys.executable, "-c", code]
+    impostor = Impostor(Supervised("w0", "worker", lambda starts: command, {}, tmp_path / "w0.log"))
+    if ends:
+        wait_until(lambda: impostor._twin.popen.poll() is not None, "its end")
+    assert impostor.fired() is None
+    impostor.lift()
+    assert impostor._twin.popen.poll() is not None
+
+
+def test_a_link_is_cut(proxy, connection):
+    """At once, with new connections refused, until it ends."""
+    link = proxy.links["w0>echo"]
+    cut = Cut(fault("cut", amount=0.1), proxy, link)
+    assert cut.fired() == "1 connections reset"
+    assert is_broken(connection)
+    with socket.create_connection(link.address, timeout=120) as refused:
+        assert is_broken(refused)
+    cut.lift()
+    with socket.create_connection(link.address, timeout=120) as again:
+        again.sendall(b"again")
+        assert again.recv(100) == b"again"
+
+
+def test_a_link_is_cut_within_a_message(proxy, connection, wait_until):
+    """Half of it arrives at most."""
+    cut = Cut(fault("cut", amount=0.9), proxy, proxy.links["w0>echo"])
+    assert cut.fired() is None
+    connection.sendall(b"x" * 1000)
+    assert wait_until(cut.fired, "the cut") == "connections reset within a message"
+    assert is_broken(connection)
+    cut.lift()
+
+
+def test_a_stalled_link_holds_bytes_back(proxy, connection, wait_until):
+    """Nothing is lost, and nothing passes before it ends."""
+    stall = Slow(fault("stall"), proxy, proxy.links["w0>echo"], stall=True)
+    assert stall.fired() is None
+    connection.sendall(b"x" * 1000)
+    assert wait_until(stall.fired, "bytes that wait") == "1000 bytes stalled"
+    connection.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        connection.recv(100)
+    stall.lift()
+    connection.settimeout(120)
+    assert len(connection.recv(1000, socket.MSG_WAITALL)) == 1000
+
+
+def test_a_throttled_link_is_slow(proxy, connection):
+    """As slow as it should be, and nothing is lost."""
+    slow = Slow(fault("throttle", amount=0.0), proxy, proxy.links["w0>echo"], stall=False)
+    began = time.monotonic()
+    connection.sendall(b"x" * 400)
+    assert len(connection.recv(400, socket.MSG_WAITALL)) == 400
+    assert time.monotonic() - began > 400 / 2000
+    assert "bytes at 2000 bytes/s" in slow.fired()
+    slow.lift()
+
+
+@pytest.mark.parametrize("near_ends", [True, False])
+def test_a_half_open_link_tells_one_side_only(proxy, connection, near_ends):
+    """The other side waits in vain until it ends."""
+    half = HalfOpen(fault("half-open", amount=float(near_ends)), proxy, proxy.links["w0>echo"])
+    assert "1 connections reset on" in half.fired()
+    if near_ends:
+        assert is_broken(connection)
+    else:
+        connection.settimeout(0.2)
+        assert not is_broken(connection)
+        connection.sendall(b"into the void")
+        assert not is_broken(connection)
+        half.lift()
+        connection.settimeout(120)
+        assert is_broken(connection)
+    half.lift()
+
+
+def test_the_end_that_a_half_open_link_left_may_end_by_itself(wait_until):
+    """There is nothing left to end then."""
+    with (
+        Proxy() as proxy,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(proxy.add("w0>service", Address(*listener.getsockname()))),
+    ):
+        service, _ = listener.accept()
+        link = proxy.links["w0>service"]
+        wait_until(lambda: link.connections, "the connection")
+        half = HalfOpen(fault("half-open", amount=1.0), proxy, link)
+        assert "on the worker's side only" in half.fired()
+        (left,) = link.deaf
+        reset_when_closed(service)
+        service.close()
+        wait_until(left.far.transport.is_closing, "its end")
+        half.lift()
+        wait_until(lambda: not link.connections, "the end of both")
+
+
+def test_a_link_of_limited_bandwidth_takes_its_time(echo):
+    """Which is no evidence of a fault; a throttle goes below it."""
+    with Proxy(100_000.0) as proxy:
+        proxy.add("w0>echo", echo)
+        link = proxy.links["w0>echo"]
+        with (
+            socket.create_connection(link.address, timeout=120) as connection,
+            connection.makefile("rb") as stream,
+        ):
+            began = time.monotonic()
+            connection.sendall(b"x" * 40_000)
+            assert len(stream.read(40_000)) == 40_000
+            assert time.monotonic() - began > 40_000 / 100_000
+            assert link.held == 0
+            slow = Slow(fault("throttle", amount=0.0), proxy, link, stall=False)
+            began = time.monotonic()
+            connection.sendall(b"x" * 400)
+            assert len(stream.read(400)) == 400
+            assert time.monotonic() - began > 400 / 2000
+            assert "bytes at 2000 bytes/s" in slow.fired()
+            slow.lift()
+
+
+def test_a_link_becomes_a_black_hole(proxy, connection, wait_until):
+    """What comes is lost, on old and new connections; these stay dead, and others come through afterwards."""
+    link = proxy.links["w0>echo"]
+    hole = BlackHole(proxy, link)
+    assert (hole.fired(), hole.moot) == (None, True)
+    with socket.create_connection(link.address, timeout=120) as new:
+        for sent in (connection, new):
+            lost = link.lost
+            sent.sendall(b"x" * 1000)
+            wait_until(lambda lost=lost: link.lost == lost + 1000, "the loss")
+        assert hole.fired() == "1 connections fell silent, 2000 bytes lost"
+        hole.lift()
+        for dead in (connection, new):
+            dead.sendall(b"again")
+            dead.settimeout(0.2)
+            assert not is_broken(dead)
+        with socket.create_connection(link.address, timeout=120) as again:
+            again.sendall(b"again")
+            assert again.recv(100) == b"again"
+
+
+def test_in_a_black_hole_nobody_hears_that_a_connection_has_ended(wait_until):
+    """Before it is over; then the other end is told, as its packets would be answered with a reset."""
+    with (
+        Proxy() as proxy,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(proxy.add("w0>service", Address(*listener.getsockname()))) as worker,
+    ):
+        service, _ = listener.accept()
+        with service:
+            link = proxy.links["w0>service"]
+            wait_until(lambda: link.connections, "the connection")
+            hole = BlackHole(proxy, link)
+            worker.close()
+            service.settimeout(0.2)
+            assert not is_broken(service)
+            hole.lift()
+            service.settimeout(120)
+            assert is_broken(service)
+
+
+def test_faults_come_together(proxy, connection, echo, wait_until):
+    """Each of them; what one has done is evidence."""
+    proxy.add("w1>echo", echo)
+    links = proxy.links
+    together = Together({name: BlackHole(proxy, link) for name, link in links.items()})
+    assert (together.fired(), together.moot) == (None, True)
+    connection.sendall(b"x" * 1000)
+    assert wait_until(together.fired, "evidence") == "w0>echo: 1 connections fell silent, 1000 bytes lost"
+    assert not together.moot
+    assert all(link.swallowing for link in links.values())
+    together.lift()
+    assert not any(link.swallowing for link in links.values())
+
+
+def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
+    """Its wall clock alone, which it tells itself; and back."""
+    try:
+        library = clocks.find_library()
+    except NotPossibleHereError as error:
+        pytest.skip(str(error))
+    offset, told = tmp_path / "w0.offset", tmp_path / "w0.clock"
+    clocks.set_offset(offset, 0)
+    service = ("manager", "--listen", "127.0.0.1:0")
+    command = [sys.executable, "-m", "evenpace.lab.chaos.witness", str(told), *service]
+    process = Supervised(
+        "w0", "manager", lambda starts: command, clocks.environment(library, offset), tmp_path / "w0.log"
+    )
+    supervisor = Supervisor({"w0": process}, random.Random(0))
+    supervisor.poll()
+    try:
+        wait_until(lambda: witness.read(told), "its first words")
+        jump = clock_jump(fault("clock", amount=-86400.0), supervisor, "w0")
+        assert wait_until(jump.fired, "the jump").startswith("its clock is -86")
+        jump.lift()
+        wait_until(lambda: abs(witness.read(told)[1] - time.time()) < 5, "the jump back")
+    finally:
+        supervisor.stop("manager")
+
+
+def test_a_disk_is_filled_up_and_leaves_nothing(tmp_path):
+    """Not a byte can be written until it is cleared; no mount of it stays."""
+    code = f"""
+import errno, pathlib
+from evenpace.lab.chaos import disks
+from evenpace.lab.chaos.errors import NotPossibleHereError
+try:
+    disks.private_mounts()
+    disk = disks.make_disk("ps-0", pathlib.Path({str(tmp_path / "disk")!r}))
+except NotPossibleHereError as error:
+    print("skip", error)
+    raise SystemExit
+print(disk.fill())
+try:
+    (disk.path / "other").write_text("x")
+except OSError as error:
+    assert error.errno == errno.ENOSPC
+else:
+    raise AssertionError("there was room")
+disk.clear()
+(disk.path / "other").write_text("x")
+assert str(disk.path) in open("/proc/self/mounts").read()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
+    if done.stdout.startswith("skip"):
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_ports_are_not_the_kernels_to_give():
+    """A service that comes back finds its port free: nobody's outgoing connection can have it."""
+    ports = processes.free_ports(50, random.Random(1))
+    assert len(set(ports)) == 50
+    assert max(ports) < int(processes._EPHEMERAL.read_text().split()[0])

@@ -1,0 +1,178 @@
+"""Figures 6 to 8 of the paper, as real clusters on a few samples."""
+
+import json
+import os
+import statistics
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.cli.values import by_workload
+from evenpace.lab import network
+from evenpace.lab.experiments import coordination, migration, unequal
+from tests.samples import write_svmlight
+from tests.scripts import keep_pace
+
+SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
+
+
+def experiment(*arguments):
+    """Run `evenpace experiment` in this process."""
+    return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """What a workload trains and is tested on: 640 samples with 20,000 features, of which few occur."""
+    train, test = tmp_path / "train.svm", tmp_path / "test.svm"
+    write_svmlight(train, 640, features=20_000)
+    write_svmlight(test, 100, features=20_000, seed=1)
+    return "--data", f"svmlight:{train}", "--test-data", f"svmlight:{test}"
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """The file that holds workers back; see `keep_pace`."""
+    return tmp_path / "seen"
+
+
+@pytest.fixture
+def wait_for_the_first_snapshot(seen, monkeypatch):
+    """Let no run begin before its first snapshot has been taken, however late whoever takes it is."""
+    take, start_workers = unequal._Follower._take, unequal._start_workers
+
+    def start(*arguments):
+        seen.unlink(missing_ok=True)
+        start_workers(*arguments)
+
+    def taken(follower, *arguments):
+        take(follower, *arguments)
+        keep_pace.tell(seen, 10**9)
+
+    monkeypatch.setattr(unequal, "_start_workers", start)
+    monkeypatch.setattr(unequal._Follower, "_take", taken)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What the runs of an experiment showed, by the scheme's name."""
+    kept = {}
+
+    def keep(scheme, *arguments):
+        kept[scheme.name] = unequal.run_unequal(scheme, *arguments)
+        return kept[scheme.name]
+
+    for module in (coordination, migration):
+        monkeypatch.setattr(module, "run_unequal", keep)
+    return kept
+
+
+@pytest.mark.slow
+def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
+    tmp_path, samples, monkeypatch, seen, wait_for_the_first_snapshot, runs
+):
+    """Every scheme makes its updates and is evaluated from start to end; shares are those of BSP."""
+    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.002)
+    iterations = 20
+    result = experiment(
+        *("fig6", "--workloads", "svm", "--schemes", "asp,lb-bsp", "--policy", "proportional"),
+        *("--shares", "0.8,0.6", "--iterations", iterations, "--batch-size", "svm=64"),
+        *("--target", "svm=0.7", "--settle", "0.25", "--out", tmp_path, "--", *samples),
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "fig6.json").read_text())
+    entry = figures["workloads"]["svm"]
+
+    assert list(entry["schemes"]) == list(runs) == SCHEMES
+    for name, values in entry["schemes"].items():
+        (run,) = values["runs"]
+        updates = [point["updates"] for point in run["curve"]]
+        assert updates == [snapshot.updates for snapshot in runs[name].snapshots], name
+        assert updates[0] == 0, name
+        assert updates == sorted(updates), name
+        assert updates[-1] == 2 * iterations or (updates[-1] > 2 * iterations and not values["synchronous"])
+        assert run["curve"][-1]["epochs"] == pytest.approx(updates[-1] / 20)
+        if values["synchronous"]:
+            durations = [record["duration"] for record in runs[name].records[5:]]
+            assert run["per_update_s"] == pytest.approx(statistics.fmean(durations) / 2)
+        assert values["of_bsp"]["per_update_s"] == pytest.approx(
+            values["per_update_s"] / entry["schemes"]["bsp"]["per_update_s"]
+        )
+    fast, slow = entry["schemes"]["lb-bsp:proportional"]["runs"][0]["batch_sizes"].values()
+    assert fast > slow
+    assert fast + slow == 64
+    bsp, balanced = (entry["schemes"][name]["accuracy"] for name in ("bsp", "lb-bsp:proportional"))
+    assert balanced == pytest.approx(bsp, abs=0.02)  # the same training
+    for name in ("bsp", "lb-bsp:proportional"):
+        assert 0 < entry["schemes"][name]["updates_to_target"] <= 2 * iterations
+    assert (tmp_path / "fig6.png").stat().st_size > 1000
+    assert "Figure 6: svm" in result.output
+
+    again = experiment("fig7", "--report", tmp_path / "fig6.json", "--out", tmp_path)
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "fig7.json").read_text()) == figures
+    assert (tmp_path / "fig7.png").stat().st_size > 1000
+    assert "Figure 7: svm" in again.output
+
+
+@pytest.mark.slow
+def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
+    """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
+    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.0005)
+    keep_pace.follow_observer(monkeypatch, unequal, seen)  # which cuts in the middle
+    result = experiment(
+        *("fig8", "--workload", "svm", "--policy", "proportional", "--shares", "0.8,0.8"),
+        *("--iterations", 32, "--batch-size", 160, "--cut-worker", 1, "--cut-to", 3),
+        *("--out", tmp_path, "--", *samples),
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "fig8.json").read_text())
+    cut, before, after = figures["cut"], figures["before"], figures["after"]
+
+    assert cut["worker"] == "worker-1"
+    assert 16 <= cut["iteration"] < 32
+    assert cut["slowdown"] > 1.5
+    assert after["batch_sizes"]["worker-1"] < 0.7 * before["batch_sizes"]["worker-1"]
+    assert after["batch_sizes"]["worker-0"] > before["batch_sizes"]["worker-0"]
+    (run,) = runs.values()
+    for name, sizes in figures["batch_sizes"].items():
+        assert sizes == [record["workers"][name]["batch_size"] for record in run.records]
+    for part in zip(*figures["batch_sizes"].values(), strict=True):
+        assert sum(part) == 160
+    assert (tmp_path / "fig8.png").stat().st_size > 1000
+    assert not any(f"ep{os.getpid():06x}" in tag for tag in network._existing())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fig6", "--workloads", "digits,best"), "no workload 'best'"),
+        (("fig6", "--schemes", "flexrr"), "no scheme 'flexrr'"),
+        (("fig6", "--workloads", "digits", "--target", "cifarnet=0.5"), "no workload 'cifarnet' here"),
+        (("fig6", "--workloads", "digits", "--target", "2"), "--target '2'"),
+        (("fig6", "--workloads", "digits", "--seeds", "1,1"), "seeds 1, 1"),
+        (("fig6", "--workloads", "digits", "--seeds", "a"), "'a': must be a whole number"),
+        (("fig6", "--workloads", "digits", "--batch-size", "2000"), "batch size 2000: digits has 1437"),
+        (("fig6", "--workloads", "digits", "--batch-size", "3"), "batch size 3: must be at least one for"),
+        (("fig7", "--report", __file__), "test_figures.py: not JSON"),
+        (("fig7", "--report", "/nowhere/fig6.json"), "No such file"),
+        (("fig8", "--workload", "digits", "--cut-worker", "4"), "cut of worker 4: there are 4 workers"),
+        (("fig8", "--workload", "digits", "--iterations", "40", "--cut-at", "39"), "cut at iteration 39"),
+        (("fig8", "--workload", "digits", "--batch-size", "2000"), "batch size 2000: digits has 1437"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):
+    """The error names the value; no log was written."""
+    result = experiment(*arguments, "--out", tmp_path / "out")
+
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_value_is_for_all_workloads_or_for_one():
+    """The one that names a workload goes before, in any order."""
+    assert by_workload("iterations", ["a=3", "5"], ["a", "b"], int) == {"a": 3, "b": 5}
+    assert by_workload("data", ["b=cifar10:x=y"], ["a", "b"], str) == {"b": "cifar10:x=y"}
+    assert by_workload("target", [], ["a"], float) == {}

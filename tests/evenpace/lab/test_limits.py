@@ -1,0 +1,469 @@
+"""CPU limits on real processes: what they may use, and that nothing stays behind."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from evenpace.lab import duty_cycle
+from evenpace.lab.duty_cycle import PERIOD, Budget
+from evenpace.lab.limits import limit_cpu
+from tests import ROOT
+from tests.services import cpu_seconds, has_ended
+from worker import cgroups
+from worker.cgroups import Group
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SPIN_TWICE = f"import threading\nthreading.Thread(target=exec, args=('while True: pass',)).start()\n{SPIN}"
+SLEEP = "import time\nprint(flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def start():
+    """Start Python code in a child that prints a line when it is ready; end it afterwards."""
+    with contextlib.ExitStack() as ended:
+
+        def start(code, *arguments, **options):
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                **options,
+            )
+            ended.enter_context(child)
+            ended.callback(child.kill)
+            child.stdout.readline()
+            return child
+
+        yield start
+
+
+@pytest.fixture
+def needs_cgroup(start):
+    """Skip where no control group with a CPU limit can be made."""
+    try:
+        limit_cpu(start(SLEEP).pid, 0.5, "probe", "cgroup").close()
+    except OSError as error:
+        pytest.skip(f"no writable control group: {error}")
+
+
+def wait_until(condition, timeout=240.0):
+    """Wait until the condition holds, and fail if it does not in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+class Reading(NamedTuple):
+    """A process's CPU time, and the moments that it was read between; all in seconds."""
+
+    earliest: float
+    latest: float
+    used: float
+
+
+def read(pid, kind):
+    """Read the CPU time that counts against a limit.
+
+    A duty cycler that is held up lets its process run on, but makes up for that before it continues the
+    process again. So what it has given is read when it does that; until then, the CPU time stands still.
+    """
+    if kind != "stop/continue":
+        earliest = time.monotonic()
+        used = cpu_seconds(pid)
+        return Reading(earliest, time.monotonic(), used)
+    stopped = None
+    while True:
+        at, used = time.monotonic(), cpu_seconds(pid)
+        if is_stopped(pid) and cpu_seconds(pid) == used and stopped in (None, used):
+            earliest, stopped = at, used
+        elif stopped is not None:
+            return Reading(earliest, time.monotonic(), stopped)
+        time.sleep(0.001)
+
+
+def holds(limit, pid, twin, seconds=1.5):
+    """See that a limited, busy process gets its share.
+
+    It must not have got more at any time, however busy the machine is and whoever is held up. In the end it
+    must have got as much, but for a fifth, or as much as an unlimited twin where the machine is too busy.
+    """
+    began, twin_began = read(pid, limit.kind), cpu_seconds(twin)
+
+    def got_its_share():
+        twin_used = cpu_seconds(twin) - twin_began
+        now = read(pid, limit.kind)
+        used, longest = now.used - began.used, now.latest - began.earliest
+        # What a period has left is kept for the next one, and the kernel looks at its ticks only.
+        assert used <= 1.05 * limit.share * (longest + PERIOD) + 0.02
+        due = limit.share * (now.earliest - began.latest)
+        return longest > seconds and used > 0.8 * min(due, twin_used)
+
+    wait_until(got_its_share)
+
+
+def runs_on(pid):
+    """See that a process, which nobody limits any more, is not stopped, and goes on to use the CPU."""
+    assert not is_stopped(pid)
+    used = cpu_seconds(pid)
+    wait_until(lambda: cpu_seconds(pid) > used + 0.01)
+
+
+def duty_cycler():
+    """Return the one duty cycler that this process has started."""
+    (cycler,) = (child for child in psutil.Process().children() if duty_cycle.__file__ in child.cmdline())
+    return cycler
+
+
+def say(child, line):
+    """Write a line to a child."""
+    child.stdin.write(f"{line}\n")
+    child.stdin.flush()
+
+
+def is_stopped(pid):
+    """Tell whether a process stands stopped by a signal."""
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def left_groups(name):
+    """Return the directories of control groups that carry a limit's name."""
+    membership = cgroups.membership()
+    found = [cgroups.find_group(controller, membership) for controller in ("cpu", "cpuacct")]
+    # Not by `rglob`, which fails where another test's group goes while it looks.
+    folders = [Path(folder) for group in found if group for folder, _, _ in os.walk(group.top)]
+    return [folder for folder in folders if folder.name.startswith(f"evenpace-{name}-")]
+
+
+@pytest.fixture
+def cycle(start):
+    """Start a duty cycler from the command line; end it before the process that it holds."""
+    with contextlib.ExitStack() as ended:
+
+        def cycle(pid, share):
+            command = [sys.executable, "-m", "evenpace.lab.duty_cycle", str(pid), str(share)]
+            cycler = ended.enter_context(subprocess.Popen(command, cwd=ROOT))
+            ended.callback(cycler.kill)
+            return cycler
+
+        yield cycle
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
+def test_control_group_limits_the_share(start, code):
+    """A busy process gets its share from the kernel, all threads together, and no more."""
+    child = start(code)
+    with limit_cpu(child.pid, 0.2, "share", "cgroup") as limit:
+        assert limit.kind in ("cgroup v1", "cgroup v2")
+        assert limit.share == 0.2
+        holds(limit, child.pid, start(SPIN).pid)
+
+
+@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
+def test_duty_cycle_limits_the_share(start, code):
+    """A busy process gets its share by stopping and continuing, all threads together."""
+    child = start(code)
+    with limit_cpu(child.pid, 0.1, "share", "duty-cycle") as limit:
+        assert limit.kind == "stop/continue"
+        assert limit.share == 0.1
+        holds(limit, child.pid, start(SPIN).pid)
+
+
+def test_auto_always_limits(start):
+    """Whatever the machine allows, a limit is found that holds."""
+    child = start(SPIN)
+    with limit_cpu(child.pid, 0.1, "any") as limit:
+        holds(limit, child.pid, start(SPIN).pid)
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_control_group_holds_children_that_come_later(start):
+    """A child that is started under the limit shares it."""
+    code = (
+        "import subprocess, sys\nprint(flush=True)\nsys.stdin.readline()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+        "print(child.pid, flush=True)\nsys.stdin.readline()\nchild.kill()\nchild.wait()"
+    )
+    parent = start(code)
+    with limit_cpu(parent.pid, 0.3, "family", "cgroup") as limit:
+        say(parent, "start")
+        child = int(parent.stdout.readline())
+        try:
+            holds(limit, child, start(SPIN).pid)
+        finally:
+            say(parent, "end")
+            parent.wait(120)
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_no_control_group_is_left(start):
+    """Closing removes the group, whether its process still runs or has ended."""
+    running, ended = start(SPIN), start(SLEEP)
+    limits = [limit_cpu(child.pid, 0.1, "left", "cgroup") for child in (running, ended)]
+    assert left_groups("left")
+    ended.kill()
+    ended.wait()
+    for limit in limits:
+        limit.close()
+        limit.close()
+    assert not left_groups("left")
+    runs_on(running.pid)
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_limits_nest(start):
+    """A second limit on a process holds beside the first one, and goes without it."""
+    child, twin = start(SPIN), start(SPIN)
+    with limit_cpu(child.pid, 0.5, "nest", "cgroup") as outer:
+        with limit_cpu(child.pid, 0.1, "nest", "cgroup") as inner:
+            holds(inner, child.pid, twin.pid)
+        holds(outer, child.pid, twin.pid)
+    assert not left_groups("nest")
+
+
+@pytest.mark.usefixtures("needs_cgroup")
+def test_a_monitor_sees_the_limit_as_its_capacity(start):
+    """Of two processes that spin within a limit of 0.3 cores, one sees how much of it the other takes.
+
+    At least that is what the kernel has counted for the other, at most what it has not counted for the one.
+    """
+    code = (
+        "import subprocess, sys, time\nfrom worker.monitors import ResourceMonitor, available_cpus\n"
+        "print(flush=True)\nsys.stdin.readline()\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+        "began, monitor = time.monotonic(), ResourceMonitor()\n"
+        "used = lambda: (time.clock_gettime(~other.pid << 3 | 2), time.process_time())\n"
+        "before = after = used()\n"
+        "while min(now - then for now, then in zip(after, before)) < 0.1: after = used()\n"
+        "taken, seconds = monitor.sample().cpu, time.monotonic() - began\n"
+        "others, own = ((now - then) / seconds for now, then in zip(after, before))\n"
+        "print(available_cpus(), taken, others, own, flush=True)\n"
+        "other.kill()"
+    )
+    child = start(code)
+    with limit_cpu(child.pid, 0.3, "seen", "cgroup"):
+        say(child, "go")
+        cpus, taken, others, own = map(float, child.stdout.readline().split())
+        assert cpus == pytest.approx(0.3)
+        assert others / 0.3 - 0.1 < taken < 1 - own / 0.3 + 0.1
+        child.wait(120)
+
+
+def test_a_stopped_process_runs_on_after_close(start):
+    """Closing continues the process, even if it stands stopped at that moment."""
+    child = start(SPIN)
+    limit = limit_cpu(child.pid, 0.02, "stopped", "duty-cycle")
+    cycler = duty_cycler()
+    wait_until(lambda: is_stopped(child.pid))
+    limit.close()
+    assert has_ended(cycler)
+    limit.close()
+    runs_on(child.pid)
+
+
+def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
+    """A duty cycler that was killed at the wrong moment leaves nothing that close cannot mend."""
+    child = start(SPIN)
+    limit = limit_cpu(child.pid, 0.01, "killed", "duty-cycle")
+    cycler = duty_cycler()
+
+    def caught():
+        """Suspend it, so that the process is stopped for good, or lets go if the process is not."""
+        cycler.suspend()
+        wait_until(lambda: cycler.status() == psutil.STATUS_STOPPED)
+        if is_stopped(child.pid):
+            return True
+        cycler.resume()
+        return False
+
+    wait_until(caught)
+    cycler.kill()
+    assert is_stopped(child.pid)
+    limit.close()
+    runs_on(child.pid)
+
+
+def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
+    """However often it is stopped and continued, as with a whole machine, the limit stays in force."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.05)
+    for _ in range(20):
+        wait_until(lambda: is_stopped(child.pid))
+        cycler.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(cycler.pid))
+        time.sleep(2 * PERIOD)  # longer than it ever waits
+        cycler.send_signal(signal.SIGCONT)
+        wait_until(lambda: not is_stopped(child.pid))
+    assert cycler.poll() is None
+
+
+def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle):
+    """Told to end while the process is stopped, the duty cycler continues it and exits with 0."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.02)
+    wait_until(lambda: is_stopped(child.pid))
+    cycler.send_signal(signal.SIGTERM)
+    assert cycler.wait(120) == 0
+    runs_on(child.pid)
+
+
+def test_an_idle_process_is_never_stopped(start):
+    """A process that uses no CPU keeps its budget and is left alone."""
+    child = start(SLEEP)
+    with limit_cpu(child.pid, 0.05, "idle", "duty-cycle"):
+        cycler = duty_cycler()
+        began = cpu_seconds(cycler.pid)
+        wait_until(lambda: cpu_seconds(cycler.pid) > began)  # it looks at the process
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert not is_stopped(child.pid)
+            time.sleep(0.002)
+
+
+def test_a_duty_cycler_ends_with_its_process(start, cycle):
+    """Nothing is left to do once the process has ended, waited for or not."""
+    child = start(SPIN)
+    cycler = cycle(child.pid, 0.1)
+    wait_until(lambda: is_stopped(child.pid))
+    child.kill()
+    assert cycler.wait(120) == 0
+
+
+def test_a_duty_cycler_ends_with_its_parent(start):
+    """When the launcher is killed, the duty cycler continues the process and ends."""
+    child = start(SPIN)
+    launcher = start(
+        "import sys, time\nfrom evenpace.lab.limits import limit_cpu\n"
+        "limit = limit_cpu(int(sys.argv[1]), 0.02, 'orphan', 'duty-cycle')\n"
+        "print(flush=True)\ntime.sleep(600)",
+        str(child.pid),
+    )
+    (cycler,) = psutil.Process(launcher.pid).children()
+    wait_until(lambda: is_stopped(child.pid))
+    launcher.kill()
+    wait_until(lambda: has_ended(cycler))
+    runs_on(child.pid)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, float("nan"), float("inf"), 1e6])
+def test_an_impossible_share_is_refused(share):
+    """The error names the share and what is allowed."""
+    with pytest.raises(ValueError, match=rf"share is {share}; .* above 0 and at most \d+"):
+        limit_cpu(os.getpid(), share, "refused")
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_pid_that_would_mean_many_processes_is_refused(pid):
+    """What kill() takes for a group of processes is not a process."""
+    with pytest.raises(ValueError, match=f"pid is {pid}"):
+        limit_cpu(pid, 0.5, "refused")
+
+
+def test_an_unknown_kind_is_refused():
+    """The error names the kinds that there are."""
+    with pytest.raises(ValueError, match=r'kind is "?.quota.*"duty-cycle"'):
+        limit_cpu(os.getpid(), 0.5, "refused", "quota")
+
+
+def test_an_ended_process_is_refused(start):
+    """A process that has ended cannot be limited, whether it was waited for or not."""
+    child = start(SLEEP)
+    child.kill()
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    with pytest.raises(ProcessLookupError, match=str(child.pid)):
+        limit_cpu(child.pid, 0.5, "refused")
+    child.wait()
+    with pytest.raises(ProcessLookupError, match=str(child.pid)):
+        limit_cpu(child.pid, 0.5, "refused")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
+def test_another_users_process_is_refused(start):
+    """Even root limits only its own processes."""
+    child = subprocess.Popen(["sleep", "600"], user=65534)
+    try:
+        with pytest.raises(PermissionError, match="belongs to user 65534"):
+            limit_cpu(child.pid, 0.5, "refused")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_without_control_groups_auto_stops_and_continues(start, monkeypatch):
+    """Where no group can be made, "auto" finds the other way and "cgroup" says why not."""
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: None)
+    child = start(SLEEP)
+    with limit_cpu(child.pid, 0.5, "none") as limit:
+        assert limit.kind == "stop/continue"
+    with pytest.raises(OSError, match=r"no control groups are mounted.*duty-cycle"):
+        limit_cpu(child.pid, 0.5, "none", "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("share", "cpu_max"), [(0.2, "2000 10000"), (0.1, "1000 10000"), (0.05, "1000 20000")]
+)
+def test_version_2_sets_cpu_max_in_a_group_of_its_own(tmp_path, monkeypatch, share, cpu_max):
+    """Version 2 gets a child group with quota and period, and the process comes home at the end."""
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    home = Group(2, tmp_path, tmp_path)
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: home)
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    with limit_cpu(os.getpid(), share, "a/b", "cgroup") as limit:
+        assert limit.kind == "cgroup v2"
+        (group,) = tmp_path.glob("evenpace-a_b-*")
+        assert (group / "cpu.max").read_text() == cpu_max
+        assert (group / "cgroup.procs").read_text() == str(os.getpid())
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert not group.exists()
+    assert (tmp_path / "cgroup.procs").read_text() == str(os.getpid())
+
+
+def test_version_2_does_not_let_a_process_escape_from_a_limit(tmp_path, monkeypatch):
+    """A group that is limited itself is never left for a place beside it."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    (inner / "cpu.max").write_text("5000 10000")  # and no control over what is below
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: Group(2, tmp_path, inner))
+    with pytest.raises(OSError, match=r"cgroup\.subtree_control"):
+        limit_cpu(os.getpid(), 0.9, "escape", "cgroup")
+    assert list(tmp_path.glob("evenpace-*")) == []
+
+
+@pytest.mark.parametrize("share", [0.03, 0.2, 0.5, 1.5])
+@pytest.mark.parametrize("pace", [1.0, 2.0, 8.0])
+def test_the_budgets_mean_is_exact_for_a_busy_process(share, pace):
+    """However late we look, a busy process is off its share by one look's overdraft at most."""
+    late = random.Random(0)
+    budget, elapsed, used = Budget(share, period=0.02), 0.0, 0.0
+    while elapsed < 50:
+        running = budget.balance >= 0
+        # Late by up to half a period: less than what the budget can hold.
+        wait = budget.next_look(pace) + late.uniform(0, 0.01)
+        spent = pace * wait if running else 0.0
+        budget.settle(wait, spent)
+        elapsed, used = elapsed + wait, used + spent
+    assert used == pytest.approx(min(share, pace) * elapsed, abs=pace * 0.03)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5, 2.0])
+def test_a_budget_saves_one_period_at_most(share):
+    """A long rest buys no long burst."""
+    budget = Budget(share, period=0.02)
+    for _ in range(1000):
+        budget.settle(elapsed=0.02, used=0.0)
+        assert 0 <= budget.balance <= share * 0.02
+        assert 0 < budget.next_look(pace=1.0) <= 0.02
