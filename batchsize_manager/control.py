@@ -6,8 +6,8 @@ What it means for the job is known to `job_operations`, what outlives the manage
 from typing import Any
 
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.hosted import Hosted
-from batchsize_manager.learning import Learning
+from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.learning.learning import Learning
 from batchsize_manager.policies import PREDICTING
 from idl import check
 from idl.errors import InvalidRequestError

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import idl
-from batchsize_manager import control, overview
-from batchsize_manager.archive import Archive
-from batchsize_manager.hosted import Hosted, Waiting
-from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.learning import Learning
+from batchsize_manager import control
+from batchsize_manager import status as overview
+from batchsize_manager.counts import LearningTally
+from batchsize_manager.hosted_job import Hosted, Waiting
+from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.learning.learning import Learning
+from batchsize_manager.learning.saved_models import pack_models
+from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.remembering import of_kinds
-from batchsize_manager.saved_models import pack_models
-from batchsize_manager.state_format import StateError
-from batchsize_manager.store import Retention, Store
-from batchsize_manager.tally import LearningTally
-from batchsize_manager.uploads import LEARNED_BYTES, Upload, Uploads
+from batchsize_manager.storage.archive import Archive
+from batchsize_manager.storage.state_format import StateError
+from batchsize_manager.storage.store import Retention, Store
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_report, read_resume, read_spec

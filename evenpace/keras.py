@@ -6,17 +6,16 @@ Keras must run on TensorFlow: KERAS_BACKEND=tensorflow, in the environment, befo
 from typing import Any
 
 from evenpace.context import session as current_session
-from worker import keras_backend as keras_backend  # first: it says what is missing
-from worker import keras_data
-from worker.keras_checkpoint import Checkpoint, load, save
-from worker.keras_model import distribute
+from worker.keras import loader as keras_data
+from worker.keras.model_hooks import distribute
+from worker.keras.saving import Checkpoint, load, save
 from worker.session import Session
 
 __all__ = ["Checkpoint", "DataLoader", "distribute", "load", "save"]
 
 
 class DataLoader(keras_data.DataLoader):
-    """`worker.keras_data.DataLoader` in this process's session, unless another is given."""
+    """`worker.keras.loader.DataLoader` in this process's session, unless another is given."""
 
     def __init__(
         self, *data: Any, batch_size: int = 32, session: Session | None = None, **options: Any

@@ -15,7 +15,7 @@ from rpc.server import Security, Server
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from batchsize_manager.partitions_service import DataPartitionService
+    from batchsize_manager.partitions.service import DataPartitionService
     from batchsize_manager.service import ManagerService
     from evenpace.tracing.tracer import Tracer
     from ps.service import ParameterServerService

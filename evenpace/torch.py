@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from evenpace.context import session as current_session
-from worker import torch_batchnorm, torch_data, torch_ddp, torch_partitions, torch_stream
 from worker.session import Session
-from worker.torch_data import MapStyleDataset
-from worker.torch_ddp import balance
-from worker.torch_memory import MemoryExhaustedError, watch_memory, within_memory
-from worker.torch_optimizer import distribute
+from worker.torch import batch_norm as torch_batchnorm
+from worker.torch import ddp as torch_ddp
+from worker.torch import loader as torch_data
+from worker.torch import partitioned_loader as torch_partitions
+from worker.torch import stream_loader as torch_stream
+from worker.torch.ddp import balance
+from worker.torch.loader import MapStyleDataset
+from worker.torch.memory_watch import MemoryExhaustedError, watch_memory, within_memory
+from worker.torch.optimizer import distribute
 
 __all__ = [
     "DataLoader",
@@ -36,7 +40,7 @@ __all__ = [
 
 
 class DataLoader(torch_data.DataLoader):
-    """`worker.torch_data.DataLoader` in this process's session, unless another is given."""
+    """`worker.torch.loader.DataLoader` in this process's session, unless another is given."""
 
     def __init__(
         self, dataset: MapStyleDataset, batch_size: int = 1, *, session: Session | None = None, **options: Any
@@ -45,7 +49,7 @@ class DataLoader(torch_data.DataLoader):
 
 
 class PartitionedLoader(torch_partitions.PartitionedLoader):
-    """`worker.torch_partitions.PartitionedLoader` in this process's session, unless another is given."""
+    """The worker's `PartitionedLoader` in this process's session, unless another is given."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class PartitionedLoader(torch_partitions.PartitionedLoader):
 
 
 class StreamLoader(torch_stream.StreamLoader):
-    """`worker.torch_stream.StreamLoader` in this process's session, unless another is given."""
+    """`worker.torch.stream_loader.StreamLoader` in this process's session, unless another is given."""
 
     def __init__(
         self, dataset: Iterable[Any], batch_size: int = 1, *, session: Session | None = None, **options: Any
@@ -78,13 +82,13 @@ def weighted(
     ranks: int | None = None,
     session: Session | None = None,
 ) -> Tensor:
-    """`worker.torch_ddp.weighted` in this process's session, unless another is given."""
+    """`worker.torch.ddp.weighted` in this process's session, unless another is given."""
     session = session or current_session()
     return torch_ddp.weighted(loss, session, samples=samples, reduction=reduction, ranks=ranks)
 
 
 class SyncBatchNorm(torch_batchnorm.SyncBatchNorm):
-    """`worker.torch_batchnorm.SyncBatchNorm` in this process's session, unless another is given."""
+    """`worker.torch.batch_norm.SyncBatchNorm` in this process's session, unless another is given."""
 
     def __init__(self, num_features: int, *, session: Session | None = None, **options: Any) -> None:
         super().__init__(num_features, session=session or current_session(), **options)
@@ -93,12 +97,12 @@ class SyncBatchNorm(torch_batchnorm.SyncBatchNorm):
 def convert_sync_batchnorm(
     model: nn.Module, process_group: ProcessGroup | None = None, *, session: Session | None = None
 ) -> nn.Module:
-    """`worker.torch_batchnorm.convert_sync_batchnorm` in this process's session, unless another is given."""
+    """`worker.torch.batch_norm.convert_sync_batchnorm` in this process's session, unless another is given."""
     return torch_batchnorm.convert_sync_batchnorm(model, session or current_session(), process_group)
 
 
 def average_statistics(
     model: nn.Module, process_group: ProcessGroup | None = None, *, session: Session | None = None
 ) -> None:
-    """`worker.torch_batchnorm.average_statistics` in this process's session, unless another is given."""
+    """`worker.torch.batch_norm.average_statistics` in this process's session, unless another is given."""
     torch_batchnorm.average_statistics(model, session or current_session(), process_group)

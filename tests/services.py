@@ -21,9 +21,9 @@ import psutil
 import uvloop
 
 import idl
-from batchsize_manager.job import JobConfig
-from batchsize_manager.partitions import PartitionsConfig
-from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.job.job import JobConfig
+from batchsize_manager.partitions.partitions import PartitionsConfig
+from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.bench.processes import server
 from evenpace.lab.cluster import LISTENING, end_process

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsize_manager.changes import Begun, Change, Completed, Ended, Members, Said
-from batchsize_manager.membership import SavedMember
-from batchsize_manager.rounding import split
-from batchsize_manager.state_file import StateFile
-from batchsize_manager.state_format import STATE_FILE
+from batchsize_manager.job.members import SavedMember
+from batchsize_manager.policies.solver import split
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Members, Said
+from batchsize_manager.storage.state_file import StateFile
+from batchsize_manager.storage.state_format import STATE_FILE
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord

@@ -24,16 +24,16 @@ from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
 from worker.config import Checkpoint, SessionConfig, default_worker_name
-from worker.device import as_kind, cpu_kind
 from worker.membership import Finished, Membership
-from worker.monitors import ResourceMonitor
 from worker.optimizer_state import OptimizerState
-from worker.options import Options
 from worker.recovery import recover
+from worker.resources.device import as_kind, cpu_kind
+from worker.resources.monitors import ResourceMonitor
 from worker.scalars import Recorder, Scalars
 from worker.shards import Shards
+from worker.step_options import Options
+from worker.stopwatch import Stopwatch
 from worker.tally import SessionTally
-from worker.timing import Stopwatch
 
 __all__ = ["Checkpoint", "Session", "SessionConfig", "default_worker_name"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.rounding import fill_to_level
+from batchsize_manager.policies.solver import fill_to_level
 from predictors import Array
 
 _USUAL_ELASTICITY = 0.7  # relative growth of the time over that of the batch size, before any is seen

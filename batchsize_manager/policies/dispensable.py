@@ -10,7 +10,7 @@ import numpy as np
 
 from batchsize_manager.policies.curves import Curves, EqualTime
 from batchsize_manager.policies.sightings import Sightings
-from batchsize_manager.rounding import split_evenly_in_time
+from batchsize_manager.policies.solver import split_evenly_in_time
 from idl.bounds import Bounds
 
 _LEAST_ITERATIONS, _LEAST_REPEATS = 10, 5  # that a worker must have been seen for, and at that batch size

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 
 
 class Even(Policy):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 
 STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
 FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13

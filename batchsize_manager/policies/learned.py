@@ -13,7 +13,7 @@ from batchsize_manager.policies.base import Member, Observation, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.dispensable import dispensable
 from batchsize_manager.policies.sightings import Sightings
-from batchsize_manager.rounding import split, split_evenly_in_time
+from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
 from predictors import Array, Models, Weights
 

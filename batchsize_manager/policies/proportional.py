@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from batchsize_manager.policies.base import Member, Observation, Policy, Split
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 from predictors import Fit, Models, Predictor, Weights
 
 _SLOWEST = 1e-9  # samples per second; keeps a prediction of 0 from dividing by it

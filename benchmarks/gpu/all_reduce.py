@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.gpu import parameter_server as task
 from benchmarks.gpu.setup import Setup, need
 from idl.bounds import Bounds
-from worker.torch_memory import within_memory
+from worker.torch.memory_watch import within_memory
 
 _LIMITS = (Bounds(), Bounds(maximum=20))  # of the processes
 
 
 def run(setup: Setup) -> dict[str, Any]:
     """DDP with evenpace's hook, under NCCL and gloo, with plans made ahead."""
-    need("thriftpy2", "psutil", "worker.torch_ddp")
+    need("thriftpy2", "psutil", "worker.torch.ddp")
     epochs = 1 if setup.quick else 6
     runs = [("nccl", 1, 1), ("gloo", 2, 0), ("gloo", 2, 1)] if setup.on_gpu else [("gloo", 2, 1)]
     result = {}
@@ -82,8 +82,8 @@ def _work(
 def _train_rank(manager: Any, rank: int, epochs: int, setup: Setup) -> tuple[float, list[int]]:
     """The largest difference from one process's parameters, and this rank's batch sizes."""
     from worker.session import Session, SessionConfig
-    from worker.torch_data import DataLoader
-    from worker.torch_ddp import balance
+    from worker.torch.ddp import balance
+    from worker.torch.loader import DataLoader
 
     session = Session(SessionConfig(manager, worker=f"rank-{rank}", bounds=_LIMITS[rank]))
     try:

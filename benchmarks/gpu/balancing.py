@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import POLICIES, make_policy
 from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup, seconds

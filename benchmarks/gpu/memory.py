@@ -10,8 +10,8 @@ from benchmarks.gpu.setup import Setup, need_gpu
 from evenpace.lab.models.resnet import ResNet32
 from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
-from worker.nvml import Device
-from worker.torch_memory import read_device, within_memory
+from worker.resources.nvml import Device
+from worker.torch.memory_watch import read_device, within_memory
 
 _SHARE = 2 * 2**30  # bytes that the allocator is confined to
 _BATCH = 4096  # samples of the first plan, which do not fit into that in float64

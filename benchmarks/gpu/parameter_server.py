@@ -110,9 +110,9 @@ def _worker(
     setup: Setup,
 ) -> None:
     from worker.session import Session, SessionConfig
-    from worker.torch_data import DataLoader
-    from worker.torch_memory import watch_memory
-    from worker.torch_optimizer import distribute
+    from worker.torch.loader import DataLoader
+    from worker.torch.memory_watch import watch_memory
+    from worker.torch.optimizer import distribute
 
     manager, shard = addresses
     config = SessionConfig(

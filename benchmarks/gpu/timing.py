@@ -17,7 +17,7 @@ def run(setup: Setup) -> dict[str, Any]:
     - `asked`: by the clock, without waiting for the GPU: too short.
     - `synchronised`: by the clock, waiting for the GPU before and after.
     - `events`: by events on the stream, as under all-reduce.
-    - `pushed`: by the clock until the gradients have been copied to the host, as `worker.torch_optimizer`
+    - `pushed`: by the clock until the gradients have been copied to the host, as `worker.torch.optimizer`
       does it: the copy waits for the GPU, so that nothing is missed.
     """
     workload = workloads(setup.quick)["resnet32"]

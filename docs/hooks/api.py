@@ -1,7 +1,7 @@
 """The page of the Python API, made from docstrings, without importing any framework.
 
 What users import is often a thin layer, which says in its docstring what it stands for:
-"`worker.torch_data.DataLoader` in this process's session". Then it is the other that is shown.
+"`worker.torch.loader.DataLoader` in this process's session". Then it is the other that is shown.
 """
 
 import ast

@@ -107,7 +107,7 @@ def _opened(state: Path | None, manager: str | None, credentials: Credentials | 
     from evenpace.reports.run_list import LiveRuns, StoredRuns
 
     if state is not None:
-        from batchsize_manager.state_reader import open_state
+        from batchsize_manager.storage.state_reader import open_state
 
         with open_state(state) as reader:
             yield StoredRuns(reader, f"the manager's state in {state}")

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from batchsize_manager.job_config import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.policies.leader_straggler import STEP_SIZE
-from batchsize_manager.store import Retention
+from batchsize_manager.storage.store import Retention
 from evenpace.cli.dashboard import http_names
 from evenpace.cli.logs import always_log
 from evenpace.cli.observing import observed, observed_manager
@@ -219,8 +219,8 @@ def manager(
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
     start_part(parent)
+    from batchsize_manager.learning.saved_models import load_models
     from batchsize_manager.policies import PolicyOptions
-    from batchsize_manager.saved_models import load_models
     from batchsize_manager.service import ManagerConfig, ManagerService
     from evenpace.serve import serve
     from rpc.address import Address
@@ -416,7 +416,7 @@ def worker(
     start_part(parent)
     from evenpace.context import connect
     from evenpace.lab.launch import check_script, limit_when_ready, pin, run_script
-    from worker.device import cpu_kind
+    from worker.resources.device import cpu_kind
 
     with user_mistakes():
         check_script(script)

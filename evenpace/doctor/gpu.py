@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from evenpace.doctor.findings import MIB, Finding, Subject, note, ok, problem, size, warning
 from evenpace.doctor.versions import torch_version
-from worker import nvml
+from worker.resources import nvml
 
 _SECONDS = 3.0
 _FIELDS = "name,driver_version,memory.used,memory.total"

@@ -10,8 +10,8 @@ import psutil
 
 from evenpace.doctor.findings import GIB, MIB, Finding, Subject, note, ok, problem, size, warning
 from rpc.limits import ServerLimits
-from worker import cgroups
-from worker.cgroups import Group
+from worker.resources import cgroups
+from worker.resources.cgroups import Group
 
 _OTHER_FILES = 1000  # than connections; as `evenpace.serve` reckons
 _FEW_FILES = 256

@@ -19,8 +19,8 @@ from typing import Literal, Self
 from uuid import uuid4
 
 from evenpace.lab import duty_cycle
-from worker import cgroups
-from worker.cgroups import Group
+from worker.resources import cgroups
+from worker.resources.cgroups import Group
 
 # The kernel's default of 100 ms makes short iterations pure noise; it grants no less than 1 ms.
 _PERIOD_US = 10_000

@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.hosted import Hosted
-from batchsize_manager.packed import PackedRecord
+from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.service import Fill, PartCollector, service_collector

@@ -1,7 +1,7 @@
 """The DataPartitionManager's figures."""
 
-from batchsize_manager.partitions import gap
-from batchsize_manager.partitions_service import DataPartitionService
+from batchsize_manager.partitions.partitions import gap
+from batchsize_manager.partitions.service import DataPartitionService
 from evenpace.metrics.catalogue import Families
 from evenpace.metrics.service import Fill, PartCollector, service_collector
 from rpc.server import Server

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.packed import PackedRecord
+from batchsize_manager.job.packed import PackedRecord
 
 _COLUMNS = 5  # of doubles, in a packed record
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from batchsize_manager.state_reader import SavedRun, StateReader
+from batchsize_manager.storage.state_reader import SavedRun, StateReader
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.iterations import Iteration, from_packed
 from idl.errors import EvenpaceError

@@ -1,6 +1,6 @@
 """The manager's spans: the rounds."""
 
-from batchsize_manager.hosted import Hosted
+from batchsize_manager.hosted_job import Hosted
 from evenpace.tracing.ids import ROUND, TraceKey
 from evenpace.tracing.tracer import Tracer
 

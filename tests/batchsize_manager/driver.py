@@ -1,6 +1,6 @@
 """Drives a job as a state machine: speaks for its workers, event by event on a made-up clock."""
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import make_remembering
 from idl.bounds import Bounds
 from idl.plan import JobSpec

@@ -14,14 +14,14 @@ import pytest
 
 import idl
 from batchsize_manager import control
-from batchsize_manager.archive import Archive
-from batchsize_manager.hosted import Hosted
-from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.learning import Learning
+from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.learning.learning import Learning
+from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.saved_models import pack_models
-from batchsize_manager.state_format import STATE_FILE
-from batchsize_manager.store import Retention
+from batchsize_manager.storage.archive import Archive
+from batchsize_manager.storage.state_format import STATE_FILE
+from batchsize_manager.storage.store import Retention
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import idl
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import PolicyOptions, make_policy
-from batchsize_manager.saved_models import pack_models, unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
@@ -30,8 +30,8 @@ from tests.scripts import train_float64 as script
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
 
 EPOCHS, PER_EPOCH = 2, 8
 

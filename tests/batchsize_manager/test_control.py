@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import idl
-from batchsize_manager.batches import BatchChange
+from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.state_reader import open_state
+from batchsize_manager.storage.state_reader import open_state
 from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnauthorisedError
@@ -34,9 +34,9 @@ from tests.services import (
     shard_service,
     with_token,
 )
-from worker.data import Slices
+from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
+from worker.torch.loader import DataLoader
 
 _wire = idl.batchsize_manager
 _PATIENCE = 240.0  # seconds; a manager may be about to start again

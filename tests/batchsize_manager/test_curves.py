@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.sightings import Sightings
-from batchsize_manager.rounding import InfeasibleError, split_evenly_in_time
+from batchsize_manager.policies.solver import InfeasibleError, split_evenly_in_time
 from idl.bounds import Bounds
 
 SIZES = np.array([8.0, 16, 32, 64, 96, 128, 192, 256])

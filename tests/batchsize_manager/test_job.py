@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
@@ -547,7 +547,7 @@ def test_asp_takes_out_only_who_is_silent():
 
 def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
     """A worker that is too far behind to keep its plans for goes on with the oldest that is kept."""
-    monkeypatch.setattr("batchsize_manager.course._OPEN_RECORDS", 20)
+    monkeypatch.setattr("batchsize_manager.job.iterations._OPEN_RECORDS", 20)
     driver = asp("a", "b", report_timeout=1e9)
     assert driver.iteration("b") == 0
     for _ in range(50):
@@ -687,7 +687,7 @@ def test_history_pages():
 
 def test_history_forgets_the_oldest(monkeypatch):
     """Of more records than are kept, the oldest go, and pages still start where asked."""
-    monkeypatch.setattr("batchsize_manager.history._RECORDS", 6)
+    monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 6)
     driver = Driver("a", "b")
     for _ in range(10):
         driver.finish("a", "b")

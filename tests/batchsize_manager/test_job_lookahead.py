@@ -4,9 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import Policy, Split
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.proportional import Proportional
 from idl.bounds import Bounds

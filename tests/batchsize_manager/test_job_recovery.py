@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.batches import Batches
-from batchsize_manager.history import final_course
-from batchsize_manager.job import Job, JobConfig
-from batchsize_manager.membership import SavedMember
+from batchsize_manager.job.batch_sizes import Batches
+from batchsize_manager.job.history import final_course
+from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.members import SavedMember
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

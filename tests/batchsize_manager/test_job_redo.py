@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from tests.batchsize_manager.driver import Beating, restored

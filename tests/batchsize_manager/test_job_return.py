@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from tests.batchsize_manager.driver import Beating, restored

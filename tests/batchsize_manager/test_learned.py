@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchsize_manager.learning.saved_models import load_models, save_models
 from batchsize_manager.policies import Member, Observation, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX
-from batchsize_manager.saved_models import load_models, save_models
 from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
 

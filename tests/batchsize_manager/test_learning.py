@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import idl
+from batchsize_manager.learning.saved_models import load_models
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.policies.remembering import KIND_PREFIX
-from batchsize_manager.saved_models import load_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from predictors import PredictorOptions, networks
 from rpc.client import Client

@@ -11,12 +11,12 @@ from itertools import pairwise
 import pytest
 
 import idl
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
+from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.policies.remembering import KIND_PREFIX
-from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.state_format import STATE_FILE, StateError
-from batchsize_manager.state_reader import open_state
+from batchsize_manager.storage.state_format import STATE_FILE, StateError
+from batchsize_manager.storage.state_reader import open_state
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from idl.synchronisation import Synchronisation
 from rpc.client import Client
@@ -504,7 +504,7 @@ def _members(client):
 
 def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch, wait_until):
     """What a long job has forgotten is read from its state, before and after a new start."""
-    monkeypatch.setattr("batchsize_manager.history._RECORDS", 10)
+    monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
     tape = Tape()
     with serving(service(tmp_path)) as address:
         worker = Worker(address, "w", tape)
@@ -525,7 +525,7 @@ def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypa
 
 def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monkeypatch, wait_until):
     """What is forgotten and not yet written is not passed over: it is told of by and by."""
-    monkeypatch.setattr("batchsize_manager.history._RECORDS", 10)
+    monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
     tape = Tape()
     with serving(service(tmp_path)) as address:
         worker, asking = Worker(address, "w", tape), client(address)
@@ -587,8 +587,8 @@ def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path)
 
 def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until, monkeypatch):
     """Training goes on; the history says that a new start would forget, and when that is over."""
-    monkeypatch.setattr("batchsize_manager.state_file.BUSY_SECONDS", 0.02)
-    monkeypatch.setattr("batchsize_manager.store._RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.storage.store._RETRY_SECONDS", 0.02)
     tape = Tape()
     with serving(service(tmp_path)) as address:
         worker, asking = Worker(address, "w", tape), client(address)
@@ -626,8 +626,8 @@ def test_a_batch_of_another_size_is_given_out_once_that_is_in_the_file(
     tmp_path, client, wait_until, monkeypatch
 ):
     """A manager that is started anew could not tell otherwise where the next batch begins."""
-    monkeypatch.setattr("batchsize_manager.state_file.BUSY_SECONDS", 240.0)
-    monkeypatch.setattr("batchsize_manager.store._LONGEST_WAIT", 240.0)
+    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 240.0)
+    monkeypatch.setattr("batchsize_manager.storage.store._LONGEST_WAIT", 240.0)
     answers = []
     with serving(service(tmp_path)) as address:
         worker, operator = Worker(address, "w", Tape()), client(address)

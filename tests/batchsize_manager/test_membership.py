@@ -11,10 +11,10 @@ import pytest
 
 import idl
 from batchsize_manager import policies
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
+from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Split
 from batchsize_manager.policies.even import Even
-from batchsize_manager.saved_models import pack_models, unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

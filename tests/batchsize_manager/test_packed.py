@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager import history
-from batchsize_manager.history import History
-from batchsize_manager.packed import pack
+from batchsize_manager.job import history
+from batchsize_manager.job.history import History
+from batchsize_manager.job.packed import pack
 from idl.records import IterationRecord, WorkerRecord
 
 _numbers = st.floats(min_value=0, allow_nan=False)

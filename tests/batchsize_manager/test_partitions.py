@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from batchsize_manager.partitions import Part, Partitions, PartitionsConfig, Progress, gap, plan_moves
+from batchsize_manager.partitions.partitions import (
+    Part,
+    Partitions,
+    PartitionsConfig,
+    Progress,
+    gap,
+    plan_moves,
+)
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from tests.state_machines import driven
-from worker.partition import Chunk, Guest, Outcome, Partition, Peer
+from worker.partitions.partition import Chunk, Guest, Outcome, Partition, Peer
 
 ROOM = 1000  # bytes; each sample here takes one
 

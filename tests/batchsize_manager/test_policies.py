@@ -19,7 +19,7 @@ from batchsize_manager.policies.base import Around
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
-from batchsize_manager.rounding import InfeasibleError
+from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless

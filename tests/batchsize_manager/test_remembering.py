@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Member, PolicyOptions, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
-from batchsize_manager.saved_models import pack_models, unpack_models
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report

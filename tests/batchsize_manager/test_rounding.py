@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.rounding import InfeasibleError, split
+from batchsize_manager.policies.solver import InfeasibleError, split
 from idl.bounds import Bounds
 
 SPEEDS = st.floats(1e-9, 1e9)

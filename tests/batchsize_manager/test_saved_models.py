@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.saved_models import load_models, models_file, pack_models, save_models, unpack_models
+from batchsize_manager.learning.saved_models import (
+    load_models,
+    models_file,
+    pack_models,
+    save_models,
+    unpack_models,
+)
 
 NAMES = st.text(min_size=1, max_size=8)
 

@@ -14,16 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager import state_format, store
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.batches import BatchChange
-from batchsize_manager.changes import Begun, Completed, Controlled, Ended, Learnt, Members, Rewound, Said
-from batchsize_manager.membership import SavedMember
-from batchsize_manager.saved_models import pack_models
-from batchsize_manager.state_file import StateFile
-from batchsize_manager.state_format import STATE_FILE, StateError, pack_records, unpack_records
-from batchsize_manager.state_reader import open_state
-from batchsize_manager.store import Retention, Store
+from batchsize_manager.job.batch_sizes import BatchChange
+from batchsize_manager.job.members import SavedMember
+from batchsize_manager.learning.saved_models import pack_models
+from batchsize_manager.storage import state_format, store
+from batchsize_manager.storage.changes import (
+    Begun,
+    Completed,
+    Controlled,
+    Ended,
+    Learnt,
+    Members,
+    Rewound,
+    Said,
+)
+from batchsize_manager.storage.state_file import StateFile
+from batchsize_manager.storage.state_format import STATE_FILE, StateError, pack_records, unpack_records
+from batchsize_manager.storage.state_reader import open_state
+from batchsize_manager.storage.store import Retention, Store
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
@@ -78,7 +87,7 @@ def opened(folder, retention=None):
 def locked_file(tmp_path, monkeypatch):
     """A store, and a connection with which a test keeps it from writing."""
     monkeypatch.setattr(state_format, "BUSY_SECONDS", 0.02)
-    monkeypatch.setattr("batchsize_manager.state_file.BUSY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
     monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
     with opened(tmp_path) as kept:
         kept.put(begun())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import idl
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.cli import cli

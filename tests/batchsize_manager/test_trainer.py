@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from batchsize_manager import trainer
-from batchsize_manager.trainer import Trainer
+from batchsize_manager.learning import trainer
+from batchsize_manager.learning.trainer import Trainer
 from tests.fits import Die, Double, Endless, Refuse, Sum
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
+from batchsize_manager.learning.saved_models import unpack_models
+from batchsize_manager.learning.uploads import LEARNED_BYTES, Uploads
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.policies.remembering import KIND_PREFIX
-from batchsize_manager.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.uploads import LEARNED_BYTES, Uploads
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.plan import JobSpec, Resume

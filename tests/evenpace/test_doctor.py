@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from evenpace import certificates
 from evenpace.doctor import clock, gpu, limits, machine, network, secrets, services, state, versions
 from evenpace.doctor import run as running

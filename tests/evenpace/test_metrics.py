@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from batchsize_manager.packed import pack
+from batchsize_manager.job.packed import pack
 from evenpace.cli import cli
 from evenpace.lab.bench.certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families

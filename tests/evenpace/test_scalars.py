@@ -29,7 +29,7 @@ from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARG
 from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
 from worker.scalars import IterationTimes, Recorder
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
+from worker.torch.loader import DataLoader
 
 # TensorBoard reads files by itself; TensorFlow, which it would rather use, takes long to import.
 WITHOUT_TENSORFLOW = "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')"

@@ -15,7 +15,7 @@ from ps.backup import BackupShard
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
 from ps.shard import GradientSink, Shard
 from tests.ps.tensors import OPTIMIZERS, TORCH, plain_sgd, push, send, slice_of, slices, tensor, values, wire
-from worker.torch_options import describe
+from worker.torch.optimizer_options import describe
 
 SIZES = (5, 0, 8)  # elements of the parameter groups
 

@@ -18,8 +18,8 @@ from ps.shard import GradientSink, Shard
 from tests.ps.tensors import push, send, slice_of, slices, tensor, values, wire
 from tests.services import in_threads, manager_service, open_request, serving, shard_service
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
 
 MOMENTUM = {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.1}
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import idl
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import NotYetError
 from ps import jobs

@@ -13,7 +13,7 @@ import pytest
 from thriftpy2.thrift import TType
 
 import idl
-from batchsize_manager.partitions_service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from idl.errors import DECLARED, InvalidRequestError, UnauthorisedError
 from rpc import codec, tokens
 from rpc.address import Address
@@ -22,8 +22,8 @@ from rpc.credentials import Credentials
 from rpc.guard import AUTHENTICATE
 from rpc.server import Security, Server
 from tests.services import manager_service, serving, shard_service, with_token
-from worker.partition_peer import PeerService
-from worker.samples import SampleForm
+from worker.partitions.peer import PeerService
+from worker.partitions.samples import SampleForm
 
 # How each service is made here, and what a job with the token of "digits" is called there.
 SERVED = {

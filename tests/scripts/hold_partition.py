@@ -13,8 +13,8 @@ import click
 import numpy as np
 
 from rpc.address import Address
-from worker.partition_link import PartitionConfig, PartitionLink
-from worker.samples import SampleForm
+from worker.partitions.link import PartitionConfig, PartitionLink
+from worker.partitions.samples import SampleForm
 
 SAMPLES = 40  # of each worker in the tests
 

@@ -23,10 +23,10 @@ from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
-from worker.keras_checkpoint import Checkpoint, load, save
-from worker.keras_data import DataLoader
-from worker.keras_model import distribute
-from worker.keras_options import describe_keras
+from worker.keras.loader import DataLoader
+from worker.keras.model_hooks import distribute
+from worker.keras.optimizer_options import describe_keras
+from worker.keras.saving import Checkpoint, load, save
 from worker.session import Session, SessionConfig
 
 NOWHERE = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))

@@ -22,7 +22,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from worker.session import Session, SessionConfig
-from worker.torch_batchnorm import SyncBatchNorm, average_statistics
+from worker.torch.batch_norm import SyncBatchNorm, average_statistics
 
 SAMPLES, BATCH, FEATURES, CLASSES, SEED = (
     131,

@@ -8,7 +8,7 @@ import numpy as np
 import evenpace
 from idl.layout import Group, Layout
 from idl.plan import JobSpec, permutation
-from worker.data import Slices
+from worker.data.slices import Slices
 
 SPEC = JobSpec(dataset_size=200, total_batch_size=16, seed=3)
 FEATURES, RATE = 4, 0.05

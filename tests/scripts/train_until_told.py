@@ -9,7 +9,7 @@ import numpy as np
 import evenpace
 from idl.layout import Group, Layout
 from tests.scripts.train_least_squares import FEATURES, RATE, SPEC, mean_gradient
-from worker.data import Slices
+from worker.data.slices import Slices
 
 PACE = 0.01  # seconds that an iteration takes at least, so that the machine has time for others
 

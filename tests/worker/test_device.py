@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
 from tests.services import serving
-from worker.device import as_kind, cpu_kind, cpu_name
+from worker.resources.device import as_kind, cpu_kind, cpu_name
 from worker.session import Session, SessionConfig
 
 CPU_INFO = "processor\t: 0\nmodel name\t: Xeon(R)   Gold\x00 6130 CPU @ 2.10GHz\nmodel name\t: another\n"

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 import idl
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.chaos.proxy import Proxy
 from idl.bounds import Bounds

@@ -19,13 +19,13 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import in_threads, manager_service, serving, shard_service
-from worker.jax_data import DataLoader
-from worker.jax_gradient import value_and_grad
-from worker.jax_optimizer import distribute
-from worker.jax_rules import adam, sgd
+from worker.jax.gradient import value_and_grad
+from worker.jax.loader import DataLoader
+from worker.jax.optimizer import distribute
+from worker.jax.rules import adam, sgd
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader as TorchDataLoader
-from worker.torch_optimizer import distribute as torch_distribute
+from worker.torch.loader import DataLoader as TorchDataLoader
+from worker.torch.optimizer import distribute as torch_distribute
 
 NOBODY = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
 
@@ -375,7 +375,7 @@ def test_jax_needs_no_torch_and_nothing_else_needs_jax():
     )
     for module, uses_jax in (
         ("evenpace.jax", True),
-        ("evenpace.context, worker.data, evenpace.lab.launch", False),
+        ("evenpace.context, worker.data.slices, evenpace.lab.launch", False),
     ):
         line = [sys.executable, "-c", code.format(module=module, jax=uses_jax)]
         subprocess.run(line, check=True, timeout=240)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError
-from worker.jax_gradient import value_and_grad
+from worker.jax.gradient import value_and_grad
 
 FEATURES = 3
 

@@ -12,7 +12,7 @@ from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from ps.shard import Shard
 from tests.ps.tensors import slice_of
-from worker import jax_rules
+from worker.jax import rules as jax_rules
 
 ELEMENTS = 5
 

@@ -75,7 +75,8 @@ def test_statistics_are_the_weighted_mean(trained):
 def test_the_core_imports_no_framework():
     """Users of one framework do not load the others."""
     code = (
-        "import sys, evenpace, worker.session, worker.data, evenpace.context, batchsize_manager.service\n"
+        "import sys, evenpace, worker.session, worker.data.slices, evenpace.context\n"
+        "import batchsize_manager.service\n"
         "loaded = {'torch', 'tensorflow', 'keras', 'jax'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )

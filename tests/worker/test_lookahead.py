@@ -10,9 +10,9 @@ import pytest
 
 import idl
 from batchsize_manager import policies
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.policies import Policy, Split
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer

@@ -17,8 +17,8 @@ from rpc.client import Client
 from tests.services import in_threads, manager_service, open_request, serving
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
 
 _ps = idl.parameter_server
 WEIGHT, BIAS = ("fc.weight", [2, 3], "float32"), ("fc.bias", [4], "float32")

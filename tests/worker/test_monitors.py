@@ -13,8 +13,8 @@ import pytest
 
 from tests.made_up_machine import MIB, Machine, Memory
 from tests.services import cpu_seconds
-from worker import monitors
-from worker.monitors import ResourceMonitor, available_cpus
+from worker.resources import monitors
+from worker.resources.monitors import ResourceMonitor, available_cpus
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.nvml import Device
+from worker.resources.nvml import Device
 
 GIB = 2**30
 

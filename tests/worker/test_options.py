@@ -1,7 +1,7 @@
 """The optimiser's options of each iteration, as one worker knows them; decisions without any service."""
 
 from idl.layout import Group
-from worker.options import Options
+from worker.step_options import Options
 
 
 def groups(rate):

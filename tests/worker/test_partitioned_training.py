@@ -36,11 +36,11 @@ from tests.services import (
     serving,
     shard_service,
 )
-from worker.samples import DTYPES, SampleForm
+from worker.partitions.samples import DTYPES, SampleForm
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
-from worker.torch_partitions import PartitionedLoader, _revive
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
+from worker.torch.partitioned_loader import PartitionedLoader, _revive
 
 BATCH_SIZES = (16, 24, 32, 40, 48)  # the paper's 64 to 192, less as digits are fewer than CIFAR-10
 CLASSES = (

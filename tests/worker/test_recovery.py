@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.chaos.proxy import Proxy
 from evenpace.observer import Observer

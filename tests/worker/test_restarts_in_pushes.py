@@ -11,7 +11,7 @@ from evenpace.lab.chaos.proxy import Proxy
 from idl.layout import Group, Layout
 from idl.plan import JobSpec
 from tests.services import restartable_manager, serving, shard_service
-from worker.data import Slices
+from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
 
 ELEMENTS, RATE = 250_000, 10e6  # 2 MB, half of it to each shard at 10 MB/s: 0.1 s at least for a push

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.layout import Group, Layout
 from idl.plan import permutation
@@ -22,7 +22,7 @@ from tests.scripts.train_least_squares import (
 from tests.services import send_back, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
-from worker.torch_data import DataLoader
+from worker.torch.loader import DataLoader
 
 ITERATIONS = 3 * SPEC.iterations_per_epoch
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from batchsize_manager.job import JobConfig
+from batchsize_manager.job.job import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from tests.services import in_threads, send_back, serving, shard_service
-from worker.data import Slices
+from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
 
 SAMPLES, BATCH = 14, 6  # of three workers, the last batch of 2 samples leaves one without
 RATES = 0.5 ** np.arange(12)

@@ -16,10 +16,10 @@ from rpc.client import Client
 from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
 from tests.services import ShardWorker, serving, shard_service
-from worker import timing
+from worker import stopwatch as timing
 from worker.session import Session, SessionConfig
 from worker.shards import Shards
-from worker.timing import Stopwatch
+from worker.stopwatch import Stopwatch
 
 
 class Clock:

@@ -16,8 +16,8 @@ from idl.plan import JobSpec, permutation
 from tests.services import in_threads
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_optimizer import distribute
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
 
 
 @pytest.fixture

@@ -19,19 +19,21 @@ from idl.plan import JobSpec, permutation
 from tests.least_squares import services
 from tests.process_groups import end_process_group
 from tests.scripts import train_short_of_memory as script
-from worker import torch_ddp, torch_memory, torch_optimizer
-from worker.memory import DeviceMemory
+from worker.resources.memory import DeviceMemory
 from worker.session import Session, SessionConfig
-from worker.torch_data import DataLoader
-from worker.torch_ddp import balance
-from worker.torch_memory import (
+from worker.torch import ddp as torch_ddp
+from worker.torch import memory_watch as torch_memory
+from worker.torch import optimizer as torch_optimizer
+from worker.torch.ddp import balance
+from worker.torch.loader import DataLoader
+from worker.torch.memory_watch import (
     MemoryExhaustedError,
     is_out_of_memory,
     read_device,
     watch_memory,
     within_memory,
 )
-from worker.torch_optimizer import distribute
+from worker.torch.optimizer import distribute
 
 SCRIPT = Path(script.__file__)
 

@@ -1,7 +1,7 @@
 """A policy played against step times: what it does with noisy measurements, and what the best would be.
 
-The policy runs in a real `batchsize_manager.job.Job`, which plans and takes reports as in a manager. The best
-split comes from a solver of its own, which shares nothing with the policies'.
+The policy runs in a real `batchsize_manager.job.job.Job`, which plans and takes reports as in a manager. The
+best split comes from a solver of its own, which shares nothing with the policies'.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import Policy
 from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError

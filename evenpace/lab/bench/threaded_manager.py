@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import idl
-from batchsize_manager.job import Job, JobConfig
+from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.policies import make_policy
 from evenpace.lab.bench.threaded import serve
 from idl.bounds import Bounds

@@ -25,8 +25,8 @@ from evenpace.lab.launch import pin
 from evenpace.lab.limits import limit_cpu
 from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent
-from worker.torch_ddp import balance
-from worker.torch_optimizer import distribute
+from worker.torch.ddp import balance
+from worker.torch.optimizer import distribute
 
 
 class EvenSlices:

@@ -26,7 +26,7 @@ from evenpace.lab.chaos.training import (
     mean_gradient,
 )
 from idl.layout import Group, Layout
-from worker.data import Slices
+from worker.data.slices import Slices
 from worker.session import Session
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.rounding import split
+from batchsize_manager.policies.solver import split
 from idl.bounds import Bounds
 
 Record = Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from evenpace.lab.experiments.schedule import Schedule, Task
 from idl.errors import EvenpaceError
-from worker import cgroups
+from worker.resources import cgroups
 
 _LONGEST = 86_400  # seconds; bounds what a stressor that nobody stops can do
 

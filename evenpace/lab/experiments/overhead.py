@@ -20,7 +20,7 @@ from rich.table import Table
 from evenpace.lab.bench.load import SAMPLES_PER_WORKER, Load
 from evenpace.lab.bench.processes import server
 from evenpace.reports import files
-from worker.monitors import ResourceMonitor
+from worker.resources.monitors import ResourceMonitor
 
 ITERATION_SECONDS = 1.0  # what the shares refer to
 _WARM_UP = 20  # rounds

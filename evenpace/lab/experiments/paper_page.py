@@ -12,7 +12,7 @@ from evenpace.lab.experiments import figure_plots
 from evenpace.lab.experiments.paper_claims import FIGURES, PaperFigure
 from evenpace.reports.drawing import inline
 from evenpace.reports.pages import write_page
-from worker.device import cpu_name
+from worker.resources.device import cpu_name
 
 _PIXELS = 100  # of an inch of a figure, at most
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 import evenpace
 from evenpace.lab.data import DataError
-from worker.torch_data import MapStyleDataset
+from worker.torch.loader import MapStyleDataset
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from evenpace.lab.duty_cycle import PERIOD, Budget
 from evenpace.lab.limits import limit_cpu
 from tests import ROOT
 from tests.services import cpu_seconds, has_ended
-from worker import cgroups
-from worker.cgroups import Group
+from worker.resources import cgroups
+from worker.resources.cgroups import Group
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SPIN_TWICE = f"import threading\nthreading.Thread(target=exec, args=('while True: pass',)).start()\n{SPIN}"
@@ -241,7 +241,8 @@ def test_a_monitor_sees_the_limit_as_its_capacity(start):
     At least that is what the kernel has counted for the other, at most what it has not counted for the one.
     """
     code = (
-        "import subprocess, sys, time\nfrom worker.monitors import ResourceMonitor, available_cpus\n"
+        "import subprocess, sys, time\n"
+        "from worker.resources.monitors import ResourceMonitor, available_cpus\n"
         "print(flush=True)\nsys.stdin.readline()\n"
         "other = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
         "began, monitor = time.monotonic(), ResourceMonitor()\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import idl
-from batchsize_manager.packed import pack
+from batchsize_manager.job.packed import pack
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.iterations import from_packed

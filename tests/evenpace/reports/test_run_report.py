@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.packed import pack
+from batchsize_manager.job.packed import pack
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.state_format import STATE_FILE
-from batchsize_manager.state_reader import open_state
+from batchsize_manager.storage.state_format import STATE_FILE
+from batchsize_manager.storage.state_reader import open_state
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.iterations import Iteration, from_packed

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsize_manager.history import History
+from batchsize_manager.job.history import History
 from evenpace.lab.chaos import checks
 from evenpace.lab.chaos import storm as storms
 from evenpace.lab.chaos.cluster import Cluster
@@ -33,7 +33,7 @@ from idl.plan import permutation
 from ps.hosted import Hosted
 from ps.shard import Shard
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
-from worker.data import Slices
+from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
 
 JOB = "job-0"

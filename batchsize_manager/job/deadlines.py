@@ -1,0 +1,100 @@
+"""Who is gone, silent or late: decisions from what members have said and when, without a clock.
+
+Somebody who is merely slow is none of these: being slow, it still sends heartbeats, and the time that it has
+for a report grows with the time that iterations take.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from batchsize_manager.job.members import Membership
+from batchsize_manager.job.progress import Progress
+
+_PATIENCE = 10  # typical durations of an iteration that others wait for a report at least
+
+
+def gone(members: Mapping[str, Membership], now: float) -> list[str]:
+    """The members whose connection broke, and that did not come back in time."""
+    return [name for name, m in members.items() if m.back_by is not None and now >= m.back_by]
+
+
+def absent(members: Mapping[str, Membership], absence: float, now: float) -> list[str]:
+    """The suspended members that have been silent for `absence` seconds."""
+    return [name for name, m in members.items() if m.suspended and now - m.heard_at >= absence]
+
+
+def silent(
+    members: Mapping[str, Membership], progress: Mapping[int, Progress], silence: float, now: float
+) -> list[str]:
+    """The members with something to do that have sent no heartbeat for `silence` seconds.
+
+    Who has neither sent nor promised one is not expected to. Where nobody was heard of, that is no member's
+    fault.
+    """
+    there = {name: m for name, m in members.items() if not m.suspended}
+    if all(now - m.heard_at >= silence for m in there.values()):
+        return []
+    return [
+        name
+        for name, m in there.items()
+        if m.beats
+        and now - m.heard_at >= silence
+        and any(name in under_way.open for under_way in progress.values())
+    ]
+
+
+def late(
+    members: Mapping[str, Membership],
+    progress: Mapping[int, Progress],
+    planned: int,
+    report_timeout: float,
+    typical: float,
+    now: float,
+) -> Iterator[tuple[str, int]]:
+    """The members that others have waited for for too long, with the iteration that they did not report.
+
+    Args:
+        members: By name.
+        progress: The iterations under way, by number.
+        planned: How many iterations are planned.
+        report_timeout: Seconds that each has at least.
+        typical: Seconds that an iteration takes.
+        now: The time.
+    """
+    before = now - max(report_timeout, _PATIENCE * typical)
+    since: dict[int, float] = {}  # iteration to the time since when others are done with it
+    for name, member in members.items():
+        if member.suspended or member.reported_at > before:
+            continue
+        iteration = member.assigned
+        if iteration - 1 in progress and progress[iteration - 1].has_piece(name):
+            iteration -= 1
+        if iteration >= planned:
+            continue  # it waits itself
+        if iteration not in since:
+            since[iteration] = waited_since(iteration, members, progress)
+        if since[iteration] <= before:
+            yield name, iteration
+
+
+def waited_since(
+    iteration: int, members: Mapping[str, Membership], progress: Mapping[int, Progress]
+) -> float:
+    """When the first of the members was done with a planned iteration; infinity if none is."""
+    under_way = progress.get(iteration)
+    if under_way is None:
+        return -math.inf  # so long ago that it is forgotten
+    there = {name: m for name, m in members.items() if not m.suspended}
+    reported = (
+        done[-1].arrival
+        for name, done in under_way.done.items()
+        if name in there and there[name].ready <= iteration and name not in under_way.open
+    )
+    # Who came later has no part in it; nor has who came back, when others had got its part.
+    without = (
+        member.joined_at
+        for name, member in there.items()
+        if member.ready > iteration or (name not in under_way.open and name not in under_way.done)
+    )
+    return min(itertools.chain(reported, without), default=math.inf)

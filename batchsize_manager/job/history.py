@@ -1,0 +1,73 @@
+"""What is kept of a job's complete iterations: the latest, as many as fit."""
+
+import itertools
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+
+from batchsize_manager.job.packed import PackedRecord, pack
+from idl.records import IterationRecord
+
+_RECORDS = 50_000  # workers times iterations; the oldest go first
+_TYPICAL = 20  # iterations that a typical duration is taken from
+
+
+class History:
+    """Records by iteration, ascending; some may be missing, which workers went through by themselves."""
+
+    def __init__(self) -> None:
+        self._records: deque[PackedRecord] = deque()
+        self._size = 0
+
+    def add(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
+        self._records.append(pack(record, self._records[-1] if self._records else None))
+        self._size += len(record.workers)
+        while self._size > _RECORDS and len(self._records) > 1:
+            self._size -= len(self._records.popleft().names)
+
+    def forget_from(self, iteration: int) -> None:
+        """The job goes back to an iteration."""
+        while self._records and self._records[-1].record.iteration >= iteration:
+            self._size -= len(self._records.pop().names)
+
+    def page(self, first: int, limit: int) -> list[IterationRecord]:
+        """Records from an iteration on, oldest first, at most so many."""
+        return [packed.unpack() for packed in self.packed_page(first, limit)]
+
+    def packed_page(self, first: int, limit: int) -> list[PackedRecord]:
+        """As `page`, packed."""
+        skip = bisect_left(self._records, first, key=lambda packed: packed.record.iteration)
+        return list(itertools.islice(self._records, skip, skip + limit))
+
+    def latest(self, limit: int) -> list[IterationRecord]:
+        """The last records, oldest first, at most so many."""
+        return [packed.unpack() for packed in itertools.islice(reversed(self._records), limit)][::-1]
+
+    @property
+    def last(self) -> PackedRecord | None:
+        """The last record, if there is one; from any thread."""
+        try:
+            return self._records[-1]
+        except IndexError:
+            return None
+
+    @property
+    def typical_duration(self) -> float:
+        """The median duration of the last iterations in seconds; 0 without any."""
+        latest = itertools.islice(reversed(self._records), _TYPICAL)
+        return statistics.median([packed.record.duration for packed in latest] or [0.0])
+
+
+def final_course(records: Iterable[IterationRecord]) -> list[IterationRecord]:
+    """Of all iterations that were completed in whatever attempt, those that nothing has gone back over.
+
+    An iteration of a later attempt makes void whatever an earlier attempt did from there on.
+    """
+    course: list[IterationRecord] = []
+    for record in sorted(records, key=lambda record: (record.attempt, record.iteration)):
+        while course and course[-1].iteration >= record.iteration:
+            course.pop()
+        course.append(record)
+    return course

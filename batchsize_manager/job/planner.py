@@ -1,0 +1,93 @@
+"""Who takes how much of the next batch: asks the policy, for the members that are planned for."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from batchsize_manager.job.batch_sizes import Batches
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.members import Members
+from batchsize_manager.job.progress import Progress
+from batchsize_manager.policies import Member, Policy
+from idl.plan import make_plan
+
+
+class Planner:
+    """Makes one plan after the other.
+
+    Args:
+        config: How the job is run.
+        policy: How batches are split; may be replaced.
+        batches: What is to be split.
+        members: Of the job; some may be released here, if the policy finds them dispensable.
+        say: Told what happens, in words.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        policy: Policy,
+        batches: Batches,
+        members: Members,
+        say: Callable[[str], None],
+    ) -> None:
+        self.policy = policy
+        self._config = config
+        self._batches = batches
+        self._members = members
+        self._say = say
+        self._last_warning: tuple[str, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a whole batch for the members that are planned for."""
+        return self._batches.size(len(self._members.staying))
+
+    def can_do_without(self, workers: Collection[str]) -> bool:
+        """Whether the others that are planned for can take a whole batch."""
+        left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
+        return bool(left) and sum(left) >= self._batches.size(len(left))
+
+    @property
+    def lack(self) -> str:
+        """What the members that are planned for cannot take, in words."""
+        most = sum(member.bounds.maximum for member in self._members.staying.values())
+        return f"the workers can take {most} samples together at most, less than a batch of {self.batch_size}"
+
+    def members_changed(self) -> None:
+        """Let the policy know who is planned for.
+
+        Raises:
+            InfeasibleError: They cannot take the batch.
+        """
+        if staying := self._members.staying:
+            self.policy.expect(self._batches.size(len(staying)))
+            self.policy.set_members([Member(name, m.bounds, m.device) for name, m in staying.items()])
+
+    def plan(self, iteration: int, attempt: int, now: float) -> Progress:
+        """Plan an iteration; all before it are planned.
+
+        Raises:
+            InfeasibleError: The members cannot take the batch.
+        """
+        epoch, start, total = self._batches.take(iteration, len(self._members.staying))
+        split = self.policy.split(total)
+        if leaving := self._releasable(split.dispensable):
+            self._members.release(leaving, iteration - 1)
+            self.members_changed()
+            self._members.let_go()
+            epoch, start, total = self._batches.take(iteration, len(self._members.staying))
+            split = self.policy.split(total)
+        warnings = (*split.warnings, *split.dispensable.values())
+        if warnings and warnings != self._last_warning:
+            for warning in warnings:
+                self._say(warning)
+        self._last_warning = warnings
+        staying = self._members.staying
+        counts = dict(zip(staying, split.counts, strict=True))
+        predicted = dict(zip(staying, split.predicted_speeds, strict=False))
+        return Progress(make_plan(iteration, epoch, start, counts, attempt), now, predicted)
+
+    def _releasable(self, dispensable: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of the members that the job may let go, if the others can take the whole batch."""
+        members = self._members.by_name
+        leaving = {name: why for name, why in dispensable.items() if not members[name].unreleasable}
+        return leaving if self._config.release and self.can_do_without(leaving.keys()) else {}

@@ -1,0 +1,197 @@
+"""An iteration under way: who has still what to do of it, what has been reported, what is to be redone.
+
+Parts are slices of the iteration's batch. A member's own part is its slice of the plan; others that it is
+given later, of those who have gone, are pieces. No part is ever open with two members at once, and those that
+are open, pooled, lost or done tile the batch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from batchsize_manager.policies import Observation
+from batchsize_manager.policies.solver import split
+from idl.bounds import Bounds
+from idl.plan import Assignment, Plan
+from idl.records import IterationRecord, Report, WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A part that was reported, and when."""
+
+    part: Assignment
+    report: Report
+    arrival: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an iteration is.
+
+    Attributes:
+        plan: Everybody's own part.
+        planned_at: When it was planned.
+        predicted_speeds: By name, samples per second.
+        delivered: Whether anybody has been told of it.
+        open: By name, the parts that a member has still to do, in that order.
+        done: By name, what was reported.
+        lost: By name, own parts of members that have gone, where nobody redoes them.
+        pool: Parts that are to be redone by somebody.
+    """
+
+    plan: Plan
+    planned_at: float
+    predicted_speeds: Mapping[str, float]
+    delivered: bool = False
+    open: dict[str, list[Assignment]] = field(default_factory=dict)
+    done: dict[str, list[Done]] = field(default_factory=dict)
+    lost: dict[str, Assignment] = field(default_factory=dict)
+    pool: list[Assignment] = field(default_factory=list)
+    _withdrawn: dict[str, list[Assignment]] = field(default_factory=dict)
+    _told: set[Assignment] = field(default_factory=set)  # pieces that their workers have been told of
+
+    def __post_init__(self) -> None:
+        self.open = {worker: [part] for worker, part in self.plan.assignments.items()}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the batch is left to do."""
+        return not self.open and not self.pool
+
+    def has_piece(self, worker: str) -> bool:
+        """Whether a member has a part to do that was another's."""
+        parts = self.open.get(worker)
+        if not parts:
+            return False
+        # Most have their own part alone, and this is asked several times for each of thousands.
+        return len(parts) > 1 or parts[0] is not self.plan.assignments.get(worker)
+
+    def next_piece(self, worker: str) -> Assignment | None:
+        """The piece that a member that is through with its own part does next, if there is one."""
+        if not self.has_piece(worker):
+            return None
+        piece = self.open[worker][0]
+        self._told.add(piece)
+        return piece
+
+    def piece_at(self, worker: str, start: int | None) -> Assignment | None:
+        """The piece that a member reports by its first position or, where it names none, was told of last."""
+        if not self.has_piece(worker):
+            return None
+        pieces = (p for p in self.open[worker] if p in self._told and start in (None, p.start))
+        return next(pieces, None)
+
+    def finish(self, worker: str, part: Assignment, report: Report, now: float) -> None:
+        """A member has reported a part."""
+        self._close(worker, part)
+        self.done.setdefault(worker, []).append(Done(part, report, now))
+
+    def lose(self, worker: str) -> None:
+        """A member has gone, and nobody redoes its own part."""
+        if self.open.pop(worker, None):
+            self.lost[worker] = self.plan.assignments[worker]
+
+    def withdraw(self, worker: str) -> bool:
+        """Pool what a member has still to do.
+
+        Returns:
+            Whether it had anything to do.
+        """
+        parts = self.open.pop(worker, None)
+        if parts is None:
+            return False
+        self._withdrawn[worker] = parts
+        self.pool += [part for part in parts if part.count]
+        return True
+
+    def reinstate(self, worker: str) -> bool:
+        """Let a member go on with what was withdrawn from it, if nobody has got anything of that yet."""
+        parts = self._withdrawn.pop(worker, None)
+        if parts is None or any(part.count and part not in self.pool for part in parts):
+            return False
+        self.pool = [part for part in self.pool if part not in parts]
+        self.open[worker] = parts
+        return True
+
+    def deal(self, takers: Mapping[str, Bounds]) -> list[str]:
+        """Split what is pooled among members, by name, in proportion to their own parts.
+
+        Each is given one piece at most, none more than its maximum; what is left stays in the pool.
+
+        Returns:
+            Who has got a piece.
+        """
+        got: dict[str, None] = {}
+        while self.pool and len(got) < len(takers):
+            free = {name: bounds for name, bounds in takers.items() if name not in got}
+            part = self.pool.pop(0)
+            fits = min(part.count, sum(bounds.maximum for bounds in free.values()))
+            shares = [float(self.plan.assignments[name].count) for name in free]
+            at_least_one = [replace(bounds, minimum=1) for bounds in free.values()]
+            position = part.start
+            for name, count in zip(free, split(shares, fits, at_least_one), strict=True):
+                if count:
+                    piece = replace(part, start=position, count=count)
+                    self.open.setdefault(name, []).append(piece)
+                    got[name] = None
+                    position += count
+            if fits < part.count:
+                self.pool.insert(0, replace(part, start=position, count=part.count - fits))
+        return list(got)
+
+    def record(self, released_at: float, duration: float) -> IterationRecord:
+        """What is kept of the iteration; a worker's record covers all its parts together.
+
+        Args:
+            released_at: When whoever waited could go on.
+            duration: Seconds that it took.
+        """
+        plan = self.plan
+        records = {name: self._worker_record(name, done, released_at) for name, done in self.done.items()}
+        return IterationRecord(
+            plan.iteration, plan.epoch, plan.total, duration, records, plan.attempt, plan.start
+        )
+
+    def observations(self) -> dict[str, Observation]:
+        """What policies see of it: everybody's own part, whose size they chose."""
+        own = {
+            name: done[0] for name, done in self.done.items() if done[0].part is self.plan.assignments[name]
+        }
+        return {
+            name: Observation(
+                done.part.count,
+                done.report.batch_processing_time,
+                done.report.cpu_usage,
+                done.report.memory_usage,
+            )
+            for name, done in own.items()
+        }
+
+    def _close(self, worker: str, part: Assignment) -> None:
+        self.open[worker].remove(part)
+        if not self.open[worker]:
+            del self.open[worker]
+
+    def _worker_record(self, worker: str, done: list[Done], released_at: float) -> WorkerRecord:
+        count, seconds = 0, 0.0
+        waiting = max(0.0, released_at - done[-1].arrival)
+        earlier: Done | None = None
+        for later in done:
+            report = later.report
+            count += later.part.count
+            seconds += report.batch_processing_time
+            waiting += report.waiting_time
+            if earlier is not None:  # it waited for this part, too
+                between = later.arrival - earlier.arrival
+                waiting += max(0.0, between - report.batch_processing_time - report.waiting_time)
+            earlier = later
+        predicted = self.predicted_speeds.get(worker, math.nan)
+        return WorkerRecord(
+            count,
+            seconds,
+            waiting,
+            report.cpu_usage,
+            report.memory_usage,
+            None if math.isnan(predicted) else predicted,
+        )

@@ -1,0 +1,1 @@
+"""What predictors learn: fits in a process of their own, models kept and sent."""

@@ -1,0 +1,105 @@
+"""Where policies come from, and where what they learn goes: the trainer's process, and files of models."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.counts import LearningTally
+from batchsize_manager.job.job import Job
+from batchsize_manager.learning.saved_models import models_file, save_models, unpack_models
+from batchsize_manager.learning.trainer import Trainer
+from batchsize_manager.policies import Policy, PolicyOptions, make_remembering
+from batchsize_manager.policies.timed_policy import TimedPolicy
+from idl.errors import InvalidRequestError
+from predictors import Models, Weights
+
+log = logging.getLogger(__name__)
+
+
+class Learning:
+    """What the jobs of one manager learn with.
+
+    Args:
+        policy: A name in `batchsize_manager.policies.POLICIES`.
+        options: For it.
+        folder: In which each job's fitted models are kept; None for nowhere.
+
+    Attributes:
+        tally: Counts of what policies and fits have done.
+        balancing: How batches are split, unless something else is wanted for a job.
+    """
+
+    def __init__(self, policy: str, options: PolicyOptions, folder: Path | None) -> None:
+        self.balancing = Balancing(policy, options.predictor, options.tolerance)
+        self._options = options
+        self._folder = folder
+        self.tally = LearningTally()
+        self._trainer = Trainer(self.tally)
+        self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
+
+    def make_policy(self, learned: bytes, balancing: Balancing | None = None) -> Policy:
+        """A new policy, with what an earlier run of the job had learned, if anything.
+
+        Args:
+            learned: As `checkpoint` gives it; may be empty.
+            balancing: What is wanted for the job, if that is something else than `balancing`.
+
+        Raises:
+            InvalidRequestError: That is not what `checkpoint` gives.
+        """
+        try:
+            models = unpack_models(learned) if learned else self._options.models
+            return self._make(balancing or self.balancing, models)
+        except ValueError as error:
+            raise InvalidRequestError(f"learned: {error}") from error
+
+    def make_successor(self, balancing: Balancing, models: Models) -> Policy:
+        """A policy for a job that runs, which has learnt these models so far."""
+        return self._make(balancing, {**self._options.models, **models})
+
+    def _make(self, balancing: Balancing, models: Models) -> Policy:
+        options = replace(self._options, predictor=balancing.predictor, tolerance=balancing.tolerance)
+        return TimedPolicy(make_remembering(balancing.policy, options, models), self.tally)
+
+    def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
+        """Have a job's policy learn what it wants to learn, if anything.
+
+        Args:
+            job: The job.
+            learnt: Called when it has.
+            name: The job's.
+        """
+        policy = job.policy
+
+        def take(weights: Weights | None) -> None:
+            job.take_fit(policy, weights)
+            if weights is not None and policy is job.policy:
+                learnt()
+
+        fit = job.due_fit()
+        if fit is not None:
+            self._trainer.submit(fit, take, {"job": name, "iteration": job.completed})
+
+    def save(self, name: str, job: Job) -> None:
+        """Write what a job has learned into its file, if models are to be kept."""
+        models = job.models() if self._folder is not None else {}
+        if self._folder is None or not models:
+            return
+        path = models_file(self._folder, name)
+        saving = asyncio.get_running_loop().run_in_executor(None, _save, path, models, name)
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
+
+    def close(self) -> None:
+        """Stop at once; a fit that is running is lost."""
+        self._trainer.close()
+
+
+def _save(path: Path, models: Models, job: str) -> None:
+    try:
+        save_models(path, models)
+    except OSError as error:
+        log.warning("the fitted models cannot be kept: %s", error, extra={"job": job})

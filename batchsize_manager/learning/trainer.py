@@ -1,0 +1,153 @@
+"""Runs what predictors have to learn in a process of its own, so that no barrier round feels it.
+
+It knows neither jobs nor what is learnt: a fit goes over, weights come back.
+"""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import MappingProxyType
+
+from batchsize_manager.counts import LearningTally
+from predictors import Fit, Weights
+
+log = logging.getLogger(__name__)
+
+_FIT_SECONDS = 600.0
+_NICENESS = 10  # whoever shares the machine's CPUs with the training comes first
+
+
+class Trainer:
+    """One process, started when it is first needed, that runs one fit after the other.
+
+    It ends with the process that made it, at the latest when the fit at hand is done. All methods are for
+    the event loop's thread.
+
+    Args:
+        tally: Where fits are counted; None for nowhere.
+    """
+
+    def __init__(self, tally: LearningTally | None = None) -> None:
+        self._tally = tally or LearningTally()
+        self._thread = ThreadPoolExecutor(1, "trainer")  # waits for the process, in the loop's stead
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def submit(
+        self,
+        fit: Fit,
+        done: Callable[[Weights | None], None],
+        log_fields: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Run a fit once those before it are done.
+
+        Args:
+            fit: Sent to the process by pickle.
+            done: Called in the event loop with what was learnt, or None where that failed; not called
+                after `close`.
+            log_fields: What the line of log says beside its message, should it fail.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, fit)
+
+        def end(ended: "asyncio.Future[Weights]") -> None:
+            if self._closed:
+                ended.cancelled() or ended.exception()  # nobody wants to know any more
+            else:
+                weights = _weights(ended, log_fields)
+                self._tally.failed_fits += weights is None
+                done(weights)
+
+        future.add_done_callback(end)
+
+    def close(self) -> None:
+        """Stop at once; a fit that is running is lost."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._process is not None:
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self, fit: Fit) -> Weights:
+        """In the waiting thread: have the process run a fit."""
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        assert self._connection is not None
+        began = time.perf_counter()
+        try:
+            _send(self._connection, fit)
+            if not self._connection.poll(_FIT_SECONDS):
+                raise TimeoutError(f"the training process has not answered for {_FIT_SECONDS:g} s")
+            weights = self._connection.recv()
+        except (EOFError, OSError) as error:
+            assert self._process is not None
+            self._process.kill()
+            self._process.join()  # its pipe may end before it does: the next fit is not for it
+            raise RuntimeError(str(error) or "the training process has died") from error
+        if isinstance(weights, str):
+            raise RuntimeError(weights)
+        self._tally.fits.add(time.perf_counter() - began)
+        return weights  # type: ignore[no-any-return]
+
+    def _start(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        context = multiprocessing.get_context("spawn")  # a fork would share the loop and its sockets
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_train, args=(theirs,), name="trainer", daemon=True)
+        self._process.start()
+        theirs.close()
+        if self._closed:
+            self._process.kill()
+
+
+def _weights(ended: "asyncio.Future[Weights]", log_fields: Mapping[str, object]) -> Weights | None:
+    if ended.cancelled():
+        return None
+    error = ended.exception()
+    if error is not None:
+        log.warning("fitting the predictor failed, its last state stays in use: %s", error, extra=log_fields)
+        return None
+    return ended.result()
+
+
+def _train(connection: Connection) -> None:
+    """What the process does: fits in, weights or the reason of a failure out, until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the manager
+    os.nice(_NICENESS)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            fit = _receive(connection)
+            try:
+                answer: Weights | str = fit.run()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the manager goes on without it
+                answer = f"{type(error).__name__}: {error}"
+            connection.send(answer)
+
+
+def _send(connection: Connection, fit: Fit) -> None:
+    """Send a fit, and its arrays from where they lie: copies of them would keep this process from rounds."""
+    arrays: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(fit, protocol=5, buffer_callback=arrays.append)
+    connection.send((message, len(arrays)))
+    for array in arrays:
+        connection.send_bytes(array.raw())
+
+
+def _receive(connection: Connection) -> Fit:
+    message, count = connection.recv()
+    arrays = [bytearray(connection.recv_bytes()) for _ in range(count)]
+    fit: Fit = pickle.loads(message, buffers=arrays)
+    return fit

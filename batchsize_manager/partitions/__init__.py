@@ -1,0 +1,1 @@
+"""The DataPartitionManager: which worker has which part of the data."""

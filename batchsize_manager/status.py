@@ -1,0 +1,91 @@
+"""What those who look at jobs are told: summaries, members, events, records, as they go over the wire."""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import idl
+from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.job.packed import PackedRecord
+
+_wire = idl.batchsize_manager
+
+_RECORDS_BYTES = 2**20  # of one answer
+
+
+def summary(hosted: Hosted) -> Any:
+    """A job as it stands."""
+    job, spec = hosted.job, hosted.job.spec
+    return _wire.JobSummary(
+        job=hosted.name,
+        run=hosted.run,
+        state="ended" if hosted.ending and not job.failure else job.state,
+        reason=job.failure or hosted.ending or job.reason,
+        workers=hosted.config.workers,
+        members=job.size,
+        iteration=job.completed,
+        attempt=job.attempt,
+        policy=hosted.policy,
+        predictor=hosted.predictor,
+        mode=hosted.config.synchronisation.mode,
+        spec=_wire.JobSpec(
+            dataset_size=spec.dataset_size,
+            total_batch_size=spec.total_batch_size,
+            seed=spec.seed,
+            shuffle=spec.shuffle,
+            drop_last=spec.drop_last,
+        ),
+        batch_size=job.batch_size,
+        age=time.monotonic() - hosted.since,
+    )
+
+
+def status(hosted: Hosted, events_after: int) -> Any:
+    """A job, its members, and its events after one whose number is known."""
+    members = [
+        _wire.MemberStatus(
+            worker=member.worker,
+            state="waiting"
+            if member.worker in hosted.waiting and member.state == "working"
+            else member.state,
+            bounds=_wire.Bounds(member.bounds.minimum, member.bounds.maximum, member.bounds.granularity),
+            iteration=member.iteration,
+            silence=member.silence,
+        )
+        for member in hosted.job.standings(time.monotonic())
+    ]
+    new = min(len(hosted.log), max(0, hosted.said - 1 - events_after))
+    events = [
+        _wire.Event(number=hosted.said - new + i, at=at, text=text)
+        for i, (at, text) in enumerate(islice(hosted.log, len(hosted.log) - new, None))
+    ]
+    return _wire.StatusReply(summary=summary(hosted), members=members, events=events)
+
+
+def records(run: str, iterations: Sequence[PackedRecord]) -> Any:
+    """Records, as many as one answer may have."""
+    names: dict[tuple[str, ...], int] = {}
+    packed: list[Any] = []
+    size = 0
+    for one in iterations:
+        if one.names not in names:
+            names[one.names] = len(names)
+            size += sum(map(len, one.names))
+        size += len(one.values)
+        if packed and size > _RECORDS_BYTES:
+            break
+        record = one.record
+        packed.append(
+            _wire.PackedRecord(
+                iteration=record.iteration,
+                epoch=record.epoch,
+                start=record.start,
+                total=record.total,
+                attempt=record.attempt,
+                duration=record.duration,
+                names=names[one.names],
+                values=one.values,
+            )
+        )
+    return _wire.RecordsReply(run=run, names=[list(workers) for workers in names], iterations=packed)

@@ -1,0 +1,321 @@
+"""What of a manager's jobs goes into its store, and comes out of it when the manager is started anew."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batchsize_manager import status as overview
+from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.job.job import REPLAYED, Job, JobConfig
+from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.packed import PackedRecord
+from batchsize_manager.job.steps import EVENTS
+from batchsize_manager.learning.learning import Learning
+from batchsize_manager.storage.changes import (
+    Begun,
+    Completed,
+    Controlled,
+    Ended,
+    Learnt,
+    Members,
+    Rewound,
+    Said,
+)
+from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
+from batchsize_manager.storage.store import Retention, Store
+from idl.translation import wire_history
+from rpc.limited_log import LimitedLog
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_READ_AT_ONCE = 50_000  # records of workers
+
+
+@dataclass(slots=True)
+class _Kept:
+    """How much of a run has been handed to the store."""
+
+    events: int
+    records: int
+    standing: tuple[int, int, int] = (-1, -1, -1)  # what its members were last kept with
+    controlled: Controlled | None = None
+
+
+class Archive:
+    """Remembers jobs in a folder.
+
+    A job is remembered from when it starts: until then, its workers would join it anew.
+
+    Args:
+        folder: Where; it must not be in use by another manager.
+        retention: What is forgotten of jobs that have ended.
+        learning: Makes the jobs' policies.
+        config: How jobs are run.
+        tell: Where jobs log what happens to them.
+
+    Attributes:
+        store: What writes it.
+
+    Raises:
+        StateError: The folder cannot be used; says why.
+    """
+
+    def __init__(
+        self, folder: Path, retention: Retention, learning: Learning, config: JobConfig, tell: LimitedLog
+    ) -> None:
+        self._folder = folder
+        self._learning = learning
+        self._config = config
+        self._tell = tell
+        self._kept: dict[str, _Kept] = {}  # by run
+        self.store = Store(folder, retention)
+
+    # -- what is remembered
+
+    def keep(self, hosted: Hosted) -> None:
+        """Remember what has happened since the last time; costs next to nothing where that is nothing."""
+        job, run = hosted.job, hosted.run
+        if not job.started:
+            return
+        kept = self._kept.get(run)
+        if kept is None:
+            mode = self._config.synchronisation.mode
+            now = time.time()
+            self.store.put(
+                Begun(run, hosted.name, job.spec, hosted.policy, mode, job.first_iteration, job.position, now)
+            )
+            kept = self._kept[run] = _Kept(0, 0, controlled=Controlled(run))
+            self.learnt(hosted)
+        if kept.records != job.recorded:
+            now = time.time()
+            for record in job.last_records(job.recorded - kept.records):
+                self.store.put(Completed(run, record, now))
+            kept.records = job.recorded
+        if kept.events != job.events_said:
+            now = time.time()
+            for event in list(job.events)[kept.events - job.events_said :]:
+                self.store.put(Said(run, event, now))
+            kept.events = job.events_said
+        changes = job.batch_changes
+        standing = (
+            job.events_said,
+            job.attempt,
+            len(changes),
+        )  # who comes or goes, and what operators do, is said
+        if kept.standing != standing:
+            kept.standing = standing
+            self.store.put(Members(run, job.attempt, job.saved_members, changes))
+            controlled = _controlled(hosted)
+            if kept.controlled != controlled:
+                kept.controlled = controlled
+                self.store.put(controlled)
+
+    def rewound(self, hosted: Hosted, iteration: int) -> None:
+        """Remember that a job goes on from an iteration; what is known of later ones is void."""
+        self.store.put(Rewound(hosted.run, iteration))
+
+    def learnt(self, hosted: Hosted) -> None:
+        """Remember what a job's policy has learnt."""
+        models = hosted.job.models()
+        if hosted.run in self._kept and models:
+            self.store.put(Learnt(hosted.run, models))
+
+    def ended(self, hosted: Hosted, why: str) -> None:
+        """Remember that a job is over."""
+        if self._kept.pop(hosted.run, None) is not None:
+            self.store.put(Ended(hosted.run, why, time.time()))
+
+    def once_kept(self, function: Callable[[], None]) -> None:
+        """See `Store.after_commit`."""
+        self.store.after_commit(function)
+
+    def notices(self) -> list[str]:
+        """See `Store.notices`."""
+        return self.store.notices()
+
+    def close(self) -> None:
+        """Write what there is to write, and release the folder."""
+        self.store.close()
+
+    # -- what comes back
+
+    def restore(self) -> tuple[list[Hosted], dict[str, str]]:
+        """The jobs that had not ended when the manager before this one did; to be called first.
+
+        Returns:
+            Those that go on and, by name, why others cannot.
+
+        Raises:
+            StateError: The file is damaged.
+        """
+        restored, given_up, ended = [], {}, []
+        reader = self.store.reader
+        for run in reader.runs(unfinished=True):
+            members = reader.members(run.run)
+            why = _why_not_restored(run, members, self._config)
+            if why is None:
+                restored.append(self._restore(run, members, reader))
+            else:
+                log.warning(
+                    "job %s is not restored: %s", run.job, why, extra={"job": run.job, "run": run.run}
+                )
+                ended.append(Ended(run.run, why, time.time()))
+                given_up[run.job] = why
+        for change in ended:
+            self.store.put(change)
+        return restored, given_up
+
+    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> Hosted:
+        records = reader.last_records(run.run, REPLAYED)
+        events = reader.last_events(run.run, EVENTS)
+        job = Job.restore(
+            run.spec,
+            self._config,
+            self._learning.make_policy(run.learned, run.balancing),
+            first_iteration=run.first_iteration,
+            attempt=run.attempt,
+            members=members,
+            records=records,
+            events=[event.event for event in events],
+            now=time.monotonic(),
+            position=run.position,
+            started=True,
+            batch_changes=run.batch_changes,
+            total=run.batch_size,
+            paused=run.paused,
+        )
+        following = records[-1].iteration + 1 if records else run.first_iteration
+        log.info(
+            "job %s is restored, with %d members; iteration %d is next",
+            run.job,
+            len(job.members),
+            following,
+            extra={"job": run.job, "run": run.run, "attempt": job.attempt, "iteration": following},
+        )
+        hosted = Hosted(
+            run.job,
+            run.run,
+            job,
+            self._config,
+            run.balancing or self._learning.balancing,
+            self.once_kept,
+            self._tell,
+            rebalanced=run.balancing is not None,
+            said=len(events),
+        )
+        self._kept[run.run] = _Kept(len(events), job.recorded, controlled=_controlled(hosted))
+        hosted.log.extend((event.at, event.event) for event in events)
+        return hosted
+
+    # -- what is asked for
+
+    async def history(self, name: str, hosted: Hosted | None, first: int, limit: int) -> Any:
+        """The answer to `history`, with what is remembered of what the job itself has forgotten.
+
+        Args:
+            name: The job's.
+            hosted: The job, if it is in memory; else its last run is looked up.
+            first: The first iteration asked for.
+            limit: How many iterations at most.
+
+        Returns:
+            None where nothing is known of such a job.
+
+        Raises:
+            StateError: The file cannot be read.
+        """
+        run = hosted.run if hosted is not None else None
+        past = await asyncio.to_thread(_read_history, self._folder, name, run, first, limit)
+        if hosted is None:
+            return past
+        recent = hosted.history(first, limit)
+        if past is not None:
+            both = _joined(past.iterations, recent.iterations, lambda record: record.iteration)
+            recent.iterations = both[:limit]
+        return recent
+
+    async def packed(self, name: str, hosted: Hosted | None, first: int, limit: int) -> Any:
+        """The answer to `records`; otherwise as `history`."""
+        run = hosted.run if hosted is not None else None
+        past = await asyncio.to_thread(_read_packed, self._folder, name, run, first, limit)
+        if hosted is None:
+            return overview.records(*past) if past is not None else None
+        recent = hosted.job.packed_history(first, limit)
+        both = _joined(past[1] if past is not None else [], recent, lambda one: one.record.iteration)
+        return overview.records(hosted.run, both[:limit])
+
+
+def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T], int]) -> list[T]:
+    """What is remembered, then what is in memory, unless the writer has yet to put some between."""
+    begins = iteration(recent[0]) if recent else math.inf
+    earlier = [one for one in remembered if iteration(one) < begins]
+    if earlier and iteration(earlier[-1]) + 1 < begins:
+        return earlier  # the rest is for the next call
+    return [*earlier, *recent]
+
+
+def _controlled(hosted: Hosted) -> Controlled:
+    """What operators want of a job."""
+    job = hosted.job
+    return Controlled(
+        hosted.run,
+        hosted.balancing if hosted.rebalanced else None,
+        job.total if job.total != job.spec.total_batch_size else None,
+        job.paused,
+    )
+
+
+def _why_not_restored(run: SavedRun, members: Sequence[SavedMember], config: JobConfig) -> str | None:
+    """Why a job cannot go on after the manager was started anew; None if it can."""
+    for mode in (run.mode, config.synchronisation.mode):
+        if mode != "bsp":
+            return (
+                f"the manager was started again, and jobs in mode {mode} are not brought back: "
+                f"start the job again from its checkpoint"
+            )
+    if any(member.unreleasable for member in members):
+        return (
+            "the manager was started again, and workers that reduce gradients among themselves cannot be "
+            "brought together anew: start the job again from its checkpoint"
+        )
+    return None
+
+
+def _last_run(reader: StateReader, job: str, run: str | None) -> SavedRun | None:
+    """A run, or a job's last, as the file has it."""
+    runs = [saved for saved in reader.runs(job) if run in (None, saved.run)]
+    return runs[-1] if runs else None
+
+
+def _read_packed(
+    folder: Path, job: str, run: str | None, first: int, limit: int
+) -> tuple[str, list[PackedRecord]] | None:
+    """A run, or a job's last, and its records from the file alone; None if there is none."""
+    with open_state(folder) as reader:
+        saved = _last_run(reader, job, run)
+        if saved is None:
+            return None
+        some = max(1, _READ_AT_ONCE // max(1, len(reader.members(saved.run))))
+        return saved.run, reader.packed_records(saved.run, first, min(limit, some))
+
+
+def _read_history(folder: Path, job: str, run: str | None, first: int, limit: int) -> Any:
+    """The answer to `history` from the file alone, of a run or of a job's last; None if there is none."""
+    with open_state(folder) as reader:
+        saved = _last_run(reader, job, run)
+        if saved is None:
+            return None
+        return wire_history(
+            [member.worker for member in reader.members(saved.run)],
+            reader.records(saved.run, first, limit),
+            saved.policy,
+            [event.event for event in reader.last_events(saved.run, EVENTS)],
+            saved.run,
+        )

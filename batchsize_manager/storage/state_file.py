@@ -1,0 +1,304 @@
+"""Writes the file in which a manager remembers its jobs: SQLite in WAL mode.
+
+It knows SQL, and neither threads nor jobs as such: changes go in, `state_reader` has what they add up to.
+"""
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+
+from batchsize_manager.job.members import SavedMember
+from batchsize_manager.learning.saved_models import pack_models
+from batchsize_manager.storage.changes import (
+    Begun,
+    Change,
+    Completed,
+    Controlled,
+    Ended,
+    Learnt,
+    Members,
+    Rewound,
+    Said,
+)
+from batchsize_manager.storage.state_format import (
+    BUSY_SECONDS,
+    FORMAT,
+    check_format,
+    create_tables,
+    explained,
+    migrate,
+    pack_records,
+)
+from batchsize_manager.storage.state_reader import StateReader
+from idl.records import WorkerRecord
+
+_CHECKED_BYTES = 2**28  # a file up to this size is looked through when it is opened, in a second or so
+_PRUNED_AT_ONCE = 500  # iterations
+_SHORTENED = 0.95  # of what is allowed, so that it need not be done for each iteration
+_WAL_BYTES = 2**26  # what stays of the log after it has grown
+
+
+class StateFile:
+    """A state file that is written. For one thread at a time, in one process alone.
+
+    Args:
+        path: The file; it is made if there is none.
+
+    Attributes:
+        reader: Of what is in it.
+
+    Raises:
+        StateError: It is damaged, from a newer version, not ours, or cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._ids: dict[str, int] = {}  # of runs
+        self._numbers: dict[str, dict[str, int]] = {}  # of workers, by run
+        self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as they are in the file
+        self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
+        with explained(path):
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
+            )
+            try:
+                self._prepare(path)
+            except BaseException:
+                self._connection.close()
+                raise
+        self.reader = StateReader(path, self._connection)
+
+    def _prepare(self, path: Path) -> None:
+        execute = self._connection.execute
+        new = not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if new:
+            execute("PRAGMA auto_vacuum=INCREMENTAL")
+        else:
+            version = check_format(path, self._connection)
+            if path.stat().st_size <= _CHECKED_BYTES:
+                found = execute("PRAGMA quick_check(1)").fetchone()[0]
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found.splitlines()[-1])  # the first is a heading
+        execute("PRAGMA journal_mode=WAL")
+        execute(
+            "PRAGMA synchronous=NORMAL"
+        )  # a crash of the manager loses nothing, one of the machine little
+        execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
+        if new or version < FORMAT:  # else nothing is written: a manager can be started on a full disk
+            with self._transaction():
+                if new:
+                    create_tables(self._connection)
+                else:
+                    migrate(self._connection, version)
+
+    def close(self) -> None:
+        """Close the file; what was applied stays."""
+        self._connection.close()
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Write changes, all of them or none.
+
+        Raises:
+            sqlite3.Error: It cannot be done now, or the file is damaged; what is in it is as before.
+        """
+        try:
+            with self._transaction():
+                for change in changes:
+                    self._apply(change)
+        except BaseException:
+            for known in (self._ids, self._numbers, self._members, self._sizes):
+                known.clear()  # it may have grown by what was not written
+            raise
+
+    def is_longer(self, nbytes: float) -> bool:
+        """Whether the iterations of a run that was written to take more bytes than that."""
+        return max(self._sizes.values(), default=0) > nbytes
+
+    def shorten(self, nbytes: float) -> None:
+        """Delete some of the oldest iterations of a run for which `is_longer` says so.
+
+        Raises:
+            sqlite3.Error: See `apply`.
+        """
+        run = next(run for run, size in self._sizes.items() if size > nbytes)
+        number = self._id(run)
+        rows = self._connection.execute(
+            "SELECT iteration, length(workers) FROM iterations WHERE run = ? ORDER BY iteration LIMIT ?",
+            (number, _PRUNED_AT_ONCE),
+        )
+        excess, last = self._sizes[run] - _SHORTENED * nbytes, -1
+        for iteration, size in rows.fetchall():
+            if excess <= 0:
+                break
+            last, excess = iteration, excess - size
+        with self._transaction():
+            self._connection.execute(
+                "DELETE FROM iterations WHERE run = ? AND iteration <= ?", (number, last)
+            )
+        self._sizes[run] = self._size(number)
+        self._vacuum()
+
+    def prune(self, runs: int, oldest: float) -> bool:
+        """Delete a part of what is to be forgotten of ended runs.
+
+        Args:
+            runs: So many are kept, the latest.
+            oldest: Those that ended before are not kept anyhow; in seconds since 1970.
+
+        Returns:
+            Whether there may be more to delete.
+
+        Raises:
+            sqlite3.Error: See `apply`.
+        """
+        execute = self._connection.execute
+        row = execute(
+            "SELECT id, run FROM runs WHERE ended IS NOT NULL AND (ended < ? OR id NOT IN "
+            "(SELECT id FROM runs WHERE ended IS NOT NULL ORDER BY ended DESC, id DESC LIMIT ?)) LIMIT 1",
+            (oldest, runs),
+        ).fetchone()
+        if row is None:
+            return False
+        number, run = row
+        with self._transaction():
+            deleted = execute(
+                "DELETE FROM iterations WHERE rowid IN (SELECT rowid FROM iterations WHERE run = ? LIMIT ?)",
+                (number, _PRUNED_AT_ONCE),
+            ).rowcount
+            if deleted < _PRUNED_AT_ONCE:
+                for table in ("members", "workers", "events"):
+                    execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+                execute("DELETE FROM runs WHERE id = ?", (number,))
+        self._vacuum()
+        for known in (self._ids, self._numbers, self._members, self._sizes):
+            known.pop(run, None)
+        return True
+
+    def _vacuum(self) -> None:
+        """Give the room of what was deleted back to the disk."""
+        # `execute` would take the first step alone.
+        self._connection.executescript("PRAGMA incremental_vacuum")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # some errors have rolled back already
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _apply(self, change: Change) -> None:
+        execute = self._connection.execute
+        match change:
+            case Begun(run, job, spec, policy, mode, first_iteration, position, at):
+                execute(
+                    "INSERT INTO runs (run, job, spec, policy, mode, first_iteration, "
+                    "first_epoch, first_start, begun) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(run, job, json.dumps(asdict(spec)), policy, mode, first_iteration),
+                        *(position or (None, None)),
+                        at,
+                    ),
+                )
+            case Members(run, attempt, members, batch_changes):
+                changes = json.dumps([astuple(change) for change in batch_changes])
+                execute(
+                    "UPDATE runs SET attempt = ?, batch_changes = ? WHERE id = ?",
+                    (attempt, changes, self._id(run)),
+                )
+                self._set_members(run, members)
+            case Controlled(run, balancing, batch_size, paused):
+                packed_balancing = None if balancing is None else json.dumps(asdict(balancing))
+                execute(
+                    "UPDATE runs SET balancing = ?, batch_size = ?, paused = ? WHERE id = ?",
+                    (packed_balancing, batch_size, paused, self._id(run)),
+                )
+                if balancing is not None:
+                    execute("UPDATE runs SET policy = ? WHERE id = ?", (balancing.policy, self._id(run)))
+            case Completed(run, record, at):
+                number = self._id(run)
+                packed = pack_records(record.workers, self._number_workers(run, record.workers))
+                place = (record.attempt, record.epoch, record.start, record.total)
+                execute(
+                    "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (number, record.iteration, *place, record.duration, at, packed),
+                )
+                if run not in self._sizes:
+                    self._sizes[run] = self._size(number)
+                else:
+                    self._sizes[run] += len(packed)  # too much, where the iteration was there before
+            case Rewound(run, iteration):
+                execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
+            case Said(run, event, at):
+                execute("INSERT INTO events (run, said, event) VALUES (?, ?, ?)", (self._id(run), at, event))
+            case Learnt(run, models):
+                execute("UPDATE runs SET learned = ? WHERE id = ?", (pack_models(models), self._id(run)))
+            case Ended(run, why, at):
+                execute("UPDATE runs SET ended = ?, ending = ? WHERE id = ?", (at, why, self._id(run)))
+
+    def _id(self, run: str) -> int:
+        if run not in self._ids:
+            row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
+            self._ids[run] = row[0]
+        return self._ids[run]
+
+    def _size(self, number: int) -> int:
+        """Bytes of the workers' records of a run."""
+        row = self._connection.execute(
+            "SELECT total(length(workers)) FROM iterations WHERE run = ?", (number,)
+        ).fetchone()
+        return int(row[0])
+
+    def _set_members(self, run: str, members: Sequence[SavedMember]) -> None:
+        """Write the difference to those in the file; newcomers come last, as they do in a job."""
+        execute, number = self._connection.execute, self._id(run)
+        if run not in self._members:
+            saved = self.reader.members(run)
+            self._members[run] = _by_key(saved)
+        before, after = self._members[run], _by_key(members)
+        for key in before.keys() - after.keys():
+            execute(
+                "DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key[:2])
+            )
+        for key, member in after.items():
+            bounds = member.bounds
+            marks = (member.unreleasable, member.drained, member.device, member.beats, member.cut_off)
+            values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key[:2])
+            if key not in before:
+                execute(
+                    "INSERT INTO members "
+                    "(minimum, maximum, granularity, unreleasable, drained, device, beats, cut_off, "
+                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+            elif member != before[key]:
+                execute(
+                    "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, unreleasable = ?, "
+                    "drained = ?, device = ?, beats = ?, cut_off = ? "
+                    "WHERE run = ? AND worker = ? AND incarnation = ?",
+                    values,
+                )
+        self._members[run] = after
+
+    def _number_workers(self, run: str, workers: Mapping[str, WorkerRecord]) -> Mapping[str, int]:
+        """Workers' numbers in packed records; who has none yet gets one."""
+        execute, number = self._connection.execute, self._id(run)
+        if run not in self._numbers:
+            self._numbers[run] = dict(
+                execute("SELECT name, number FROM workers WHERE run = ?", (number,)).fetchall()
+            )
+        numbers = self._numbers[run]
+        for name in workers.keys() - numbers.keys():
+            numbers[name] = len(numbers)
+            execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
+        return numbers
+
+
+def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:
+    """By what makes another row of it: who comes back comes last, too."""
+    return {(member.worker, member.incarnation, member.cut_off): member for member in members}

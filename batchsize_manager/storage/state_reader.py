@@ -1,0 +1,253 @@
+"""Reads what a manager remembers, while that runs or later: for reports, and for its own new start."""
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.job.batch_sizes import BatchChange
+from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.packed import PackedRecord
+from batchsize_manager.storage.state_format import (
+    BUSY_SECONDS,
+    STATE_FILE,
+    StateError,
+    check_format,
+    explained,
+    unpack_columns,
+    unpack_records,
+)
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+from idl.records import IterationRecord
+
+_FROM = "iteration >= ? ORDER BY iteration LIMIT ?"  # of a run's rows
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """One life of a job, as it is remembered.
+
+    Attributes:
+        run: Drawn for it; no other has it.
+        job: Its name; a job that is started again under it is another run.
+        spec: What is trained on.
+        policy: By which batches were split last, for all that is known.
+        mode: How members waited for each other then; see `Synchronisation`.
+        first_iteration: Where it began.
+        position: Epoch and first position of that iteration's batch, where the iteration does not tell.
+        attempt: How often it was rewound.
+        batch_changes: Where the size of its batches has changed, if it does.
+        begun: When it began, in seconds since 1970.
+        ended: When it ended, likewise; None if it goes on.
+        ending: Why it ended; None likewise.
+        learned: What its policy had learnt; see `saved_models.unpack_models`.
+        balancing: How operators wanted batches to be split; None: as the manager was told.
+        batch_size: How large they wanted them to be, in samples; None: as in `spec`.
+        paused: Whether they had paused it.
+    """
+
+    run: str
+    job: str
+    spec: JobSpec
+    policy: str
+    mode: str
+    first_iteration: int
+    position: tuple[int, int] | None
+    attempt: int
+    batch_changes: list[BatchChange]
+    begun: float
+    ended: float | None
+    ending: str | None
+    learned: bytes
+    balancing: Balancing | None = None
+    batch_size: int | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEvent:
+    """An event, and when it was, in seconds since 1970."""
+
+    at: float
+    event: str
+
+
+class StateReader:
+    """What is in a state file; see `open_state`. All methods raise `StateError` where it proves damaged.
+
+    Args:
+        path: The file.
+        connection: To it.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        with explained(path):
+            self._version = check_format(path, connection)
+
+    def runs(self, job: str | None = None, unfinished: bool = False) -> list[SavedRun]:
+        """The runs, of one job or all, and those that have not ended or all; the oldest first."""
+        wanted = self._since(2, "balancing, batch_size, paused")
+        rows = self._rows(
+            "SELECT run, job, spec, policy, mode, first_iteration, first_epoch, first_start, attempt, "
+            f"batch_changes, begun, ended, ending, learned, {wanted} "
+            "FROM runs WHERE (?1 IS NULL OR job = ?1) AND (ended IS NULL OR NOT ?2) ORDER BY id",
+            job,
+            unfinished,
+        )
+        with explained(self._path):
+            return [_saved_run(*row) for row in rows]
+
+    def members(self, run: str) -> list[SavedMember]:
+        """Who is in a run, or was at its end, in the order of their slices; and who may come back."""
+        later = f"{self._since(2, 'drained')}, {self._since(3, 'device, beats, cut_off')}"
+        rows = self._rows(
+            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
+            "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
+            run,
+        )
+        with explained(self._path):
+            return [
+                SavedMember(
+                    worker,
+                    incarnation,
+                    Bounds(*bounds),
+                    bool(unreleasable),
+                    bool(drained),
+                    device or "",
+                    bool(beats),
+                    bool(cut_off),
+                )
+                for worker, incarnation, *bounds, unreleasable, drained, device, beats, cut_off in rows
+            ]
+
+    def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:
+        """A run's complete iterations from `first_iteration` on, `limit` at most; the oldest first."""
+        return self._records(run, _FROM, first_iteration, limit)
+
+    def packed_records(self, run: str, first_iteration: int, limit: int) -> list[PackedRecord]:
+        """As `records`, but packed: many times faster where workers are many."""
+        rows, names = self._iterations(run, _FROM, first_iteration, limit)
+        found: list[PackedRecord] = []
+        numbers = b""
+        workers: tuple[str, ...] = ()
+        with explained(self._path):
+            for iteration, epoch, total, duration, attempt, start, packed in rows:
+                its_numbers, values = unpack_columns(packed)
+                if its_numbers.tobytes() != numbers:  # somebody has come or gone
+                    numbers, workers = its_numbers.tobytes(), tuple(names[n] for n in its_numbers.tolist())
+                record = IterationRecord(iteration, epoch, total, duration, {}, attempt, start)
+                found.append(PackedRecord(record, workers, values))
+        return found
+
+    def last_records(self, run: str, limit: int) -> list[IterationRecord]:
+        """A run's last complete iterations, `limit` at most; the oldest first."""
+        return self._records(run, "TRUE ORDER BY iteration DESC LIMIT ?", limit)[::-1]
+
+    def last_events(self, run: str, limit: int) -> list[SavedEvent]:
+        """A run's last events, `limit` at most; the oldest first."""
+        rows = self._rows(
+            "SELECT said, event FROM events WHERE run = (SELECT id FROM runs WHERE run = ?) "
+            "ORDER BY id DESC LIMIT ?",
+            run,
+            limit,
+        )
+        return [SavedEvent(*row) for row in rows][::-1]
+
+    def _records(self, run: str, which: str, *values: int) -> list[IterationRecord]:
+        rows, names = self._iterations(run, which, *values)
+        with explained(self._path):
+            return [
+                IterationRecord(number, epoch, total, duration, unpack_records(packed, names), attempt, start)
+                for number, epoch, total, duration, attempt, start, packed in rows
+            ]
+
+    def _iterations(self, run: str, which: str, *values: int) -> tuple[list[Any], dict[int, str]]:
+        """Rows of iterations, the last column a blob of their workers' records, and the names by number."""
+        rows = self._rows(
+            "SELECT iteration, epoch, total, duration, attempt, start, workers FROM iterations "
+            f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
+            run,
+            *values,
+        )
+        # Read after them: a manager that runs may have given a newcomer a number meanwhile.
+        names = dict(
+            self._rows(
+                "SELECT number, name FROM workers WHERE run = (SELECT id FROM runs WHERE run = ?)", run
+            )
+        )
+        return rows, names
+
+    def _since(self, version: int, columns: str) -> str:
+        """Columns that a format has brought; in a file of an earlier one, as many of nothing."""
+        return columns if self._version >= version else ", ".join("NULL" for _ in columns.split(","))
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with explained(self._path):
+            return self._connection.execute(query, values).fetchall()
+
+
+def _saved_run(
+    run: str,
+    job: str,
+    spec: str,
+    policy: str,
+    mode: str,
+    first_iteration: int,
+    first_epoch: int | None,
+    first_start: int | None,
+    attempt: int,
+    batch_changes: str,
+    begun: float,
+    ended: float | None,
+    ending: str | None,
+    learned: bytes,
+    balancing: str | None,
+    batch_size: int | None,
+    paused: int | None,
+) -> SavedRun:
+    position = None if first_epoch is None or first_start is None else (first_epoch, first_start)
+    changes = [BatchChange(*change) for change in json.loads(batch_changes)]
+    return SavedRun(
+        run,
+        job,
+        JobSpec(**json.loads(spec)),
+        policy,
+        mode,
+        first_iteration,
+        position,
+        attempt,
+        changes,
+        begun,
+        ended,
+        ending,
+        learned,
+        Balancing(**json.loads(balancing)) if balancing is not None else None,
+        batch_size,
+        bool(paused),
+    )
+
+
+@contextlib.contextmanager
+def open_state(folder: Path) -> Iterator[StateReader]:
+    """Read a manager's state, also while it runs.
+
+    Args:
+        folder: The manager's `--state`.
+
+    Raises:
+        StateError: There is none, or none that this version can read.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        raise StateError(f"{path}: there is no such file; a manager with --state {folder} makes it")
+    with explained(path):
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+    with contextlib.closing(connection):
+        yield StateReader(path, connection)

@@ -1,0 +1,1 @@
+"""JAX: loaders, optimisers and reductions."""

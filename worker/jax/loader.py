@@ -1,0 +1,104 @@
+"""JAX: a loader that gives each worker exactly its slice of every batch, as NumPy arrays."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from worker.data.slices import Slices
+from worker.session import Session
+
+
+class DataLoader:
+    """Goes through the training data, one pass for each epoch of the job.
+
+    Batches vary in size from iteration to iteration, as the manager plans them. `jax.jit` would compile a
+    step anew for each size: `worker.jax.gradient.value_and_grad` does not. Where this worker has no part in a
+    batch (the last of an epoch may be too small), it gets a sample whose gradient has no weight. A worker
+    that joins a running job passes over the epochs that are done.
+
+    Args:
+        data: A pytree of arrays, (samples, ...) each, such as `(images, labels)`; or a map-style data set,
+            with a length and an item, itself a pytree, for each index.
+        batch_size: Samples of a whole batch, over all workers.
+        shuffle: Whether each epoch has an order of its own.
+        seed: Of that order.
+        drop_last: Whether an epoch's last, smaller batch is left out.
+        session: With the services; the one that `evenpace worker` made, unless given.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or the session has a loader already.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        session: Session,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        leaves = jax.tree.leaves(data)
+        self._arrays = bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+        if self._arrays:
+            shapes = [leaf.shape for leaf in leaves]
+            if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
+                raise InvalidRequestError(f"arrays of shapes {shapes}: all must have as many rows")
+            # Once, as indexing an array on a device would compile anew for each batch size.
+            data = jax.tree.map(np.asarray, data)
+            samples = shapes[0][0]
+        elif hasattr(data, "__len__") and hasattr(data, "__getitem__") and jax.tree_util.all_leaves([data]):
+            samples = len(data)
+        else:
+            raise InvalidRequestError(
+                f"data {type(data).__name__}: must be a pytree of arrays, or map-style, with __len__ and "
+                f"__getitem__"
+            )
+        self.slices = Slices(samples, batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self.session = session
+        self.data = data
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        """How many batches the current epoch has; it changes if the batch size does."""
+        return len(self.slices)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's parts of the next epoch's batches: pytrees of NumPy arrays, (count, ...) each.
+
+        Raises:
+            InvalidRequestError: The last epoch was not finished, or an iteration was not.
+            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
+        """
+        for part in self.slices:
+            with self.slices.session.tally.phase("load", part.assignment):
+                batch = self._load(part.indices)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, for a checkpoint; a pytree of numbers and NumPy arrays.
+
+        See `worker.data.slices.Slices.state_dict`.
+        """
+        state = self.slices.state_dict()
+        return state | {"learned": np.frombuffer(state["learned"], dtype=np.uint8)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`.
+
+        Args:
+            state: What `state_dict` gave; numbers may have become arrays without a dimension.
+        """
+        plain = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) else np.asarray(leaf).item(), state)
+        self.slices.load_state_dict(plain | {"learned": np.asarray(plain["learned"]).tobytes()})
+
+    def _load(self, indices: NDArray[np.int64]) -> Any:
+        if self._arrays:
+            return jax.tree.map(lambda array: array[indices], self.data)
+        samples = [self.data[int(index)] for index in indices]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *samples)

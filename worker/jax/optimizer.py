@@ -1,0 +1,166 @@
+"""JAX: an optimiser whose step takes place at the parameter server."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
+from worker.jax.loader import DataLoader
+from worker.jax.rules import Rule
+from worker.optimizer_state import OptimizerState
+
+
+def distribute(
+    rule: Rule,
+    params: Any,
+    loader: DataLoader,
+    *,
+    statistics: Any = None,
+    state: dict[str, Any] | None = None,
+) -> "Optimizer":
+    """Open the job at the parameter server, and get an optimiser that steps there; see `Optimizer`.
+
+    Raises:
+        InvalidRequestError: An argument is not allowed, or a service refuses.
+    """
+    if not isinstance(rule, Rule):
+        what = "is optax's, which cannot be sent there" if hasattr(rule, "update") else f"is {rule!r}"
+        raise InvalidRequestError(
+            f"the optimiser steps at the parameter server, but this one {what}: use evenpace.jax.sgd, "
+            f"adam or adamw, which take the same arguments as optax's"
+        )
+    return Optimizer(rule, params, loader, statistics, state)
+
+
+class Optimizer:
+    """Pushes gradients, weighted by the batch size, and pulls new parameters.
+
+    Its state (momentum and the like) lives at the parameter server. All workers start from the parameters of
+    the one that comes first.
+
+    Args:
+        rule: One of `sgd`, `adam`, `adamw` of `worker.jax.rules`.
+        params: A pytree of floating-point arrays: Flax's `variables["params"]`, or the `nnx.Param`s that
+            `nnx.split` gives.
+        loader: The evenpace loader of the training data.
+        statistics: A pytree of what the model keeps beside its parameters, such as Flax's `batch_stats`; None
+            for nothing. In each step, it becomes the workers' mean, weighted by their batch sizes.
+        state: To go on from, as `state_dict` gave it; what is empty in it may be missing.
+
+    Attributes:
+        params: As the parameter server gave them last, where those given were, and of their types. Take them
+            from here for each batch: they change in iterations that had no sample for this worker, too.
+        statistics: Likewise.
+
+    Raises:
+        InvalidRequestError: An argument is not allowed, or a service refuses.
+    """
+
+    def __init__(
+        self, rule: Rule, params: Any, loader: DataLoader, statistics: Any, state: dict[str, Any] | None
+    ) -> None:
+        self.params = params
+        self.statistics = statistics
+        self._session = loader.session
+        self._rule = rule
+        tensors = _tensors((params, statistics))
+        self._like = [_outline(jnp.asarray(leaf)) for leaf in jax.tree.leaves((params, statistics))]
+        self._tree: Any = jax.tree.structure((params, statistics))
+        self._ends = np.cumsum([leaf.size for leaf in self._like])
+        trained = self._like[: len(jax.tree.leaves(params))]
+        self._trained = sum(leaf.size for leaf in trained)
+        if not self._trained:
+            raise InvalidRequestError("params has no elements: there is nothing to train")
+        wide = all(leaf.dtype == jnp.float64 for leaf in trained)
+        initial = np.empty(self._ends[-1], dtype="float64" if wide else "float32")
+        self._fill(initial, (params, statistics))
+        device = jax.devices()[0]
+        if device.platform != "cpu":
+            self._session.device = device.device_kind
+        groups = self._groups(rule.options(self._session.join().iteration))
+        layout = Layout(initial.dtype.name, rule.name, groups, tensors)
+        self._session.on_parameters = self._take_parameters
+        self._session.open_parameters(layout, initial, _optimizer_state(state) if state else None)
+
+    def step(self, gradient: Any, statistics: Any = None) -> None:
+        """Let the parameter server step with this gradient and the other workers', and take what comes out.
+
+        Args:
+            gradient: Of the *mean* loss over this worker's batch; a pytree like the parameters.
+            statistics: As the batch has left them, if there are any.
+
+        Raises:
+            InvalidRequestError: A tree is not like the one at the beginning.
+            EvenpaceError: As `Session.finish_iteration` raises.
+        """
+        self._fill(self._session.gradient, (gradient, statistics))
+        assignment = self._session.assignment
+        groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
+        self._session.finish_iteration(groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state, between two iterations, for a checkpoint: numbers and NumPy arrays."""
+        state = self._session.optimizer_state()
+        return {"steps": state.steps, "slots": state.slots}
+
+    def _take_parameters(self) -> None:
+        arrays = [
+            # A copy: JAX may go on using the memory, and the next pull overwrites this.
+            part.astype(leaf.dtype)
+            for part, leaf in zip(self._parts(self._session.parameters), self._like, strict=True)
+        ]
+        placed = map(jax.device_put, arrays, [leaf.sharding for leaf in self._like])
+        self.params, self.statistics = self._tree.unflatten(placed)
+
+    def _fill(self, flat: NDArray[Any], tree: Any) -> None:
+        """Copy a tree like that of parameters and statistics into a flat array."""
+        leaves, structure = jax.tree.flatten(tree)
+        shapes, expected = [np.shape(leaf) for leaf in leaves], [leaf.shape for leaf in self._like]
+        if structure != self._tree or shapes != expected:
+            raise InvalidRequestError(
+                f"a pytree of {structure} with shapes {shapes} where parameters and statistics are one of "
+                f"{self._tree} with shapes {expected}"
+            )
+        for part, leaf in zip(self._parts(flat), jax.device_get(leaves), strict=True):
+            part[...] = leaf
+
+    def _parts(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
+        """The leaves' places in a flat array, in their shapes."""
+        parts = np.split(flat, self._ends[:-1])
+        return [part.reshape(leaf.shape) for part, leaf in zip(parts, self._like, strict=True)]
+
+    def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
+        trained = Group(self._trained, options)
+        kept = int(self._ends[-1]) - self._trained
+        return (trained, Group(kept, {}, statistics=True)) if kept else (trained,)
+
+
+def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
+    """An array's shape and type, and where it is if that was chosen."""
+    place = array.sharding if array.committed else None
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)  # type: ignore[no-untyped-call]
+
+
+def _tensors(tree: Any) -> tuple[Tensor, ...]:
+    """What parameters and statistics consist of.
+
+    Raises:
+        InvalidRequestError: An array is not of floating-point numbers.
+    """
+    tensors = []
+    for (_, *path), leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise InvalidRequestError(f"{name} is of {dtype}: parameters must be floating-point numbers")
+        tensors.append(Tensor(name, np.shape(leaf), dtype.name))
+    return tuple(tensors)
+
+
+def _optimizer_state(state: dict[str, Any]) -> OptimizerState:
+    slots = {name: np.ascontiguousarray(slot) for name, slot in state.get("slots", {}).items()}
+    return OptimizerState(int(state["steps"]), slots)

@@ -1,0 +1,1 @@
+"""Keras: loaders, optimisers and callbacks."""

@@ -1,0 +1,184 @@
+"""Keras on TensorFlow: a loader that gives each worker exactly its slice of every batch.
+
+It serves loops of one's own and `model.fit`. It knows no optimiser.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` takes as it is
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from worker.data.slices import Slices
+from worker.session import Session
+
+
+class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
+    """The training data, for loops of one's own and for `model.fit`.
+
+    Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
+    manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
+    it gets a sample whose gradient has no weight. A worker that joins a running job passes over the epochs
+    that are done.
+
+    A pass gives what was put in: (x, y) or (x, y, sample_weight), each an array or dictionaries and tuples
+    of arrays; without a tuple where there is but one. They come as tensors, floating ones in Keras's floatx.
+
+    Args:
+        data: Arrays of the same length, in any structure, of which a sequence of indices takes a part; or
+            one map-style data set, whose samples are stacked.
+        batch_size: Samples of a whole batch, over all workers.
+        session: With the services.
+        shuffle: Whether each epoch has an order of its own.
+        seed: Of that order.
+        drop_last: Whether an epoch's last, smaller batch is left out.
+
+    Attributes:
+        session: As given.
+        slices: This worker's parts of the batches.
+        resumed_at: The iteration that a checkpoint goes on with; 0 without one.
+        steps: That `fit` makes of each epoch, as Keras has asked for when it began; 0 before that.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or the session has a loader already.
+    """
+
+    def __init__(
+        self,
+        *data: Any,
+        batch_size: int,
+        session: Session,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._source = _Samples(data[0]) if len(data) == 1 and _is_map_style(data[0]) else _Arrays(data)
+        self.slices = Slices(
+            len(self._source), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        self.session = session
+        self.resumed_at = 0
+        self.steps = 0
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Of a batch of any size, for `tf.function(input_signature=...)`: one trace serves all."""
+        return self.spec if isinstance(self.spec, tuple) else (self.spec,)
+
+    @property
+    def spec(self) -> Any:
+        """What a pass gives, as `tf.TensorSpec`s."""
+        return keras.tree.map_structure(
+            lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), self.first()
+        )
+
+    def first(self) -> Any:
+        """The data set's first sample, as a batch of one."""
+        return self._batch(np.zeros(1, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """How many batches the current epoch has; it changes if the batch size does."""
+        return len(self.slices)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's parts of the next epoch's batches.
+
+        Raises:
+            InvalidRequestError: The last epoch was not finished, or an iteration was not.
+            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
+        """
+        for part in self.slices:
+            with self.slices.session.tally.phase("load", part.assignment):
+                batch = self._batch(part.indices)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
+        return self.slices.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
+        self.slices.load_state_dict(state)
+        self.resumed_at = int(state["iteration"])
+
+    # -- keras.src.trainers.data_adapters.DataAdapter, which `fit` reads
+
+    def get_tf_dataset(self) -> "DataLoader":
+        """Itself: a tf.data.Dataset would ask for batches ahead of their plans."""
+        return self
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches the current epoch has; Keras asks when `fit` begins."""
+        return len(self)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a whole batch, over all workers."""
+        return self.slices.spec.total_batch_size
+
+    def _batch(self, indices: NDArray[np.int64]) -> Any:
+        return keras.tree.map_structure(_tensor, self._source.take(indices))
+
+
+class _Arrays:
+    """Arrays of the same length, in a structure."""
+
+    def __init__(self, data: tuple[Any, ...]) -> None:
+        whole = data if len(data) > 1 else data[0] if data else ()
+        leaves = keras.tree.flatten(whole)
+        if not leaves or not all(getattr(leaf, "shape", ()) for leaf in leaves):
+            kinds = ", ".join(type(part).__name__ for part in data)
+            raise InvalidRequestError(
+                f"data of {kinds or 'nothing'}: give arrays, in tuples or dictionaries if there are several, "
+                f"or one map-style data set, with __len__ and __getitem__"
+            )
+        self._data = keras.tree.map_structure(_indexable, whole)
+        lengths = {len(leaf) for leaf in keras.tree.flatten(self._data)}
+        if len(lengths) > 1:
+            raise InvalidRequestError(f"arrays of {sorted(lengths)} samples: they must be of the same length")
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: NDArray[np.int64]) -> Any:
+        return keras.tree.map_structure(lambda array: array[indices], self._data)
+
+
+class _Samples:
+    """A map-style data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: NDArray[np.int64]) -> Any:
+        samples = [self._dataset[int(index)] for index in indices]
+        return keras.tree.map_structure(lambda *parts: np.stack(parts), *samples)
+
+
+def _is_map_style(data: Any) -> bool:
+    """Whether it is a data set of samples; Keras's own ones are of whole batches."""
+    return (
+        hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+        and not hasattr(data, "shape")
+        and not isinstance(data, (tuple, dict, str, keras.utils.PyDataset))
+    )
+
+
+def _indexable(array: Any) -> Any:
+    """Tensors and pandas' frames as NumPy's arrays, which indices can be taken of."""
+    return np.asarray(array) if hasattr(array, "numpy") or hasattr(array, "to_numpy") else array
+
+
+def _tensor(array: Any) -> Any:
+    array = np.asarray(array)
+    return tf.convert_to_tensor(array, keras.config.floatx() if array.dtype.kind == "f" else None)

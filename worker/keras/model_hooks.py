@@ -1,0 +1,169 @@
+"""Keras on TensorFlow: optimisers in loops of one's own, and models that are trained by `fit`."""
+
+import logging
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from idl.errors import InvalidRequestError
+from worker.keras.loader import DataLoader
+from worker.keras.optimizer import Link
+
+log = logging.getLogger(__name__)
+
+Trained = TypeVar("Trained")
+
+# What fit makes batches of, where it is given arrays; our loader's are made already.
+_OF_ARRAYS = ("y", "batch_size", "sample_weight", "class_weight", "steps_per_epoch")
+
+
+def distribute(
+    target: Trained,
+    loader: DataLoader,
+    variables: Iterable[Any] | None = None,
+    model: keras.Model | None = None,
+) -> Trained:
+    """Let each step push the gradient, weighted by the batch size, and pull new parameters.
+
+    Given a compiled model, `model.fit(loader)` trains as one worker of the job: each of Keras's epochs is one
+    of the job's, from the job's current one on. Given an optimiser, its `apply` and `apply_gradients` do,
+    inside and outside `tf.function`. The optimiser stays what it is: schedules and callbacks work on it, and
+    what they change goes to the parameter server with the next step; they must come to the same on every
+    worker. Its state (momentum and the like) lives there, and comes back when the optimiser or its model is
+    saved. All workers start from the parameters, and the state, of the one that comes first.
+
+    The gradient is expected to be of the *mean* loss over the batch, as Keras's losses give it, plus
+    regularisation; `loss_weights` change nothing in that. Metrics and the training loss are of this worker's
+    own samples. Batch normalisation's moving statistics, of the model that is given, are averaged over the
+    workers by their batch sizes.
+
+    Args:
+        target: A compiled `keras.Model`, or an SGD, Adam or AdamW of `keras.optimizers`.
+        loader: The evenpace loader of the training data.
+        variables: That an optimiser trains; by default those it was built with, or else the model's.
+        model: Whose statistics are averaged, where the target is an optimiser.
+
+    Returns:
+        The same model or optimiser.
+
+    Raises:
+        ValueError: The parameter server lacks this kind of optimiser or one of its options, or the model is
+            compiled with steps_per_execution.
+        InvalidRequestError: There is nothing to train, or a service refuses.
+    """
+    if isinstance(target, keras.Model):
+        _distribute_model(target, loader)
+    else:
+        if variables is None and target.built:  # type: ignore[attr-defined]
+            variables = target._trainable_variables  # type: ignore[attr-defined]
+        elif variables is None and model is not None:
+            variables = model.trainable_variables
+        elif variables is None:
+            raise InvalidRequestError(
+                "the optimiser does not know its variables yet: give variables=model.trainable_variables"
+            )
+        _link(target, loader, variables, model)
+    return target
+
+
+def _link(optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None) -> Link:
+    link = Link(optimizer, loader, variables, _statistics(model) if model is not None else ())
+    optimizer.apply = link.apply
+
+    def save_own_variables(optimizer: Any, store: Any) -> None:
+        if loader.session.assignment is None:
+            log.warning(
+                "saved without the optimiser's state: this worker is no longer in the job",
+                extra=loader.session.log_fields(),
+            )
+        else:
+            link.fetch_state()
+        type(optimizer).save_own_variables(optimizer, store)
+
+    optimizer.save_own_variables = types.MethodType(save_own_variables, optimizer)
+    return link
+
+
+def _distribute_model(model: Any, loader: DataLoader) -> None:
+    if not model.compiled or model.optimizer is None:
+        raise InvalidRequestError("the model has no optimiser yet: call model.compile first")
+    if model.steps_per_execution != 1:
+        raise ValueError(f"steps_per_execution={model.steps_per_execution}: each step must be one of the job")
+    model._symbolic_build(data_batch=loader.first())  # its metrics, too: to make them takes another trace
+    model.jit_compile = False  # XLA would compile for each batch size, and cannot ask a parameter server
+    link = _link(model.optimizer, loader, model.trainable_variables, model)
+    step = model.train_step
+    if not model.run_eagerly:
+        # Keras's own would be traced for the first batch's size, and again for any.
+        step = tf.function(step, input_signature=[loader.spec], autograph=False)
+    model.train_function = _train_function(model, step, link, loader)
+    model.fit = _fit(model.fit, loader)
+
+
+def _train_function(
+    model: Any, step: Callable[[Any], Any], link: Link, loader: DataLoader
+) -> Callable[[Iterator[Any]], Any]:
+    """What `fit` calls for each batch of an epoch.
+
+    Keras makes as many steps of each epoch as the one had in which `fit` began. Where this worker has fewer
+    parts, it has nothing to do in the epoch's last steps. Where there are more batches, since these have
+    become smaller, the last step takes all that are left. Further parts of the same batch, and batches that
+    come again, belong to the step that they follow.
+    """
+    logs: Any = {}
+    reached = -1  # the furthest iteration that was begun
+    epoch: Iterator[Any] | None = None
+    step_of_epoch = 0
+
+    def train(iterator: Iterator[Any]) -> Any:
+        nonlocal logs, reached, epoch, step_of_epoch
+        session = loader.session
+        step_of_epoch = step_of_epoch + 1 if iterator is epoch else 1
+        epoch = iterator
+        reached = max(reached, session.assignment.iteration if session.assignment else -1)
+        for batch in iterator:
+            try:
+                logs = step(batch)
+            except tf.errors.OpError as error:
+                raise (link.failure or error) from None
+            is_further = session.assignment is None or session.assignment.iteration > reached
+            if is_further and step_of_epoch != loader.steps:
+                break
+        if session.released is not None:
+            model.stop_training = True
+        return logs
+
+    return train
+
+
+def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
+    """`fit` with our loader, from the job's epoch on."""
+
+    def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
+        meant = [name for name in _OF_ARRAYS if options.get(name) is not None]
+        if x is not loader or arguments or meant:
+            raise InvalidRequestError(
+                f"fit of {type(x).__name__} with {', '.join(meant) or 'no options'}: after distribute it is "
+                f"fit(loader), which makes the batches; weights go into DataLoader(x, y, sample_weight)"
+            )
+        for callback in keras.tree.flatten(options.get("callbacks")):
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                raise InvalidRequestError(
+                    "BackupAndRestore would restore what the job does not know of: use Checkpoint and load "
+                    "of evenpace.keras"
+                )
+        skipped = loader.slices.skip_epochs()
+        loader.steps = loader.num_batches
+        return fit(x, **{"initial_epoch": skipped, **options})
+
+    return fit_in_job
+
+
+def _statistics(model: Any) -> list[Any]:
+    """Batch normalisation's moving statistics."""
+    layers = model._flatten_layers()
+    normalising = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    return [v for layer in normalising for v in layer.non_trainable_variables if v.name.startswith("moving_")]

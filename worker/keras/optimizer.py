@@ -1,0 +1,192 @@
+"""Keras on TensorFlow: an optimiser whose step takes place at the parameter server."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
+from worker.keras.loader import DataLoader
+from worker.keras.optimizer_options import describe_keras, slots
+from worker.optimizer_state import OptimizerState
+
+
+class Link:
+    """Carries gradients from, and parameters and statistics to, the variables of a Keras optimiser.
+
+    Args:
+        optimizer: An SGD, Adam or AdamW of keras.optimizers.
+        loader: The evenpace loader of the training data.
+        variables: That the optimiser trains.
+        statistics: That the workers average, such as batch normalisation's.
+
+    Attributes:
+        failure: What an exchange has raised; of an error in a graph, TensorFlow passes on the text alone.
+
+    Raises:
+        ValueError: The parameter server lacks this kind of optimiser, one of its options, or constraints.
+        InvalidRequestError: There is nothing to train, or a service refuses.
+    """
+
+    def __init__(
+        self, optimizer: Any, loader: DataLoader, variables: Iterable[Any], statistics: Iterable[Any] = ()
+    ) -> None:
+        self._optimizer = optimizer
+        self._session = loader.session
+        self.failure: Exception | None = None
+        self._exchanging = False
+        name, self._options = describe_keras(optimizer)
+        trained = list(variables)
+        if not trained:
+            raise InvalidRequestError("there are no variables to train")
+        for variable in trained:
+            if getattr(variable, "constraint", None) is not None:
+                raise ValueError(f"{_name(variable)} has a constraint: the parameter server knows none")
+        if not optimizer.built:
+            optimizer.build(trained)
+        optimizer._check_variables_are_known(trained)
+        # A group is a run of elements, so the variables without weight decay go together.
+        decaying = [v for v in trained if optimizer._use_weight_decay(_native(v))]
+        exempt = [v for v in trained if not optimizer._use_weight_decay(_native(v))]
+        self._trained, self._statistics = decaying + exempt, list(statistics)
+        self._variables = self._trained + self._statistics
+        self._sizes = [_size(v) for v in self._variables]
+        self._elements = [sum(map(_size, part)) for part in (decaying, exempt, self._statistics)]
+        self._dtype = "float64" if {_dtype(v) for v in self._variables} == {"float64"} else "float32"
+        # The optimiser has a count of its own, which may have begun before this job.
+        self._earlier = int(optimizer.iterations) - loader.resumed_at
+        self._lr = _number(optimizer.learning_rate)
+        tensors = [Tensor(_name(v), tuple(v.shape), _dtype(v)) for v in self._variables]
+        state = self._state() if int(optimizer.iterations) else None
+        self._session.on_parameters = self._take_parameters
+        for gpu in tf.config.get_visible_devices("GPU")[:1]:
+            self._session.device = tf.config.experimental.get_device_details(gpu).get("device_name")
+        self._session.open_parameters(
+            Layout(self._dtype, name, self._groups(), tuple(tensors)), self._flat(self._variables), state
+        )
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        """What `optimizer.apply` does from now on, inside and outside `tf.function`.
+
+        Raises:
+            ValueError: The gradients are not those of all trained variables; a single one may be None.
+        """
+        given = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        gradients = dict(zip((_native(v).ref() for v in given), grads, strict=True))
+        if gradients.keys() != {_native(v).ref() for v in self._trained} or all(g is None for g in grads):
+            raise ValueError(
+                f"{len(grads)} gradients, {sum(g is None for g in grads)} of them None: give one for each of "
+                f"the {len(self._trained)} variables that are trained, in one call"
+            )
+        pushed = [gradients[_native(v).ref()] for v in self._trained]
+        pushed = [tf.zeros(v.shape) if g is None else g for g, v in zip(pushed, self._trained, strict=True)]
+        scale = self._optimizer.loss_scale_factor or 1.0
+        flat = [tf.cast(tf.convert_to_tensor(g), self._dtype) / scale for g in pushed]
+        flat += [tf.cast(tf.convert_to_tensor(v), self._dtype) for v in self._statistics]
+        new, iterations = tf.numpy_function(
+            self._exchange,
+            [
+                tf.concat([tf.reshape(part, [-1]) for part in flat], 0),
+                tf.cast(self._optimizer.learning_rate, tf.float64),
+            ],
+            [self._dtype, tf.int64],
+        )
+        # Assigned here, not by `_take_parameters`: only so does a graph know what is read before and after.
+        parts = tf.split(tf.ensure_shape(new, [sum(self._sizes)]), self._sizes)
+        for variable, part in zip(self._variables, parts, strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+        self._optimizer.iterations.assign(tf.ensure_shape(iterations, []))
+
+    def fetch_state(self) -> None:
+        """Copy the optimiser's state from the parameter server into its own variables."""
+        state = self._session.optimizer_state()
+        for name, variables in slots(self._optimizer).items():
+            if name in state.slots:
+                self._copy(state.slots[name], [variables[self._index(v)] for v in self._trained])
+
+    def _exchange(self, flat: NDArray[Any], lr: np.float64) -> tuple[NDArray[Any], np.int64]:
+        """Push the gradients and statistics, (elements,), and pull the new parameters and iteration."""
+        _, options = describe_keras(self._optimizer)
+        changed = (float(lr), options) != (self._lr, self._options)
+        self._lr, self._options = float(lr), options
+        self._session.gradient[:] = flat
+        self._exchanging = True
+        try:
+            self._session.finish_iteration(self._groups() if changed else None)
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self._exchanging = False
+        # A copy: TensorFlow may keep the memory that it is given, and the next pull writes there.
+        return self._session.parameters.copy(), np.int64(self._iterations)
+
+    def _take_parameters(self) -> None:
+        """Take those that came outside of an exchange: in the beginning."""
+        if not self._exchanging:
+            self._copy(self._session.parameters, self._variables)
+            self._optimizer.iterations.assign(self._iterations)
+
+    @property
+    def _iterations(self) -> int:
+        """The optimiser's steps so far, those of other workers included."""
+        assignment = self._session.assignment
+        return int(self._optimizer.iterations) if assignment is None else self._earlier + assignment.iteration
+
+    def _groups(self) -> tuple[Group, ...]:
+        decaying, exempt, statistics = self._elements
+        options = {**self._options, "lr": self._lr}
+        groups = (
+            Group(decaying, options),
+            Group(exempt, {**options, "weight_decay": 0.0}),
+            Group(statistics, {}, statistics=True),
+        )
+        return tuple(group for group in groups if group.elements)
+
+    def _state(self) -> OptimizerState:
+        """The optimiser's own state, to start from; statistics have none."""
+        filling = np.zeros(self._elements[2], self._dtype)
+        flat = {
+            name: np.concatenate([self._flat([variables[self._index(v)] for v in self._trained]), filling])
+            for name, variables in slots(self._optimizer).items()
+        }
+        return OptimizerState(int(self._optimizer.iterations), flat)
+
+    def _index(self, variable: Any) -> int:
+        return int(self._optimizer._get_variable_index(variable))
+
+    def _flat(self, variables: Sequence[Any]) -> NDArray[Any]:
+        parts = [keras.ops.convert_to_numpy(v).astype(self._dtype).reshape(-1) for v in variables]
+        return np.concatenate(parts)
+
+    def _copy(self, flat: NDArray[Any], variables: Sequence[Any]) -> None:
+        begin = 0
+        for variable in variables:
+            end = begin + _size(variable)
+            part = flat[begin:end].reshape(variable.shape).copy()  # TensorFlow may keep this memory
+            variable.assign(tf.cast(part, variable.dtype))
+            begin = end
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _name(variable: Any) -> str:
+    return str(variable.path if isinstance(variable, keras.Variable) else variable.name)
+
+
+def _dtype(variable: Any) -> str:
+    return str(tf.as_dtype(variable.dtype).name)
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape))
+
+
+def _number(learning_rate: Any) -> float:
+    return float(keras.ops.convert_to_numpy(learning_rate))

@@ -1,0 +1,1 @@
+"""Parts of the data set that workers hold, and hand over to each other."""

@@ -1,0 +1,309 @@
+"""Keeps a worker's partition in balance with its peers' while it trains: reports, and hands samples over.
+
+All of it is done by threads of its own; training waits for nothing but the locks of what is in memory. What
+is decided is in `partition` and, at the manager, in `batchsize_manager.partitions`.
+"""
+
+import logging
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import idl
+from idl.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    EvenpaceError,
+    InvalidRequestError,
+    NotMemberError,
+    ProtocolError,
+    UnavailableError,
+)
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.server import Security
+from worker.partitions.partition import Chunk, Guest, Outcome, Partition, Peer
+from worker.partitions.peer import CALL_SECONDS, PeerServer, PeerService, pack, send
+from worker.partitions.samples import SampleForm
+
+log = logging.getLogger(__name__)
+
+_wire = idl.data_partition
+
+_CHUNK_SAMPLES, _CHUNK_BYTES = 256, 2**20  # handed over in one call
+_LEAVE_SECONDS = 1.0  # for the manager to hear of it
+_POLL_SECONDS = 0.1  # between joins, until all workers are there
+_REPORT_SECONDS = 1.0  # between reports
+_REPORT_TRAVERSALS = 0.25  # after which there is one in any case
+_RETRY_SECONDS = 0.5  # after a call that failed
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """What a worker's partition is part of.
+
+    Attributes:
+        manager: The DataPartitionManager's address.
+        job: The job's name.
+        worker: This worker's name.
+        listen: Where its peers reach it; port 0 takes a free one.
+        seed: Of the order of its samples.
+        room: Bytes of other workers' samples that it takes.
+        connect_timeout: Seconds in which the manager must be reached.
+        start_timeout: Seconds in which all workers must have come.
+        credentials: This worker's certificate and token, where the services ask for them.
+        insecure: Whether it may listen to other machines without TLS.
+
+    Raises:
+        InvalidRequestError: The peers could not reach it there.
+    """
+
+    manager: Address
+    job: str
+    worker: str
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    seed: int = 0
+    room: int = 2**30
+    connect_timeout: float = 30.0
+    start_timeout: float = 600.0
+    credentials: Credentials | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.listen.host in ("0.0.0.0", "::"):
+            raise InvalidRequestError(
+                f"listen {self.listen}: name the address of this machine at which the other workers reach it"
+            )
+
+
+class PartitionLink:
+    """A worker's partition among those of its peers. Waits until all workers are there.
+
+    Args:
+        config: What it is part of.
+        samples: In this worker's own data set.
+        read: Reads one of them; called by one thread at a time.
+        form: What they look like.
+
+    Attributes:
+        dataset_size: Samples of all workers together.
+        address: Where its peers reach it.
+
+    Raises:
+        EvenpaceError: The manager cannot be reached, refuses, or not all workers have come in time.
+    """
+
+    def __init__(
+        self, config: PartitionConfig, samples: int, read: Callable[[int], Any], form: SampleForm
+    ) -> None:
+        self.dataset_size = 0
+        self._config = config
+        self._log_fields = {"job": config.job, "worker": config.worker}
+        self._samples = samples
+        self._read_one = read
+        self._form = form
+        self._reading = threading.Lock()
+        self._change = threading.Condition()  # guards what follows
+        seeds = (config.seed, zlib.crc32(config.worker.encode()))  # each worker has an order of its own
+        self._partition = Partition(samples, uuid.uuid4().hex, seeds, config.room)
+        self._addresses: dict[str, Address] = {}
+        self._unreported = 0  # samples drawn since the last report
+        self._closed = False
+        self._due = threading.Event()  # a report is
+        self._manager = Client(
+            _wire.DataPartitionManager,
+            config.manager,
+            "DataPartitionManager",
+            connect_timeout=config.connect_timeout,
+            call_timeout=CALL_SECONDS,
+            credentials=config.credentials,
+            log_fields=lambda: self._log_fields,
+        )
+        # To its peers a worker shows its certificate, and its token to the services only.
+        self._credentials = replace(config.credentials or Credentials(), token=None)
+        # A peer knows this worker's incarnation from the manager, which asks for tokens: TLS is enough here.
+        security = Security(self._credentials, insecure=config.insecure or self._credentials.tls)
+        self._server = PeerServer(PeerService(config.job, form, self._take), config.listen, security)
+        self.address = self._server.address
+        try:
+            self._join(config.connect_timeout)
+        except BaseException:
+            self._server.close()
+            self._manager.close()
+            raise
+        self._threads = [
+            threading.Thread(target=target, name=f"evenpace-partition-{name}", daemon=True)
+            for name, target in (("reports", self._report_all), ("moves", self._move_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def draw(self, count: int, iteration: int) -> list[Any]:
+        """The next samples of this worker's partition, for an iteration of the job."""
+        with self._change:
+            drawn = self._partition.draw(count, iteration)
+            self._unreported += count
+            if self._unreported >= _REPORT_TRAVERSALS * len(self._partition):
+                self._due.set()
+        return [sample.sample if isinstance(sample, Guest) else self._read(sample) for sample in drawn]
+
+    def __len__(self) -> int:
+        """How many samples this worker has at present."""
+        with self._change:
+            return len(self._partition)
+
+    def close(self) -> None:
+        """Leave: what this worker was handed goes back to where it came from."""
+        with self._change:
+            if self._closed:
+                return
+            self._closed = True
+            self._change.notify_all()
+        self._due.set()
+        self._manager.abandon(ConnectionLostError("this worker is leaving"))
+        for thread in self._threads:
+            thread.join(2 * CALL_SECONDS)
+        leaving = self._manager.twin()
+        try:
+            leaving.call("leave", _wire.LeaveRequest(self._identity()), timeout=_LEAVE_SECONDS)
+        except EvenpaceError as error:
+            log.debug("leave: %s", error, extra=self._log_fields)
+        leaving.close()
+        self._manager.close()
+        self._server.close()
+
+    # -- the peers' thread
+
+    def _take(
+        self, sender: Peer, receiver: str, number: int, guests: Sequence[Guest], returned: Sequence[int]
+    ) -> None:
+        with self._change:
+            self._partition.take(sender, receiver, number, guests, returned)
+
+    # -- the thread that reports
+
+    def _report_all(self) -> None:
+        failing = False
+        while not self._closed:
+            self._due.wait(_RETRY_SECONDS if failing else _REPORT_SECONDS)
+            self._due.clear()
+            try:
+                self._report()
+                failing = False
+            except NotMemberError as error:
+                log.warning(
+                    "%s; beginning anew with the samples of this worker's own", error, extra=self._log_fields
+                )
+                with self._change:
+                    self._partition.evict(uuid.uuid4().hex)
+                self._come_back()
+            except EvenpaceError as error:
+                if not (failing or self._closed):
+                    log.warning("samples are not balanced for now: %s", error, extra=self._log_fields)
+                failing = True
+                self._due.clear()
+
+    def _report(self) -> None:
+        with self._change:
+            progress = self._partition.progress()
+            self._unreported = 0
+        request = _wire.ReportRequest(
+            identity=self._identity(),
+            generation=progress.generation,
+            samples=progress.samples,
+            drawn=progress.drawn,
+            iterations=progress.iterations,
+            moved=progress.moved,
+        )
+        self._apply(self._manager.call("report", request))
+
+    def _come_back(self) -> None:
+        """Join as another incarnation, however long that takes."""
+        while not self._closed:
+            try:
+                self._join(CALL_SECONDS)
+            except EvenpaceError as error:
+                log.warning("samples are not balanced for now: %s", error, extra=self._log_fields)
+                self._due.wait(_RETRY_SECONDS)
+            else:
+                return
+
+    def _join(self, call_seconds: float) -> None:
+        deadline = time.monotonic() + self._config.start_timeout
+        address = str(self.address)
+        request = _wire.JoinRequest(self._identity(), address, self._samples)
+        while not self._closed:
+            try:
+                reply = self._manager.call("join", request, timeout=call_seconds)
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                continue  # an earlier process of this name is not known to be dead yet
+            if reply.ready:
+                with self._change:
+                    self._partition.come_back()
+                self.dataset_size = self.dataset_size or reply.dataset_size
+                self._apply(reply)
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"not all workers came to the DataPartitionManager in {self._config.start_timeout:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _apply(self, reply: Any) -> None:
+        """Do what an answer says."""
+        if reply.identity != self._identity():
+            raise ProtocolError(f"an answer for {reply.identity}, not for {self._identity()}")
+        with self._change:
+            if reply.generation != self._partition.generation:
+                members = reply.members or ()
+                self._addresses = {member.worker: Address.parse(member.address) for member in members}
+                self._partition.note(
+                    reply.generation, {member.worker: member.incarnation for member in members}
+                )
+                self._due.set()
+            self._partition.plan({move.receiver: move.samples for move in reply.moves or ()})
+            self._change.notify_all()
+
+    # -- the thread that hands samples over
+
+    def _move_all(self) -> None:
+        limit = max(1, min(_CHUNK_SAMPLES, _CHUNK_BYTES // max(1, self._form.size)))
+        packed: tuple[Chunk | None, Any] = (None, None)  # read once: what was sent must not change
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or self._partition.next_chunk(limit) is not None)
+                chunk = self._partition.next_chunk(limit)
+                if self._closed or chunk is None:
+                    return
+                address = self._addresses[chunk.receiver.worker]
+            try:
+                if packed[0] is not chunk:
+                    packed = (chunk, pack(self._identity(), chunk, self._form, self._read))
+            except Exception as error:  # noqa: BLE001 - whatever a data set raises
+                log.warning("samples of this worker cannot be moved: %s", error, extra=self._log_fields)
+                outcome: Outcome | None = Outcome.REFUSED
+            else:
+                outcome = send(chunk, address, packed[1], self._credentials, self._log_fields)
+            with self._change:
+                if outcome is None:
+                    self._change.wait_for(lambda: self._closed, _RETRY_SECONDS)
+                else:
+                    self._partition.settle(chunk, outcome)
+                if self._partition.progress().moved:
+                    self._due.set()
+
+    # -- shared
+
+    def _read(self, index: int) -> Any:
+        with self._reading:
+            return self._read_one(index)
+
+    def _identity(self) -> Any:
+        return idl.common.Identity(self._config.job, self._config.worker, self._partition.incarnation)

@@ -1,0 +1,186 @@
+"""How workers hand samples over: the call, and the server of each worker that takes it, in a thread.
+
+It checks what comes in, and knows neither when samples move nor what they are used for.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import uvloop
+
+import idl
+from idl import check
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, ProtocolError
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+from rpc.limits import ServerLimits
+from rpc.peer import Peer as Connection
+from rpc.server import Security, Server
+from rpc.service import Call, Sink
+from worker.partitions.partition import Chunk, Guest, Outcome, Peer
+from worker.partitions.samples import SampleForm
+
+log = logging.getLogger(__name__)
+
+_wire = idl.data_partition
+
+MAX_CHUNK = 100_000  # samples
+MAX_CHUNK_BYTES = 64 * 2**20
+CALL_SECONDS = 5.0  # until a call is given up, to be repeated
+_LIMITS = ServerLimits(frame_bytes=MAX_CHUNK_BYTES, bulk_bytes=1, connections=1000)
+
+Take = Callable[[Peer, str, int, Sequence[Guest], Sequence[int]], None]
+
+
+def pack(identity: Any, chunk: Chunk, form: SampleForm, read: Callable[[int], Any]) -> Any:
+    """The request that hands a chunk over.
+
+    Args:
+        identity: The sender's, as the wire has it.
+        chunk: What goes.
+        form: What the sender's samples look like.
+        read: Reads one of them.
+
+    Raises:
+        InvalidRequestError: One looks otherwise.
+    """
+    return _wire.TakeRequest(
+        identity=identity,
+        receiver=chunk.receiver.incarnation,
+        number=chunk.number,
+        samples=[form.pack(index, read(index)) for index in chunk.own],
+        returned=[guest.index for guest in chunk.returned],
+    )
+
+
+def send(
+    chunk: Chunk,
+    address: Address,
+    request: Any,
+    credentials: Credentials,
+    log_fields: Mapping[str, object],
+) -> Outcome | None:
+    """Hand a chunk over; None where it is not known whether the receiver has it."""
+    name = f"worker {chunk.receiver.worker}"
+    client = Client(
+        _wire.PartitionPeer,
+        address,
+        name,
+        connect_timeout=CALL_SECONDS,
+        call_timeout=CALL_SECONDS,
+        credentials=credentials,
+        log_fields=lambda: log_fields,
+    )
+    try:
+        reply = client.call("take", request)
+        if reply.identity != request.identity or reply.number != chunk.number:
+            raise ProtocolError(f"an answer for chunk {reply.number}, not {chunk.number}")
+    except NotMemberError:
+        return Outcome.GONE
+    except InvalidRequestError as error:
+        log.warning("%s takes no samples: %s", name, error, extra=log_fields)
+        return Outcome.REFUSED
+    except EvenpaceError as error:
+        log.warning("%s may not have its samples yet: %s", name, error, extra=log_fields)
+        return None
+    finally:
+        client.close()
+    return Outcome.TAKEN
+
+
+class PeerService:
+    """Serves `PartitionPeer` of `idl/data_partition.thrift`; see `rpc.service.Service`.
+
+    Args:
+        job: Whose samples are taken.
+        form: What they look like.
+        take: Takes a chunk, as `Partition.take` does; called by the server's thread.
+    """
+
+    definition = _wire.PartitionPeer
+    bulk_methods: frozenset[str] = frozenset()
+
+    def __init__(self, job: str, form: SampleForm, take: Take) -> None:
+        self._job = job
+        self._form = form
+        self._take = take
+
+    def handle(self, call: Call) -> None:
+        """Take a chunk."""
+        request = call.request
+        if request is None:
+            raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
+        job, worker, incarnation = check.identity(request.identity)
+        if job != self._job:
+            raise InvalidRequestError(f"job {job!r}: this worker is in {self._job!r}")
+        receiver = check.text("receiver", request.receiver)
+        number = check.integer("number", request.number, 1)
+        for name, chunk in (("samples", request.samples), ("returned", request.returned)):
+            if type(chunk) is not list or len(chunk) > MAX_CHUNK:
+                raise InvalidRequestError(f"{name}: must be a list of at most {MAX_CHUNK}")
+        sender = Peer(worker, incarnation)
+        guests = [Guest(sender, *self._form.unpack(sample)) for sample in request.samples]
+        returned = [check.integer("returned", index, 0) for index in request.returned]
+        self._take(sender, receiver, number, guests, returned)
+        call.reply(_wire.TakeReply(request.identity, number))
+
+    def open_sink(self, call: Call, length: int) -> Sink:
+        """No method here has a bulk field."""
+        raise AssertionError(call.method)
+
+    def disconnected(self, peer: Connection) -> None:
+        """Nothing depends on connections."""
+
+    def tick(self, now: float) -> None:
+        """Nothing depends on time."""
+
+    def stop(self) -> None:
+        """Nothing is unanswered."""
+
+
+class PeerServer:
+    """Serves from a thread of this process until it is closed.
+
+    Args:
+        service: What to serve.
+        address: Where; port 0 takes a free one.
+        security: Whom it talks to.
+
+    Attributes:
+        address: Where it listens.
+
+    Raises:
+        AddressInUseError, ConnectionLostError: The address cannot be listened on.
+    """
+
+    def __init__(self, service: PeerService, address: Address, security: Security) -> None:
+        started: Future[tuple[Address, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            try:
+                server = Server(service, _LIMITS, security)
+                listening = await server.start(address)
+            except EvenpaceError as error:
+                started.set_exception(error)
+                return
+            started.set_result((listening, asyncio.get_running_loop(), stop))
+            await stop.wait()
+            await server.stop(grace=0.5)
+
+        self._thread = threading.Thread(
+            target=uvloop.run, args=(run(),), name="evenpace-partition-peer", daemon=True
+        )
+        self._thread.start()
+        self.address, self._loop, self._stop = started.result()
+
+    def close(self) -> None:
+        """Stop to listen."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()

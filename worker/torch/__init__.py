@@ -1,0 +1,1 @@
+"""PyTorch: loaders, optimisers and the hooks of DistributedDataParallel."""

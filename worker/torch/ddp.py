@@ -1,0 +1,189 @@
+"""PyTorch with `torch.distributed`: gradients that the workers reduce themselves, weighted by batch size.
+
+Every framework of this kind takes the mean over its ranks. With uneven batches the gradient of the whole
+batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3.4). The weight is given once:
+to the gradients by a communication hook, or to the loss.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import distributed, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from idl.errors import InvalidRequestError
+from worker.session import Session
+from worker.torch.batch_norm import SyncBatchNorm
+from worker.torch.device_timing import time_on
+from worker.torch.loader import Loader
+from worker.torch.memory_watch import note_device, watch_memory
+
+_HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
+
+
+def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataParallel:
+    """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
+
+    The training loop stays as it is; the gradient is expected to be of the *mean* loss over the batch that
+    the loader gave. Reductions overlap with the backward pass, as ever. An iteration's gradients may be
+    accumulated over pieces of its batch, under `no_sync`; not those of several batches.
+
+    What is measured as the batch processing time leaves out the time from the moment when the last bucket of
+    gradients is ready until it has been reduced. On a GPU it is taken by events on its stream.
+
+    Args:
+        model: On all ranks; each is a worker of the job, and no others are.
+        loader: The evenpace loader of the training data.
+
+    Returns:
+        The same model.
+
+    Raises:
+        InvalidRequestError: It is another kind of model, has synchronised batch normalisation, or has a
+            communication hook already; or the session has a parameter server.
+    """
+    session = loader.session
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidRequestError(
+            f"{type(model).__name__}: balance takes a model in torch's DistributedDataParallel; "
+            f"for others, scale the loss by weighted(loss)"
+        )
+    if not session.reduces_itself:
+        raise InvalidRequestError(
+            "the session has a parameter server, which weights gradients: leave out `ps`"
+        )
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
+            raise InvalidRequestError(
+                f"{name} synchronises its statistics, and so mixes the ranks' gradients in the backward pass "
+                f"before they are weighted: scale the loss by weighted(loss) in place of balance"
+            )
+    device = next(model.parameters()).device
+    note_device(session, device)
+    time_on(device, session)
+    watch_memory(session, device)
+    try:
+        model.register_comm_hook(_Reduction(session, model.process_group), _reduce)
+    except RuntimeError as error:
+        raise InvalidRequestError(
+            f"balance needs to be the model's only communication hook: {error}"
+        ) from error
+    return model
+
+
+def weighted(
+    loss: torch.Tensor,
+    session: Session,
+    *,
+    samples: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    ranks: int | None = None,
+) -> torch.Tensor:
+    """Scale a loss, so that the mean of its gradients over all ranks is that of the whole batch's mean loss.
+
+    For whatever takes the mean over ranks: `DistributedDataParallel`, FSDP2's `fully_shard`, Horovod. To be
+    called for each backward pass. It goes before a `GradScaler`; gradients are clipped after the reduction,
+    as usual.
+
+    The batch processing time ends when the backward pass of the batch's last piece has computed its
+    gradients. With `DistributedDataParallel` and Horovod that leaves out the wait for the other ranks. FSDP2
+    gathers parameters from all ranks within the passes, so that there it holds part of the wait, and
+    workers look more alike than they are.
+
+    Args:
+        loss: Of this worker's batch, or of a piece of it.
+        session: This worker's.
+        samples: In the piece; by default the whole of this worker's batch.
+        reduction: Whether the loss is the mean or the sum over the samples.
+        ranks: Over which the mean is taken; by default the size of torch.distributed's default group.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or the gradient has its weight already.
+    """
+    assignment = session.assignment
+    if assignment is None:
+        raise InvalidRequestError(f"{_LOSS}: only for batches that an evenpace loader gave")
+    if reduction not in ("mean", "sum"):
+        raise InvalidRequestError(f"reduction {reduction!r}: must be 'mean' or 'sum'")
+    samples = assignment.count if samples is None else samples
+    if not 0 <= samples <= max(1, assignment.count):
+        raise InvalidRequestError(f"samples {samples}: this worker's batch has {assignment.count}")
+    of_default_group = ranks is None
+    if ranks is None:
+        if not distributed.is_initialized():
+            raise InvalidRequestError("torch.distributed is not initialised: give the number of `ranks`")
+        ranks = distributed.get_world_size()
+    if session.note_weighting(_LOSS, samples) and of_default_group:
+        _check_members(session, loss.device, None)
+    time_on(loss.device, session)
+    # A worker without a part in the batch has a sample in its place, which must not count.
+    part = 0 if not assignment.count else samples if reduction == "mean" else 1
+    scaled = loss * (ranks * part / assignment.total)
+    if scaled.requires_grad and session.weighted_samples >= assignment.count:
+        stop = session.stopwatch.stop
+        # Callbacks run in the order in which they were asked for: before those that wait for reductions.
+        scaled.register_hook(  # type: ignore[no-untyped-call]
+            lambda _: Variable._execution_engine.queue_callback(stop)
+        )
+    return scaled
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """What the communication hook works with: the process group is the model's."""
+
+    session: Session
+    group: distributed.ProcessGroup
+
+
+def _reduce(
+    state: _Reduction,
+    bucket: distributed.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook: weights a bucket of gradients, and sums it over the ranks."""
+    session, gradient = state.session, bucket.buffer()
+    assignment = session.assignment
+    if assignment is None:
+        raise InvalidRequestError(f"{_HOOK}: only for batches that an evenpace loader gave")
+    if session.note_weighting(_HOOK, assignment.count):
+        _check_members(session, gradient.device, state.group)
+    if assignment.count:
+        gradient.mul_(assignment.count / assignment.total)
+    else:
+        gradient.zero_()  # what a sample without weight gives may be infinite
+    last = bucket.is_last()
+    if last:
+        session.stopwatch.stop()
+
+    def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        total = future.value()[0]
+        if last:  # what follows, such as the optimiser's step, is this worker's own time
+            session.stopwatch.start()
+        return total
+
+    work = distributed.all_reduce(gradient, group=state.group, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
+    return future
+
+
+def _check_members(session: Session, device: torch.device, group: distributed.ProcessGroup | None) -> None:
+    """Make sure that the ranks are the workers of the job, so that their weights sum to 1.
+
+    Raises:
+        InvalidRequestError: They are not; on all ranks alike.
+    """
+    assignment = session.assignment
+    assert assignment is not None
+    own = [assignment.count, assignment.iteration]
+    # both: (2,), sums over the ranks
+    both = torch.tensor(own, dtype=torch.int64, device=device)
+    distributed.all_reduce(both, group=group)
+    count, iterations = both.tolist()
+    if (count, iterations) != (assignment.total, assignment.iteration * distributed.get_world_size(group)):
+        raise InvalidRequestError(
+            f"the batch sizes of the {distributed.get_world_size(group)} ranks sum to {count} of "
+            f"{assignment.total} samples: all ranks of the process group, and no others, must be workers of "
+            f"the job {session.config.job!r} (start its manager with `--workers` as many)"
+        )

@@ -1,0 +1,293 @@
+"""PyTorch: what a worker's GPU has in use, and a forward and backward pass that survives a lack of memory."""
+
+import contextlib
+import gc
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from idl.errors import EvenpaceError, InvalidRequestError
+from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
+from worker.resources.memory import DeviceMemory, MemoryWatch, limit_between
+
+if TYPE_CHECKING:  # so that this runs where what speaks to services is not installed, as benchmarks/gpu does
+    from worker.session import Session
+    from worker.torch.loader import Loader
+
+log = logging.getLogger(__name__)
+
+# What a failed allocation says where it is no OutOfMemoryError: on a CPU, and in CUDA's libraries.
+_SAID = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+class MemoryExhaustedError(EvenpaceError, MemoryError):
+    """A worker's memory ran out where the iteration cannot be done again in smaller pieces."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of PyTorch means that memory could not be had."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return not isinstance(error, EvenpaceError)
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+
+
+def read_device(device: torch.device) -> DeviceMemory:
+    """A CUDA device's figures, with the peak since the last call.
+
+    What the allocator keeps for reuse (reserved, but not allocated) is ours to take, and not in use.
+    """
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    fraction = 1.0
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # since PyTorch 2.8
+        fraction = torch.cuda.get_per_process_memory_fraction(device)
+    return DeviceMemory(total, max(0, total - free - reserved), peak, int(fraction * total))
+
+
+def note_device(session: "Session", device: torch.device) -> None:
+    """Let the session know of which kind the GPU is that it trains on; nothing happens on a CPU."""
+    if device.type == "cuda":
+        session.device = torch.cuda.get_device_name(device)
+
+
+def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
+    """Have the session report the memory of the device that it trains on, and learn limits from it.
+
+    Nothing happens on a CPU, whose memory is reported in any case, or where it is watched already.
+
+    Returns:
+        The watch; None on a CPU.
+    """
+    if device.type != "cuda":
+        return None
+    if not isinstance(session.memory_usage, MemoryWatch):
+        torch.cuda.reset_peak_memory_stats(device)
+        session.memory_usage = MemoryWatch(session, lambda: read_device(device))
+    return session.memory_usage
+
+
+class WithinMemory:
+    """What `within_memory` gives.
+
+    Attributes:
+        limit: Samples that are tried at once at most; None until memory has run out.
+    """
+
+    def __init__(
+        self, forward_backward: Callable[..., Any], model: nn.Module, session: "Session", weighs: bool
+    ) -> None:
+        self.limit: int | None = None
+        self._forward_backward = forward_backward
+        self._weighs = weighs
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise InvalidRequestError("the model has no parameters that require a gradient")
+        self._session = session
+        self._reduction = _Reduction(model) if isinstance(model, DistributedDataParallel) else None
+        self._watch = watch_memory(session, self._parameters[0].device)
+        self._fitted = 0  # the most samples that are known to fit at once
+
+    def __call__(self, *batch: Any) -> Any:
+        """Go through a batch, adding the gradient of its mean to the parameters' `grad`.
+
+        Args:
+            batch: As the function takes it: tensors, or nested tuples and dictionaries of them, whose first
+                dimension is the samples.
+
+        Returns:
+            What the function returned; over several pieces, the mean, weighted by their samples.
+
+        Raises:
+            MemoryExhaustedError: Not even one sample fits; or under DDP, gradients had begun to be reduced.
+            InvalidRequestError: The batch cannot be cut.
+        """
+        samples = samples_in(batch)
+        sizes: list[int] = []
+        results: list[Any] = []
+        failed = None  # the fewest samples that have not fitted
+        fitted = 0  # the most that have since
+        most = min(samples, self.limit or samples)  # at once
+        if self._reduction is not None:
+            self._reduction.begin()
+        while (left := samples - sum(sizes)) > 0:
+            if self._reduction is not None and left == most > max(1, self._fitted):
+                # It may well fail, and must not once gradients are being reduced: so all but one first.
+                size = left - 1
+            else:
+                # Even pieces: a last one of few samples would take as long as one of many.
+                size = -(-left // -(-left // most))
+            start = samples - left
+            part = batch if size == samples else cut(batch, start, start + size, samples)
+            weight = size / samples if self._weighs else 1.0
+            if self._attempt(part, weight, size == left, results):
+                sizes.append(size)
+                fitted = max(fitted, size)
+                continue
+            if size == 1:
+                raise MemoryExhaustedError("memory runs out with a single sample, which cannot be cut")
+            failed, fitted, most = size, 0, -(-size // 2)
+            _free_memory(self._parameters[0].device)
+        # All but one have shown as much as all.
+        self._note(samples if most == samples else fitted, failed)
+        if self._watch is not None and len(sizes) > 1:
+            self._watch.samples = max(sizes)
+        return weighted_mean(results, [size / samples for size in sizes])
+
+    def _attempt(self, part: Any, weight: float, last: bool, results: list[Any]) -> bool:
+        """Add a piece's gradient, times `weight`, to what has accumulated; or leave that as it was.
+
+        Returns:
+            Whether it fitted.
+        """
+        reduction = self._reduction
+        reduces = reduction is not None and last
+        before = [p.grad for p in self._parameters]
+        weighted_before = self._session.weighted_samples  # by the function itself
+        if not reduces:
+            # Should it fail half-way, what has accumulated so far is untouched.
+            for parameter in self._parameters:
+                parameter.grad = None
+        begun = False  # to accumulate
+
+        def scale(gradient: torch.Tensor) -> torch.Tensor:
+            nonlocal begun
+            begun = True
+            return gradient * weight if weight < 1 else gradient
+
+        hooked = self._parameters if reduces or weight < 1 else []
+        hooks = [p.register_hook(scale) for p in hooked]  # type: ignore[no-untyped-call]
+        try:
+            with reduction.without() if reduction and not last else contextlib.nullcontext():
+                results.append(map_arrays(_detached, self._forward_backward(*part)))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if reduces and begun:
+                raise MemoryExhaustedError(
+                    "memory ran out when DDP had begun to reduce gradients: the other workers count on them, "
+                    "so that this iteration cannot be done again; start with a lower --max-batch-size"
+                ) from error
+            log.warning("memory ran out: %s", str(error).partition("\n")[0], extra=self._session.log_fields())
+            if reduction is not None:
+                reduction.failed()
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
+            self._session.weighted_samples = weighted_before
+            return False
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not reduces:
+            self._accumulate(before)
+        return True
+
+    @torch.no_grad()
+    def _accumulate(self, before: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+    def _note(self, fitted: int, failed: int | None) -> None:
+        """Learn from what has fitted and what has not."""
+        if failed is None:
+            self._fitted = max(self._fitted, fitted)
+            return
+        # What fitted before counts no more, if as much has failed now.
+        self._fitted = self._fitted if fitted < self._fitted < failed else fitted
+        self.limit = limit_between(self._fitted, failed)
+        log.warning(
+            "%d samples do not fit, %d do: at most %d now",
+            failed,
+            self._fitted,
+            self.limit,
+            extra=self._session.log_fields(),
+        )
+        self._session.lower_maximum(self.limit)
+
+
+class _Reduction:
+    """What a model under DDP needs, so that each iteration's collectives take place exactly once."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+        self._entered = False
+        model.register_forward_pre_hook(self._enter)
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._entered = False
+
+    def without(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, gradients are accumulated and not reduced."""
+        without: contextlib.AbstractContextManager[None] = self._model.no_sync()
+        return without
+
+    def failed(self) -> None:
+        """The model is to be run again, without another broadcast of buffers if there was one."""
+        if self._entered:
+            self._model.require_forward_param_sync = False
+
+    def _enter(self, *_: object) -> None:
+        self._entered = True
+
+
+def within_memory(
+    forward_backward: Callable[..., Any], model: nn.Module, loader: "Loader", *, weighs: bool = True
+) -> WithinMemory:
+    """Wrap a forward and backward pass, so that it is done in smaller pieces where memory runs out.
+
+    Where it fails to allocate, gradients are put back to what they were, the device's cache is freed, and
+    the batch is halved until it fits. Each piece's gradient is weighted by its share of the samples, so that
+    the sum is the gradient of the mean over the whole slice, but for rounding. The manager gives this worker
+    fewer samples from then on; where plans had been made already, pieces are made before memory runs out.
+
+    The function is called with a batch, or with a piece of one. It runs the model and calls `backward` of
+    the *mean* loss over what it was given, and does not touch gradients otherwise. It returns means (the
+    loss, say), which are averaged by weight: numbers, tensors, tuples and dictionaries of these, or None.
+
+    Pieces see random numbers and batch statistics of their own. Dropout is as good, but not repeated; batch
+    normalisation normalises by each piece, and its running statistics move once for each, also for one that
+    then failed. With group or layer normalisation nothing changes.
+
+    Under DDP all pieces but the last run in `no_sync`. A batch larger than any that has fitted begins with
+    all samples but one, so that what may fail does not reduce gradients. If memory runs out nevertheless when
+    some have been reduced, that is an error.
+
+    Args:
+        forward_backward: The loop's own.
+        model: Whose gradients it makes; with DDP, the wrapped one.
+        loader: The evenpace loader of the training data.
+        weighs: Whether pieces' gradients are to be weighted by their share; not where the function does
+            so itself, by `weighted(loss, samples=...)` with the samples that it was given.
+
+    Raises:
+        InvalidRequestError: The model has no parameters to train.
+    """
+    return WithinMemory(forward_backward, model, loader.session, weighs)
+
+
+def _free_memory(device: torch.device) -> None:
+    gc.collect()  # an error's traceback may hold what failed
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)  # what failed is no measure of what fits
+
+
+def _detached(result: Any) -> Any:
+    """A result without the graph that it came from, whose memory is wanted."""
+    return result.detach() if isinstance(result, torch.Tensor) else result

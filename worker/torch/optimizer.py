@@ -1,0 +1,157 @@
+"""PyTorch: an optimiser whose step takes place at the parameter server."""
+
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout, Tensor
+from worker.session import Session
+from worker.torch.loader import Loader
+from worker.torch.memory_watch import note_device, watch_memory
+from worker.torch.optimizer_options import describe
+from worker.torch.optimizer_state import put_state, take_state, views
+from worker.torch.schedules import Schedules
+
+Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
+
+
+def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None) -> Optim:
+    """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
+
+    The optimiser stays what it is: learning-rate schedulers work on it, and what they change goes to the
+    parameter server with the next step. Its own state (momentum and the like) lives there; `state_dict()`
+    fetches it. A state that was loaded before is what the job goes on from. All workers start from the
+    parameters and the state of the one that comes first. The gradient is expected to be of the *mean*
+    loss over the batch.
+
+    Args:
+        optimizer: An SGD, Adam or AdamW of torch.optim.
+        loader: The evenpace loader of the training data.
+        model: Whose batch normalisation's running statistics are to be the same for all workers: after each
+            step, they have the mean over the workers, weighted by their batch sizes.
+
+    Returns:
+        The same optimiser.
+
+    Raises:
+        ValueError: The parameter server lacks this kind of optimiser or one of its options.
+        InvalidRequestError: It has no parameters to train, another worker's differ, or a service refuses.
+    """
+    link = _Link(optimizer, loader.session, model)
+    own_state_dict = optimizer.state_dict
+
+    # A plain function, bound: learning-rate schedulers take it apart to wrap it.
+    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
+        return link.step(optimizer, closure)
+
+    def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        link.fetch_state(optimizer)
+        try:
+            return own_state_dict()
+        finally:
+            optimizer.state.clear()
+
+    def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
+        raise InvalidRequestError("load the optimiser's state before evenpace.torch.distribute, not after")
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.state_dict = types.MethodType(state_dict, optimizer)  # type: ignore[method-assign]
+    optimizer.load_state_dict = types.MethodType(load_state_dict, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
+class _Link:
+    """Carries gradients from, and parameters to, the tensors of an optimiser and a model's statistics."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, session: Session, model: nn.Module | None) -> None:
+        self._session = session
+        self._name, self._options = describe(optimizer)
+        trained = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+        self._parameters = [p for group in trained for p in group]
+        if not self._parameters:
+            raise InvalidRequestError("the optimiser has no parameters that require a gradient")
+        statistics = _statistics(model)
+        self._tensors = [*self._parameters, *statistics.values()]
+        self._sizes = [sum(p.numel() for p in group) for group in trained]
+        self._statistics = sum(tensor.numel() for tensor in statistics.values())
+        wide = all(p.dtype == torch.float64 for p in self._parameters)
+        dtype = "float64" if wide else "float32"
+        initial = np.empty(sum(self._sizes) + self._statistics, dtype=dtype)
+        for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
+            view.copy_(tensor.detach())
+        names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
+        told = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
+        layout = Layout(dtype, self._name, self._groups(), told)
+        self._schedules = Schedules(optimizer)
+        session.before_batch = self._schedules.put_back
+        session.on_parameters = self._take_parameters
+        note_device(session, self._tensors[0].device)
+        session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
+        watch_memory(session, self._tensors[0].device)
+        self._gradients = views(session.gradient, self._tensors)
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
+        """What `optimizer.step` does from now on."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
+            pushed = tensor.grad if number < len(self._parameters) else tensor
+            view.zero_() if pushed is None else view.copy_(pushed)
+        _, options = describe(optimizer)
+        changed = options != self._options
+        self._options = options
+        self._session.finish_iteration(self._groups() if changed else None)
+        if self._session.repeats:
+            self._schedules.hold()
+        return loss
+
+    def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimiser have the state that it has at the parameter server."""
+        state = self._session.optimizer_state()
+        put_state(optimizer, self._tensors, state)
+
+    @torch.no_grad()
+    def _take_parameters(self) -> None:
+        for view, tensor in zip(views(self._session.parameters, self._tensors), self._tensors, strict=True):
+            tensor.copy_(view)
+
+    def _groups(self) -> tuple[Group, ...]:
+        parameters = tuple(map(Group, self._sizes, self._options))
+        return (*parameters, Group(self._statistics, {}, statistics=True)) if self._statistics else parameters
+
+
+def _statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
+    """The running statistics of a model's batch normalisation, by name."""
+    layers = model.named_modules() if model is not None else ()
+    return {
+        _plain(f"{name}.{key}"): getattr(layer, key)
+        for name, layer in layers
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        for key in ("running_mean", "running_var")
+    }
+
+
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[torch.Tensor, str]:
+    """The parameters' names, as far as they are known."""
+    names = {
+        parameter: name
+        for group in optimizer.param_groups
+        for parameter, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
+    if model is not None:
+        names |= {parameter: name for name, parameter in model.named_parameters()}
+    return {parameter: _plain(name) for parameter, name in names.items()}
+
+
+def _plain(name: str) -> str:
+    """A tensor's name, the same whether its model is compiled or not."""
+    return name.replace("_orig_mod.", "").removeprefix(".")
