@@ -12,11 +12,11 @@ from batchsize_manager.partitions.partitions import (
     Part,
     Partitions,
     PartitionsConfig,
-    Progress,
     gap,
     plan_moves,
 )
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.traversal import Traversal
 from tests.state_machines import driven
 from worker.partitions.partition import Chunk, Guest, Outcome, Partition, Peer
 
@@ -37,7 +37,7 @@ def started(**samples):
     for name, count in samples.items():
         partitions.join(name, name, f"{name}:1", count, 0.0)
     for name, count in samples.items():
-        partitions.report(name, name, Progress(partitions.generation, count, 0, 0), 0.0)
+        partitions.report(name, name, Traversal(partitions.generation, count, 0, 0), 0.0)
     return partitions
 
 
@@ -93,13 +93,13 @@ def test_the_gap_is_bounded(workers, max_gap):
         step = max(batch / sizes[name] for name, (_, batch) in zip(names, workers, strict=True))
         assert gap(now) <= max_gap + step + 1e-9  # rounding; it may be just that
         for name in names:
-            partitions.report(name, name, Progress(generation, sizes[name], drawn[name], iterations), 0.0)
+            partitions.report(name, name, Traversal(generation, sizes[name], drawn[name], iterations), 0.0)
         for name in names:
             for move in partitions.moves_of(name):
                 sizes[name] -= move.samples
                 sizes[move.receiver] += move.samples
             partitions.report(
-                name, name, Progress(generation, sizes[name], drawn[name], iterations, True), 0.0
+                name, name, Traversal(generation, sizes[name], drawn[name], iterations, True), 0.0
             )
     assert sum(sizes.values()) == total
 
@@ -110,16 +110,16 @@ def test_the_papers_case_is_balanced_once():
     partitions = started(**dict.fromkeys(names, 1000))
     # Reports do not come at the same time: some workers are told of with more iterations than others.
     for iterations, name, batch in zip((17, 19, 18, 17, 21), names, batches, strict=True):
-        progress = Progress(partitions.generation, 1000, batch * iterations, iterations)
+        progress = Traversal(partitions.generation, 1000, batch * iterations, iterations)
         partitions.report(name, name, progress, 1.0)
     told = [(move.sender, move.receiver, move.samples) for move in partitions.moves]
     assert told == [("a", "e", 500), ("b", "d", 250)]
     sizes = (500, 750, 1000, 1250, 1500)
     for name, size in zip(names, sizes, strict=True):
-        partitions.report(name, name, Progress(partitions.generation, size, 5000, 30, True), 2.0)
+        partitions.report(name, name, Traversal(partitions.generation, size, 5000, 30, True), 2.0)
     for iteration in range(1, 1000):
         for name, size, batch in zip(names, sizes, batches, strict=True):
-            progress = Progress(partitions.generation, size, batch * iteration, iteration)
+            progress = Traversal(partitions.generation, size, batch * iteration, iteration)
             partitions.report(name, name, progress, 3.0)
         assert not partitions.moves
 
@@ -128,8 +128,8 @@ def test_a_gap_within_the_bound_moves_nothing():
     """Samples move when the bound is exceeded, not before."""
     partitions = started(a=100, b=100)
     for drawn, moves in ((299, False), (300, False), (301, True)):
-        partitions.report("a", "a", Progress(partitions.generation, 100, 100, 10), 1.0)
-        partitions.report("b", "b", Progress(partitions.generation, 100, drawn, 10), 1.0)
+        partitions.report("a", "a", Traversal(partitions.generation, 100, 100, 10), 1.0)
+        partitions.report("b", "b", Traversal(partitions.generation, 100, drawn, 10), 1.0)
         assert bool(partitions.moves) is moves
 
 
@@ -138,10 +138,10 @@ def test_counts_of_an_earlier_generation_do_not_count():
     partitions = started(a=100, b=100)
     old = partitions.generation
     partitions.join("c", "c", "c:1", 100, 1.0)
-    partitions.report("a", "a", Progress(old, 100, 900, 9), 1.0)
+    partitions.report("a", "a", Traversal(old, 100, 900, 9), 1.0)
     for name in "bc":
-        partitions.report(name, name, Progress(partitions.generation, 100, 0, 0), 1.0)
-    partitions.report("a", "a", Progress(partitions.generation, 100, 0, 0), 1.0)
+        partitions.report(name, name, Traversal(partitions.generation, 100, 0, 0), 1.0)
+    partitions.report("a", "a", Traversal(partitions.generation, 100, 0, 0), 1.0)
     assert not partitions.moves
 
 
@@ -150,11 +150,11 @@ def test_moves_that_take_too_long_are_given_up():
     partitions = started(a=100, b=100)
     generation = partitions.generation
     for name, drawn in (("a", 1000), ("b", 100)):
-        partitions.report(name, name, Progress(generation, 100, drawn, 10), 1.0)
+        partitions.report(name, name, Traversal(generation, 100, drawn, 10), 1.0)
     assert partitions.moves
     for now in range(2, 21):
         for name in "ab":
-            partitions.report(name, name, Progress(generation, 100, 1000, 10), float(now))
+            partitions.report(name, name, Traversal(generation, 100, 1000, 10), float(now))
         partitions.tick(float(now))
     assert partitions.moves
     partitions.tick(21.0)
@@ -165,16 +165,16 @@ def test_moves_that_take_too_long_are_given_up():
 def test_a_silent_worker_is_taken_out_and_a_taken_name_refused():
     """A name is free again once its worker was silent for too long."""
     partitions = started(a=100, b=100)
-    partitions.report("b", "b", Progress(partitions.generation, 100, 0, 0), 4.0)
+    partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 4.0)
     with pytest.raises(UnavailableError, match="'a' has a part already"):
         partitions.join("a", "a2", "a:2", 100, 4.0)
     partitions.tick(5.0)
     assert list(partitions.members) == ["b"]
     with pytest.raises(NotMemberError, match="'a'"):
-        partitions.report("a", "a", Progress(partitions.generation, 100, 0, 0), 5.0)
+        partitions.report("a", "a", Traversal(partitions.generation, 100, 0, 0), 5.0)
     partitions.join("a", "a2", "a:2", 100, 5.0)
     assert not partitions.is_ready("a")  # the other may hold samples of the earlier one
-    partitions.report("b", "b", Progress(partitions.generation, 100, 0, 0), 5.0)
+    partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 5.0)
     assert partitions.is_ready("a")
 
 
@@ -219,7 +219,7 @@ def test_a_traversal_uses_each_sample_once():
         assert {sample for sample in traversal if not isinstance(sample, Guest)} == set(range(10))
         assert {sample.index for sample in traversal if isinstance(sample, Guest)} == set(chunk.own)
     assert first != second
-    assert b.progress() == Progress(2, 14, 28, 2)
+    assert b.progress() == Traversal(2, 14, 28, 2)
 
 
 def test_what_is_on_its_way_is_not_used():

@@ -14,7 +14,7 @@ from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
 from idl.records import IterationRecord
 from idl.synchronisation import Synchronisation
-from tests.batchsize_manager.driver import Beating, asp, restored
+from tests.batchsize_manager.job.driver import Beating, asp, restored
 
 # -- recover and rewind
 

@@ -11,7 +11,7 @@ from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
 from idl.synchronisation import Synchronisation
 from predictors import PredictorOptions
-from tests.batchsize_manager.driver import Beating, restored
+from tests.batchsize_manager.job.driver import Beating, restored
 
 SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 

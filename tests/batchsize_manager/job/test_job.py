@@ -10,7 +10,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.plan import Assignment, JobSpec
 from idl.synchronisation import Synchronisation
-from tests.batchsize_manager.driver import Driver, asp, backup, ssp
+from tests.batchsize_manager.job.driver import Driver, asp, backup, ssp
 
 # -- the course of a job
 

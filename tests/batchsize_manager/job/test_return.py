@@ -5,7 +5,7 @@ import pytest
 from batchsize_manager.job.job import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
-from tests.batchsize_manager.driver import Beating, restored
+from tests.batchsize_manager.job.driver import Beating, restored
 
 
 def cut_off(driver, name):

@@ -1,0 +1,1 @@
+"""Tests of what predictors learn, and where it is kept."""

@@ -1,0 +1,1 @@
+"""Tests of slices, streams and batches."""

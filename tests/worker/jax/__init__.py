@@ -1,0 +1,1 @@
+"""Tests of JAX's adapter."""

@@ -1,0 +1,1 @@
+"""Tests of parts of the data that workers hold."""

@@ -1,0 +1,1 @@
+"""Tests of PyTorch's adapter."""
