@@ -47,7 +47,7 @@ IMPORTED = (
     "evenpace.dashboard.server",
     "evenpace.lab.experiments.flexrr",
     "evenpace.lab.experiments.workloads",
-    "evenpace.lab.launch",
+    "evenpace.launch",
     "evenpace.serve",
     "evenpace.torch",
     "evenpace.lab.workloads",

@@ -30,6 +30,13 @@ from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
 from idl.errors import EvenpaceError
 
+_EXTRAS = {
+    **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor"), "manager"),
+    **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
+    **dict.fromkeys(("demo", "bench", "trace", "experiment", "chaos"), "lab"),
+}
+"""What commands need that a worker's installation has not, as extras of pyproject.toml."""
+
 
 class _Group(click.Group):
     """Turns our own errors into one clear line and status 1."""
@@ -42,6 +49,14 @@ class _Group(click.Group):
             if ctx.params.get("debug"):
                 raise
             raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(ctx.invoked_subcommand or "")
+            if ctx.params.get("debug") or extra is None:
+                raise
+            raise click.ClickException(
+                f"evenpace {ctx.invoked_subcommand} needs {error.name}, which is not installed: "
+                f"pip install 'evenpace[{extra}]'"
+            ) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

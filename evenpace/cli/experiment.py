@@ -277,7 +277,7 @@ def _compare(
     from evenpace.lab.experiments.containers import require_engine
     from evenpace.lab.experiments.run import RunConfig
     from evenpace.lab.experiments.workloads import Training
-    from evenpace.lab.launch import parse_shares
+    from evenpace.launch import parse_shares
     from predictors import PredictorOptions
 
     if containers:

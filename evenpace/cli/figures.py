@@ -236,7 +236,7 @@ def fig8(
     from evenpace.lab.experiments.comparison import Evaluator
     from evenpace.lab.experiments.unequal import UnequalConfig
     from evenpace.lab.experiments.workloads import Training
-    from evenpace.lab.launch import parse_shares
+    from evenpace.launch import parse_shares
     from evenpace.reports.files import write_json
 
     json_path, plot = json_path or out / "fig8.json", plot or out / "fig8.png"
@@ -288,7 +288,7 @@ def _compare(
 ) -> dict[str, Any]:
     from evenpace.lab.experiments.coordination import Job, Setting, choose, compare
     from evenpace.lab.experiments.workloads import Training
-    from evenpace.lab.launch import parse_shares
+    from evenpace.launch import parse_shares
 
     names = list(dict.fromkeys(workloads.split(",")))
     specs = by_workload("data", data, names, str)

@@ -23,6 +23,8 @@ def user_mistakes() -> Iterator[None]:
     """Report what the user got wrong in one line, too; not for where a user's own code runs."""
     try:
         yield
+    except ModuleNotFoundError:
+        raise  # the command line says what to install
     except (ValueError, OSError, ImportError) as error:
         raise EvenpaceError(str(error)) from error
 
@@ -94,7 +96,7 @@ def json_path(function: F) -> F:
 
 
 def limit_kind(function: F) -> F:
-    """The option for how CPU shares are kept to; see `evenpace.lab.limits.limit_cpu`."""
+    """The option for how CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
     return click.option(
         "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
     )(function)

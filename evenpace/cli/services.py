@@ -415,7 +415,7 @@ def worker(
     """
     start_part(parent)
     from evenpace.context import connect
-    from evenpace.lab.launch import check_script, limit_when_ready, pin, run_script
+    from evenpace.launch import check_script, limit_when_ready, pin, run_script
     from worker.resources.device import cpu_kind
 
     with user_mistakes():

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evenpace.lab.limits import LimitKind, remove_leftovers
+from evenpace.cpu_limits import LimitKind, remove_leftovers
 from evenpace.logs import options_in_force
 from idl.errors import EvenpaceError, UnavailableError
 from rpc.address import Address
@@ -142,7 +142,7 @@ class LocalCluster:
             script: The script.
             arguments: Its arguments.
             cpu_share: Cores that it may use from its first iteration on; None for no limit.
-            limit_kind: See `evenpace.lab.limits.limit_cpu`.
+            limit_kind: See `evenpace.cpu_limits.limit_cpu`.
             options: More options of `evenpace worker`, by name.
         """
         flags = self._credentials(for_worker=True)

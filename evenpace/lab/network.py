@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from evenpace.lab.duty_cycle import start_time
+from evenpace.duty_cycle import start_time
 from idl.errors import EvenpaceError
 
 _TOOLS = ("ip", "tc", "nsenter")

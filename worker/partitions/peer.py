@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import uvloop
-
 import idl
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, ProtocolError
@@ -174,7 +172,7 @@ class PeerServer:
             await server.stop(grace=0.5)
 
         self._thread = threading.Thread(
-            target=uvloop.run, args=(run(),), name="evenpace-partition-peer", daemon=True
+            target=asyncio.run, args=(run(),), name="evenpace-partition-peer", daemon=True
         )
         self._thread.start()
         self.address, self._loop, self._stop = started.result()

@@ -24,13 +24,13 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from evenpace.cpu_limits import LimitKind, remove_leftovers
 from evenpace.lab import data as data_sets
 from evenpace.lab.bench import output
 from evenpace.lab.cluster import LocalCluster, Process, end_process, pick_cpus
 from evenpace.lab.data import ImageSet
 from evenpace.lab.demo.model import make_model
-from evenpace.lab.launch import parse_shares
-from evenpace.lab.limits import LimitKind, remove_leftovers
+from evenpace.launch import parse_shares
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
@@ -50,7 +50,7 @@ class TrainConfig:
         repeats: Figures are medians over so many runs of each kind.
         target_accuracy: On the test set, 0 to 1; the time until an epoch ends with it is told.
         seed: Of the model's first parameters and of the samples' order.
-        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
 
     Raises:
         InvalidRequestError: A value is not allowed.

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenpace
+from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.data import load
 from evenpace.lab.demo.model import make_model
-from evenpace.lab.launch import pin
-from evenpace.lab.limits import limit_cpu
+from evenpace.launch import pin
 from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent
 from worker.torch.ddp import balance

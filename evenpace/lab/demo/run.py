@@ -18,14 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import nn
 
+from evenpace.cpu_limits import LimitKind, limit_cpu
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.listening import address_of, listen
 from evenpace.lab import data as data_sets
 from evenpace.lab.cluster import LocalCluster, pick_cpus
 from evenpace.lab.data import ImageSet
 from evenpace.lab.demo.model import make_model
-from evenpace.lab.launch import parse_shares
-from evenpace.lab.limits import LimitKind, limit_cpu
+from evenpace.launch import parse_shares
 from evenpace.observer import Observer, plain_record
 from evenpace.reports import demo, files
 from idl.errors import InvalidRequestError
@@ -56,7 +56,7 @@ class DemoConfig:
         tolerance: Of the balanced run.
         shards: Processes of the parameter server.
         seed: Of the model's first parameters and of the samples' order.
-        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
         out: Folder for the report and the logs.
         http: Where the live page is, on loopback; None for no page.
     """

@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from evenpace.cpu_limits import LimitKind
 from evenpace.lab.cluster import LocalCluster, Process, read_address
 from evenpace.lab.experiments.contention import ContainerPlace
-from evenpace.lab.limits import LimitKind
 from evenpace.logs import options_in_force
 from idl.errors import EvenpaceError
 from rpc.address import Address

@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from batchsize_manager.policies import POLICIES
+from evenpace.cpu_limits import LimitKind
 from evenpace.lab.experiments import efficiency
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.experiments.workloads import Training
-from evenpace.lab.limits import LimitKind
 from evenpace.reports import files
 
 Figures = dict[str, Any]
@@ -57,7 +57,7 @@ class Setting:
         shares: Cores of each worker.
         seeds: Each of first parameters and of the samples' order in a run of its own.
         settle: The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
-        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
         shards: Processes of the parameter server.
         out: Folder for the logs.
 

@@ -12,13 +12,13 @@ import psutil
 from numpy.typing import NDArray
 from rich.progress import Progress
 
+from evenpace.cpu_limits import LimitKind
 from evenpace.lab.cluster import LocalCluster, Process, pick_cpus
 from evenpace.lab.experiments.containers import ContainerCluster
 from evenpace.lab.experiments.contention import Contention, Place, ProcessPlace
 from evenpace.lab.experiments.schedule import Schedule
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.workloads import Training
-from evenpace.lab.limits import LimitKind
 from evenpace.lab.traces import TraceRecorder
 from evenpace.observer import Observer, plain_record
 from idl.errors import EvenpaceError
@@ -50,7 +50,7 @@ class RunConfig:
         refit_every: Iterations between fits.
         tolerance: The manager's.
         reuse: Models to start predictors from: a file or a folder.
-        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
         shards: Processes of the parameter server.
         containers: Whether each part runs in a container, instead of being a process of this machine.
         out: Folder for the logs.

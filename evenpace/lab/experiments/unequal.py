@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from evenpace.cpu_limits import LimitKind
 from evenpace.lab.cluster import LocalCluster, pick_cpus
 from evenpace.lab.experiments.run import RunTooShortError, Snapshot
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.workloads import Training
-from evenpace.lab.limits import LimitKind
 from evenpace.lab.network import Network
 from evenpace.observer import Observer, plain_record
 from idl.errors import NotMemberError
@@ -39,7 +39,7 @@ class UnequalConfig:
         iterations: Of a synchronous scheme; an asynchronous one makes as many updates.
         total_batch_size: Samples of an iteration, over all workers.
         snapshots: Of the parameters in a run, about; 0 for none.
-        limit_kind: See `evenpace.lab.limits.limit_cpu`.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
         shards: Processes of the parameter server.
     """
 

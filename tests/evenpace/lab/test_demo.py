@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from evenpace.lab import duty_cycle
+from evenpace import duty_cycle
 from tests.services import has_ended
 
 KEYS = {

@@ -375,7 +375,7 @@ def test_jax_needs_no_torch_and_nothing_else_needs_jax():
     )
     for module, uses_jax in (
         ("evenpace.jax", True),
-        ("evenpace.context, worker.data.slices, evenpace.lab.launch", False),
+        ("evenpace.context, worker.data.slices, evenpace.launch", False),
     ):
         line = [sys.executable, "-c", code.format(module=module, jax=uses_jax)]
         subprocess.run(line, check=True, timeout=240)

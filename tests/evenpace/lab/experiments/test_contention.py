@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
+from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
 from evenpace.lab.experiments.schedule import Schedule, Task
-from evenpace.lab.limits import limit_cpu
 from tests.services import cpu_seconds
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")

@@ -1,6 +1,6 @@
 """Holds a process to a share of CPU by stopping and continuing it, where no cgroup can.
 
-    python -m evenpace.lab.duty_cycle PID SHARE [--period SECONDS]
+    python -m evenpace.duty_cycle PID SHARE [--period SECONDS]
 
 It runs as a small process of its own, on the standard library alone (Linux): it must keep time
 while the launcher is busy, and must not cost what the limited process has been denied.
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         be limited.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m evenpace.lab.duty_cycle",
+        prog="python -m evenpace.duty_cycle",
         description="Hold a process of yours to a share of CPU by stopping and continuing it.",
     )
     parser.add_argument("pid", type=int, help="the process's id")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 from uuid import uuid4
 
-from evenpace.lab import duty_cycle
+from evenpace import duty_cycle
 from worker.resources import cgroups
 from worker.resources.cgroups import Group
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenpace._packages import check_folder
-from evenpace.lab.limits import LimitKind, limit_cpu
+from evenpace.cpu_limits import LimitKind, limit_cpu
 from idl.errors import InvalidRequestError
 from worker.session import Session
 

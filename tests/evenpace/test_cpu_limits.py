@@ -14,9 +14,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from evenpace.lab import duty_cycle
-from evenpace.lab.duty_cycle import PERIOD, Budget
-from evenpace.lab.limits import limit_cpu
+from evenpace import duty_cycle
+from evenpace.cpu_limits import limit_cpu
+from evenpace.duty_cycle import PERIOD, Budget
 from tests import ROOT
 from tests.services import cpu_seconds, has_ended
 from worker.resources import cgroups
@@ -153,7 +153,7 @@ def cycle(start):
     with contextlib.ExitStack() as ended:
 
         def cycle(pid, share):
-            command = [sys.executable, "-m", "evenpace.lab.duty_cycle", str(pid), str(share)]
+            command = [sys.executable, "-m", "evenpace.duty_cycle", str(pid), str(share)]
             cycler = ended.enter_context(subprocess.Popen(command, cwd=ROOT))
             ended.callback(cycler.kill)
             return cycler
@@ -347,7 +347,7 @@ def test_a_duty_cycler_ends_with_its_parent(start):
     """When the launcher is killed, the duty cycler continues the process and ends."""
     child = start(SPIN)
     launcher = start(
-        "import sys, time\nfrom evenpace.lab.limits import limit_cpu\n"
+        "import sys, time\nfrom evenpace.cpu_limits import limit_cpu\n"
         "limit = limit_cpu(int(sys.argv[1]), 0.02, 'orphan', 'duty-cycle')\n"
         "print(flush=True)\ntime.sleep(600)",
         str(child.pid),

@@ -1,0 +1,56 @@
+"""A worker's installation is light: it trains with little, and says what to install for the rest."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.scripts import light_and_run, train_least_squares
+from tests.scripts.train_least_squares import trained_alone
+from tests.services import manager_service, serving, shard_service
+
+
+def run_light(extra, *arguments):
+    """Run a module where a worker and an extra are installed, and nothing else."""
+    command = [sys.executable, light_and_run.__file__, extra, *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+
+
+def test_a_worker_trains_without_any_extra(tmp_path):
+    """It speaks to services elsewhere; its script needs no framework."""
+    with serving(manager_service()) as manager, serving(shard_service()) as shard:
+        out, script = tmp_path / "parameters.npy", Path(train_least_squares.__file__)
+        services = ("--manager", manager, "--ps", shard)
+        run = run_light("", "evenpace", "worker", *services, script, "--iterations", 30, "--out", out)
+    assert run.returncode == 0, run.stderr
+    assert np.abs(np.load(out) - trained_alone(30)).max() < 1e-9
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_a_framework_needs_its_extra_alone(framework):
+    """Its adapter can be imported beside it."""
+    run = run_light(framework, f"evenpace.{framework}")
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("manager", "manager"), ("ps", "manager"), ("top", "pages"), ("demo", "lab")]
+)
+def test_a_command_says_what_to_install(command, extra):
+    """In a line, with the extra."""
+    run = run_light("", "evenpace", command)
+    assert run.returncode == 1
+    assert f"which is not installed: pip install 'evenpace[{extra}]'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_script_that_misses_something_says_so_itself(tmp_path):
+    """It is the user's: the error comes as Python has it."""
+    script = tmp_path / "script.py"
+    script.write_text("import nothing_of_the_kind\n")
+    run = run_light("", "evenpace", "worker", "--manager", "127.0.0.1:1", script)
+    assert run.returncode == 1
+    assert "No module named 'nothing_of_the_kind'" in run.stderr
+    assert "pip install" not in run.stderr
