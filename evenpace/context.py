@@ -9,9 +9,11 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
+from worker.own_session import has_own_session, set_own_session
+from worker.own_session import own_session as session
 from worker.session import Session, SessionConfig, default_worker_name
 
-_session: Session | None = None
+__all__ = ["connect", "session"]
 
 
 def connect(
@@ -59,8 +61,7 @@ def connect(
         ValueError: A value is not allowed (`InvalidRequestError` for addresses), or a session exists.
         AddressInUseError: Something listens at `metrics` already.
     """
-    global _session  # noqa: PLW0603 - one session for a process, as torch.distributed has one group
-    if _session is not None:
+    if has_own_session():
         raise InvalidRequestError("this process has a session already: evenpace.connect was called before")
     shards = [ps] if isinstance(ps, str) else list(ps)
     config = SessionConfig(
@@ -79,24 +80,10 @@ def connect(
     address = Address.parse(metrics) if metrics else None
     observing = Observing(address, traces=traces, trace_every=trace_every)
     observing.check_worker(credentials, insecure=insecure)
-    session = Session(config)
+    made = Session(config)
     beside = contextlib.ExitStack()
-    beside.enter_context(observing.worker(session))
+    beside.enter_context(observing.worker(made))
     atexit.register(beside.close)  # once the session is closed: what is registered last is done first
-    atexit.register(session.close)
-    _session = session
-    return session
-
-
-def session() -> Session:
-    """This process's session.
-
-    Raises:
-        InvalidRequestError: There is none.
-    """
-    if _session is None:
-        raise InvalidRequestError(
-            "no session with a manager: start the script with "
-            "`evenpace worker --manager HOST:PORT [--ps HOST:PORT] SCRIPT`, or call evenpace.connect() first"
-        )
-    return _session
+    atexit.register(made.close)
+    set_own_session(made)
+    return made

@@ -1,8 +1,4 @@
-"""The page of the Python API, made from docstrings, without importing any framework.
-
-What users import is often a thin layer, which says in its docstring what it stands for:
-"`worker.torch.loader.DataLoader` in this process's session". Then it is the other that is shown.
-"""
+"""The page of the Python API, made from docstrings, without importing any framework."""
 
 import ast
 import re
@@ -17,7 +13,6 @@ _MODULES = {
 }
 _HOME = {"connect": "evenpace.context", "session": "evenpace.context"}
 _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
-_STANDS_FOR = re.compile(r"`((?:worker|ps|evenpace)[\w.]+)\.(\w+)` in this process's session")
 
 _Definition = ast.FunctionDef | ast.ClassDef
 
@@ -39,15 +34,9 @@ def python_api(root: Path) -> str:
 def _entry(root: Path, home: str, module: str, name: str) -> str:
     definition = _definition(root, home, name)
     text = ast.get_docstring(definition) or ""
-    session = ""
-    while found := _STANDS_FOR.search(text):
-        definition = _definition(root, found[1], found[2])
-        text = ast.get_docstring(definition) or ""
-        session = "\nIts session is this process's, unless `session` is given.\n"
     parts = [
         f"\n### {module}.{name}\n\n```text\n{name}{_arguments(definition)}\n```\n\n",
         _markdown(text),
-        session,
     ]
     if isinstance(definition, ast.ClassDef):
         for method in definition.body:
@@ -80,10 +69,10 @@ def _definition(root: Path, module: str, name: str) -> _Definition:
     for node in tree.body:
         if isinstance(node, _Definition) and node.name == name:
             return node
-        if isinstance(node, ast.ImportFrom) and any(
-            (alias.asname or alias.name) == name for alias in node.names
-        ):
-            return _definition(root, node.module or "", name)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _definition(root, node.module or "", alias.name)
     raise LookupError(f"{module} has no {name}")
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from worker.data.slices import Slices
+from worker.own_session import own_session
 from worker.session import Session
 
 
@@ -27,7 +28,7 @@ class DataLoader:
         shuffle: Whether each epoch has an order of its own.
         seed: Of that order.
         drop_last: Whether an epoch's last, smaller batch is left out.
-        session: With the services; the one that `evenpace worker` made, unless given.
+        session: With the services; by default this process's.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -36,9 +37,9 @@ class DataLoader:
     def __init__(
         self,
         data: Any,
-        batch_size: int,
+        batch_size: int = 1,
         *,
-        session: Session,
+        session: Session | None = None,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
@@ -59,6 +60,7 @@ class DataLoader:
                 f"data {type(data).__name__}: must be a pytree of arrays, or map-style, with __len__ and "
                 f"__getitem__"
             )
+        session = session or own_session()
         self.slices = Slices(samples, batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self.session = session
         self.data = data

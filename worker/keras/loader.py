@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from worker.data.slices import Slices
+from worker.own_session import own_session
 from worker.session import Session
 
 
@@ -32,7 +33,7 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         data: Arrays of the same length, in any structure, of which a sequence of indices takes a part; or
             one map-style data set, whose samples are stacked.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services.
+        session: With the services; by default this process's.
         shuffle: Whether each epoch has an order of its own.
         seed: Of that order.
         drop_last: Whether an epoch's last, smaller batch is left out.
@@ -50,12 +51,13 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def __init__(
         self,
         *data: Any,
-        batch_size: int,
-        session: Session,
+        batch_size: int = 32,
+        session: Session | None = None,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        session = session or own_session()
         self._source = _Samples(data[0]) if len(data) == 1 and _is_map_style(data[0]) else _Arrays(data)
         self.slices = Slices(
             len(self._source), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last

@@ -6,6 +6,7 @@ A file that is written here is a `.keras` file like any other: Keras alone can l
 import base64
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,21 @@ def save(model: keras.Model, loader: DataLoader, path: str | Path) -> None:
         written.unlink(missing_ok=True)
 
 
-def load(path: str | Path, loader: DataLoader, **options: Any) -> Any:
+def load(
+    path: str | Path,
+    loader: DataLoader,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,  # noqa: A002 - Keras's name
+    safe_mode: bool = True,
+) -> Any:
     """Read what `save` has written, and go on with the job from there; to be followed by `distribute`.
 
     Args:
         path: Of the file.
         loader: Of the training data; its job must not have begun.
-        options: Of `keras.models.load_model`.
+        custom_objects: By name, as `keras.models.load_model` takes them.
+        compile: Whether to compile the model, likewise.
+        safe_mode: Whether to refuse code in the file, likewise.
 
     Returns:
         The model, compiled as it was.
@@ -71,7 +80,7 @@ def load(path: str | Path, loader: DataLoader, **options: Any) -> Any:
         state = json.loads(file.read(_MEMBER))
     state["learned"] = base64.b64decode(state["learned"])
     loader.load_state_dict(state)
-    return keras.models.load_model(path, **options)
+    return keras.models.load_model(path, custom_objects, compile, safe_mode)
 
 
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

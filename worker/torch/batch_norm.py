@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from worker.own_session import own_session
 from worker.session import Session
 
 
@@ -23,9 +24,9 @@ class SyncBatchNorm(_BatchNorm):
 
     Args:
         num_features: Channels, the input's second dimension.
-        session: This worker's.
+        session: This worker's; by default this process's.
         process_group: By default torch.distributed's.
-        options: As for `torch.nn.BatchNorm1d`: eps, momentum, affine, track_running_stats, device, dtype.
+        eps, momentum, affine, track_running_stats, device, dtype: As for `torch.nn.BatchNorm1d`.
 
     Raises:
         InvalidRequestError: The session has a parameter server, which would weight gradients too late.
@@ -35,11 +36,17 @@ class SyncBatchNorm(_BatchNorm):
         self,
         num_features: int,
         *,
-        session: Session,
+        session: Session | None = None,
         process_group: distributed.ProcessGroup | None = None,
-        **options: Any,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, **options)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        session = session or own_session()
         if not session.reduces_itself:
             raise InvalidRequestError(
                 "synchronised statistics mix workers' gradients before the parameter server weights them: "
@@ -103,7 +110,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(
-    model: nn.Module, session: Session, process_group: distributed.ProcessGroup | None = None
+    model: nn.Module, process_group: distributed.ProcessGroup | None = None, *, session: Session | None = None
 ) -> nn.Module:
     """Put a `SyncBatchNorm` in the place of every batch normalisation of a model.
 
@@ -112,7 +119,7 @@ def convert_sync_batchnorm(
 
     Args:
         model: Its modules are exchanged in place.
-        session: This worker's.
+        session: This worker's; by default this process's.
         process_group: By default torch.distributed's.
 
     Returns:
@@ -136,13 +143,13 @@ def convert_sync_batchnorm(
         converted.training = model.training
         return converted
     for name, child in model.named_children():
-        setattr(model, name, convert_sync_batchnorm(child, session, process_group))
+        setattr(model, name, convert_sync_batchnorm(child, process_group, session=session))
     return model
 
 
 @torch.no_grad()
 def average_statistics(
-    model: nn.Module, session: Session, process_group: distributed.ProcessGroup | None = None
+    model: nn.Module, process_group: distributed.ProcessGroup | None = None, *, session: Session | None = None
 ) -> None:
     """Replace the running statistics of batch normalisation by their mean over all ranks.
 
@@ -154,7 +161,7 @@ def average_statistics(
         model: Where it is in `DistributedDataParallel`, with `broadcast_buffers=False` (in newer versions of
             PyTorch, `forward_sync_buffers=False`); else all ranks would
             have the statistics of rank 0's part of each batch.
-        session: This worker's.
+        session: This worker's; by default this process's.
         process_group: By default torch.distributed's.
 
     Raises:
@@ -172,7 +179,7 @@ def average_statistics(
         for buffer in (module.running_mean, module.running_var)
         if buffer is not None
     ]
-    samples = session.take_samples()
+    samples = (session or own_session()).take_samples()
     if not statistics:
         return
     flat = torch.cat(

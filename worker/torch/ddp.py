@@ -14,6 +14,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.device_timing import time_on
@@ -75,11 +76,11 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
 
 def weighted(
     loss: torch.Tensor,
-    session: Session,
-    *,
     samples: int | None = None,
     reduction: Literal["mean", "sum"] = "mean",
+    *,
     ranks: int | None = None,
+    session: Session | None = None,
 ) -> torch.Tensor:
     """Scale a loss, so that the mean of its gradients over all ranks is that of the whole batch's mean loss.
 
@@ -94,7 +95,7 @@ def weighted(
 
     Args:
         loss: Of this worker's batch, or of a piece of it.
-        session: This worker's.
+        session: This worker's; by default this process's.
         samples: In the piece; by default the whole of this worker's batch.
         reduction: Whether the loss is the mean or the sum over the samples.
         ranks: Over which the mean is taken; by default the size of torch.distributed's default group.
@@ -102,6 +103,7 @@ def weighted(
     Raises:
         InvalidRequestError: A value is not allowed, or the gradient has its weight already.
     """
+    session = session or own_session()
     assignment = session.assignment
     if assignment is None:
         raise InvalidRequestError(f"{_LOSS}: only for batches that an evenpace loader gave")

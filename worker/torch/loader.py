@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment
 from worker.data.slices import Slice, Slices
+from worker.own_session import own_session
 from worker.parent import end_with_parent
 from worker.session import Session
 
@@ -50,7 +51,7 @@ class DataLoader:
         prefetch_factor: Batches that each of them loads ahead.
         collate_fn: Makes a batch from a list of samples.
         worker_init_fn: Called with its number in each loading process.
-        session: With the services; the one that `evenpace worker` made, unless given.
+        session: With the services; by default this process's.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -59,9 +60,9 @@ class DataLoader:
     def __init__(
         self,
         dataset: MapStyleDataset,
-        batch_size: int,
+        batch_size: int = 1,
         *,
-        session: Session,
+        session: Session | None = None,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
@@ -78,6 +79,7 @@ class DataLoader:
             raise InvalidRequestError(
                 f"num_workers {num_workers}, prefetch_factor {prefetch_factor}: must be at least 0 and 1"
             )
+        session = session or own_session()
         self.slices = Slices(
             len(dataset), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last
         )

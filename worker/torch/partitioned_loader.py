@@ -1,5 +1,6 @@
 """PyTorch: a loader for workers that each have a part of the data of their own."""
 
+import atexit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from worker.data.slices import Slices
+from worker.own_session import own_session
 from worker.partitions.link import PartitionConfig, PartitionLink
 from worker.partitions.samples import SampleForm
 from worker.session import Session
@@ -31,7 +33,7 @@ class PartitionedLoader:
         dataset: This worker's part, map-style. Its samples are arrays, tensors or numbers, or tuples, lists
             and dictionaries of these, all with the same types and numbers of dimensions.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services.
+        session: With the services; by default this process's.
         partitions: HOST:PORT of the DataPartitionManager.
         listen: HOST:PORT where the other workers reach this one; port 0 takes a free one.
         seed: Of the order of samples.
@@ -48,10 +50,10 @@ class PartitionedLoader:
     def __init__(
         self,
         dataset: MapStyleDataset,
-        batch_size: int,
+        batch_size: int = 1,
         *,
-        session: Session,
         partitions: str,
+        session: Session | None = None,
         listen: str = "127.0.0.1:0",
         seed: int = 0,
         drop_last: bool = False,
@@ -63,6 +65,8 @@ class PartitionedLoader:
             raise InvalidRequestError("dataset: this worker's part must have at least one sample")
         if seed < 0 or room_mib < 0:
             raise InvalidRequestError(f"seed {seed}, room_mib {room_mib}: must be at least 0")
+        of_process = session is None
+        session = session or own_session()
         config = PartitionConfig(
             manager=Address.parse(partitions),
             job=session.config.job,
@@ -89,6 +93,8 @@ class PartitionedLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         self._collate = collate_fn
+        if of_process:
+            atexit.register(self.close)
 
     def __len__(self) -> int:
         """How many batches the current pass has; it changes if the batch size does."""

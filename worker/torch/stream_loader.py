@@ -8,6 +8,7 @@ import torch.utils.data as torch_data
 from idl.errors import InvalidRequestError
 from worker.data.slices import Slices
 from worker.data.stream import Stream, StreamOrder
+from worker.own_session import own_session
 from worker.session import Session
 
 
@@ -23,7 +24,7 @@ class StreamLoader:
             Where it has a method `iter_from(position)`, a worker that joins or resumes in the middle of an
             epoch need not read what comes before.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services.
+        session: With the services; by default this process's.
         size: Samples in the stream; left out, it is the data set's length or, if it has none, counted in a
             first pass.
         shuffle_buffer: Each epoch permutes the samples within blocks of so many; 0 keeps their order. The
@@ -40,15 +41,16 @@ class StreamLoader:
     def __init__(
         self,
         dataset: Iterable[Any],
-        batch_size: int,
+        batch_size: int = 1,
         *,
-        session: Session,
+        session: Session | None = None,
         size: int | None = None,
         shuffle_buffer: int = 0,
         seed: int = 0,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
     ) -> None:
+        session = session or own_session()
         # A batch, and the blocks in which it begins and ends.
         self._stream = Stream(dataset, size, batch_size + 2 * shuffle_buffer, session.log_fields())
         self._order = StreamOrder(self._stream.size, shuffle_buffer, seed)
