@@ -8,6 +8,7 @@ from typing import Any
 import idl
 from batchsize_manager.hosted_job import Hosted
 from batchsize_manager.job.packed import PackedRecord
+from idl.translation import wire_bounds, wire_spec
 
 _wire = idl.batchsize_manager
 
@@ -16,7 +17,7 @@ _RECORDS_BYTES = 2**20  # of one answer
 
 def summary(hosted: Hosted) -> Any:
     """A job as it stands."""
-    job, spec = hosted.job, hosted.job.spec
+    job = hosted.job
     return _wire.JobSummary(
         job=hosted.name,
         run=hosted.run,
@@ -29,13 +30,7 @@ def summary(hosted: Hosted) -> Any:
         policy=hosted.policy,
         predictor=hosted.predictor,
         mode=hosted.config.synchronisation.mode,
-        spec=_wire.JobSpec(
-            dataset_size=spec.dataset_size,
-            total_batch_size=spec.total_batch_size,
-            seed=spec.seed,
-            shuffle=spec.shuffle,
-            drop_last=spec.drop_last,
-        ),
+        spec=wire_spec(job.spec),
         batch_size=job.batch_size,
         age=time.monotonic() - hosted.since,
     )
@@ -49,7 +44,7 @@ def status(hosted: Hosted, events_after: int) -> Any:
             state="waiting"
             if member.worker in hosted.waiting and member.state == "working"
             else member.state,
-            bounds=_wire.Bounds(member.bounds.minimum, member.bounds.maximum, member.bounds.granularity),
+            bounds=wire_bounds(member.bounds),
             iteration=member.iteration,
             silence=member.silence,
         )

@@ -5,6 +5,7 @@ from typing import Any, Self
 import idl
 from evenpace.overview.iterations import Iteration, from_wire
 from idl.bounds import Bounds
+from idl.translation import wire_bounds
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -74,8 +75,7 @@ class ManagerClient:
 
     def set_bounds(self, job: str, worker: str, bounds: Bounds) -> str:
         """Give a worker batch sizes between others from now on."""
-        wire_bounds = _wire.Bounds(bounds.minimum, bounds.maximum, bounds.granularity)
-        return self._control(job, worker=worker, bounds=wire_bounds)
+        return self._control(job, worker=worker, bounds=wire_bounds(bounds))
 
     def drain(self, job: str, worker: str) -> str:
         """Let a worker finish what it has been given, then release it."""
