@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import idl
-from evenpace.lab.cluster import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

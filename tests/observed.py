@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import idl
 from evenpace.lab.bench.processes import served
-from evenpace.lab.cluster import end_process
 from evenpace.metrics.catalogue import METRICS
+from evenpace.processes import end_process
 from rpc.client import Client
 from tests import ROOT
 from tests.scripts import train_until_told

@@ -26,7 +26,7 @@ from batchsize_manager.partitions.partitions import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.bench.processes import server
-from evenpace.lab.cluster import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process
 from ps.service import ParameterServerConfig, ParameterServerService
 from rpc import codec, tokens
 from rpc.address import Address

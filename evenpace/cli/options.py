@@ -54,7 +54,7 @@ def start_part(parent: int | None) -> None:
 
 def announce(address: Any) -> None:
     """Say where a service listens, to whoever started it."""
-    from evenpace.lab.cluster import LISTENING
+    from evenpace.processes import LISTENING
 
     click.echo(f"{LISTENING}{address}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.identity import from_here
 from evenpace.dashboard.listening import listen
-from evenpace.lab.cluster import command_line, end_process
+from evenpace.processes import command_line, end_process
 from rpc.address import Address
 from rpc.server import Security
 

@@ -30,8 +30,8 @@ from evenpace.doctor.run import run
 from evenpace.doctor.show import as_json
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.cluster import LISTENING, end_process
 from evenpace.overview.client import ManagerClient
+from evenpace.processes import LISTENING, end_process
 from rpc import tokens
 from rpc.address import Address
 from rpc.credentials import Credentials

@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 import yaml
 
-from evenpace.lab.cluster import end_process
 from evenpace.metrics.catalogue import METRICS
+from evenpace.processes import end_process
 from tests import ROOT
 from tests.observed import JOB, described, observed_cluster
 from tests.services import address_of_our_own

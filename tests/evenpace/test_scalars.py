@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from evenpace.lab.cluster import LocalCluster, end_process
+from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
+from evenpace.processes import end_process
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment

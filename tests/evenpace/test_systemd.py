@@ -12,7 +12,7 @@ import pytest
 
 from evenpace import certificates
 from evenpace.cli import cli
-from evenpace.lab.cluster import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process
 from rpc import tokens
 from tests.documents import ROOT
 

@@ -11,7 +11,7 @@ import pytest
 import idl
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.chaos import processes
-from evenpace.lab.cluster import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client
@@ -22,7 +22,7 @@ PATIENCE = 1.0  # seconds that the service below gives its peers
 
 SERVICE = f"""
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.cluster import LISTENING
+from evenpace.processes import LISTENING
 from evenpace.serve import serve
 from rpc.address import Address
 from rpc.limits import ServerLimits

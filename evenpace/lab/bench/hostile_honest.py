@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenpace.lab.bench.hostile_job import HonestConfig
-from evenpace.lab.cluster import end_process
+from evenpace.processes import end_process
 from idl.errors import UnavailableError
 
 _START_SECONDS = 120.0

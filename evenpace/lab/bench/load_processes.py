@@ -15,7 +15,7 @@ from typing import Any
 from evenpace.lab.bench.load import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_generator import GeneratorConfig
 from evenpace.lab.bench.load_rounds import Rounds
-from evenpace.lab.cluster import end_process
+from evenpace.processes import end_process
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpace.lab.cluster import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process
 from idl.errors import UnavailableError
 from rpc.address import Address
 

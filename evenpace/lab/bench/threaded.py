@@ -9,7 +9,7 @@ from thriftpy2.server import TThreadedServer
 from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
 
-from evenpace.lab.cluster import LISTENING
+from evenpace.processes import LISTENING
 
 
 def announce(port: int) -> None:

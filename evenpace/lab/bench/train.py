@@ -27,10 +27,11 @@ from torch import nn
 from evenpace.cpu_limits import LimitKind, remove_leftovers
 from evenpace.lab import data as data_sets
 from evenpace.lab.bench import output
-from evenpace.lab.cluster import LocalCluster, Process, end_process, pick_cpus
+from evenpace.lab.cluster import LocalCluster, pick_cpus
 from evenpace.lab.data import ImageSet
 from evenpace.lab.demo.model import make_model
 from evenpace.launch import parse_shares
+from evenpace.processes import Process, end_process
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}

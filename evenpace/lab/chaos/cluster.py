@@ -15,8 +15,8 @@ from evenpace.lab.chaos.processes import Supervised, Supervisor, free_ports
 from evenpace.lab.chaos.proxy import Proxy
 from evenpace.lab.chaos.schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.settings import Settings
-from evenpace.lab.cluster import command_line
 from evenpace.overview.client import ManagerClient
+from evenpace.processes import command_line
 from idl.errors import EvenpaceError
 from rpc.address import Address
 

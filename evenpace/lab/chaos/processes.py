@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from evenpace.lab.cluster import end_process
+from evenpace.processes import end_process
 
 _RESTART_SECONDS = (0.2, 2.0)  # after which a process is started again, unless a fault says otherwise
 _STOP_SECONDS = 60.0  # for a process to end by itself, before it is killed, which counts as a violation

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evenpace.cpu_limits import LimitKind
-from evenpace.lab.cluster import LocalCluster, Process, read_address
+from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments.contention import ContainerPlace
 from evenpace.logs import options_in_force
+from evenpace.processes import Process, read_address
 from idl.errors import EvenpaceError
 from rpc.address import Address
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from evenpace.cpu_limits import LimitKind
-from evenpace.lab.cluster import LocalCluster, Process, pick_cpus
+from evenpace.lab.cluster import LocalCluster, pick_cpus
 from evenpace.lab.experiments.containers import ContainerCluster
 from evenpace.lab.experiments.contention import Contention, Place, ProcessPlace
 from evenpace.lab.experiments.schedule import Schedule
@@ -21,6 +21,7 @@ from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.workloads import Training
 from evenpace.lab.traces import TraceRecorder
 from evenpace.observer import Observer, plain_record
+from evenpace.processes import Process
 from idl.errors import EvenpaceError
 
 _POLL_SECONDS = 0.05  # how soon competitors follow the schedule

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from evenpace.lab.cluster import end_process
 from evenpace.observer import Observer
 from evenpace.overview.client import ManagerClient
+from evenpace.processes import end_process
 from idl.plan import JobSpec, permutation
 from tests import EXAMPLES
 from tests.scripts import connect_and_run

@@ -1,0 +1,59 @@
+"""Arrows among the packages point down only, and nothing leads into the lab but the command line."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+BELOW = {
+    "idl": set(),
+    "predictors": set(),
+    "rpc": {"idl"},
+    "batchsize_manager": {"predictors", "rpc", "idl"},
+    "ps": {"rpc", "idl"},
+    "worker": {"rpc", "idl"},
+    "evenpace": {"worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
+}
+
+
+def modules(folder):
+    """The files of a package."""
+    return sorted(ROOT.joinpath(folder).rglob("*.py"))
+
+
+def imported(path):
+    """The names of all modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_a_package_imports_those_below_it(package):
+    """Not even where it is lazy, or for types alone."""
+    others = BELOW.keys() - BELOW[package] - {package}
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(package)
+        for name in imported(path)
+        if name.partition(".")[0] in others
+    }
+    assert modules(package)
+    assert not wrong
+
+
+def test_nothing_leads_into_the_lab_but_the_command_line():
+    """What services, pages and workers need is not in it."""
+    entrances = (Path("evenpace/lab"), Path("evenpace/cli"))
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (path for package in BELOW for path in modules(package))
+        for name in imported(path)
+        if name.startswith("evenpace.lab")
+        and not any(path.relative_to(ROOT).is_relative_to(entrance) for entrance in entrances)
+    }
+    assert not wrong
