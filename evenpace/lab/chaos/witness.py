@@ -5,14 +5,13 @@ Used as `python -m evenpace.lab.chaos.witness FILE COMMAND ARGUMENTS`.
 """
 
 import os
+import runpy
 import select
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import SupportsIndex
-
-from evenpace.cli import main
 
 _EVERY_SECONDS = 0.25
 
@@ -47,4 +46,4 @@ if __name__ == "__main__":
     time.sleep = sleep
     threading.Thread(target=watch, args=(Path(sys.argv[1]),), name="witness", daemon=True).start()
     sys.argv = ["evenpace", *sys.argv[2:]]
-    main()
+    runpy.run_module("evenpace", run_name="__main__")
