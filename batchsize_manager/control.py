@@ -6,7 +6,7 @@ What it means for the job is known to `job_operations`, what outlives the manage
 from typing import Any
 
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.policies import PREDICTING
 from idl import check
@@ -16,7 +16,7 @@ from idl.translation import read_bounds
 _CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
 
 
-def apply(hosted: Hosted, request: Any, learning: Learning, now: float) -> str:
+def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> str:
     """Do what a `ControlRequest` asks for.
 
     Args:
@@ -56,7 +56,7 @@ def apply(hosted: Hosted, request: Any, learning: Learning, now: float) -> str:
     return job.pause(now) if request.paused else job.resume(now)
 
 
-def _rebalance(hosted: Hosted, wanted: Any, learning: Learning, now: float) -> str:
+def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -> str:
     before = hosted.balancing
     policy = check.text("policy", wanted.policy)
     predictor, tolerance = before.predictor, before.tolerance

@@ -49,7 +49,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedJob:
     """A job that the manager runs.
 
     Args:

@@ -19,7 +19,7 @@ import idl
 from batchsize_manager import control
 from batchsize_manager import status as overview
 from batchsize_manager.counts import LearningTally
-from batchsize_manager.hosted_job import Hosted, Waiting
+from batchsize_manager.hosted_job import HostedJob, Waiting
 from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
@@ -93,12 +93,12 @@ class ManagerService:
         self._since = time.monotonic()
         self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._learning = Learning(config.policy, config.options, config.models)
-        self._jobs: dict[str, Hosted] = {}
+        self._jobs: dict[str, HostedJob] = {}
         self._uploads = Uploads()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would forget them
         self.ended = self.failed = 0  # jobs; those that failed have ended, too
-        self.on_event: Callable[[Hosted], None] | None = None
-        self._ended: dict[str, Hosted] = {}  # the last few, for those who ask how it went
+        self.on_event: Callable[[HostedJob], None] | None = None
+        self._ended: dict[str, HostedJob] = {}  # the last few, for those who ask how it went
         self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
         self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
@@ -175,7 +175,7 @@ class ManagerService:
     # -- for metrics, from any thread
 
     @property
-    def jobs(self) -> list[Hosted]:
+    def jobs(self) -> list[HostedJob]:
         """The jobs that have not ended."""
         return list(self._jobs.values())
 
@@ -210,7 +210,7 @@ class ManagerService:
         reply = _wire.ResumeReply(identity=identity)
         self._once_kept(lambda: call.reply(reply))
 
-    def _admit(self, call: Call) -> Hosted:
+    def _admit(self, call: Call) -> HostedJob:
         """Let a worker join; the job, which may be a new one."""
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
@@ -234,7 +234,7 @@ class ManagerService:
                 position=resume.position,
                 total=resume.total_batch_size,
             )
-            hosted = Hosted(
+            hosted = HostedJob(
                 job_name,
                 uuid.uuid4().hex,
                 job,
@@ -394,7 +394,7 @@ class ManagerService:
         else:
             call.reply(answer)
 
-    def _known(self, name: str) -> Hosted:
+    def _known(self, name: str) -> HostedJob:
         """A job that runs, or is one of the last that have ended.
 
         Raises:
@@ -410,7 +410,7 @@ class ManagerService:
 
     # -- what follows
 
-    def _caller(self, call: Call) -> tuple[Hosted, str, str]:
+    def _caller(self, call: Call) -> tuple[HostedJob, str, str]:
         """The job that a call is about, the worker and its incarnation.
 
         Raises:
@@ -422,7 +422,7 @@ class ManagerService:
             raise NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
         return hosted, worker, incarnation
 
-    def _attach(self, hosted: Hosted, worker: str, incarnation: str, peer: Peer) -> None:
+    def _attach(self, hosted: HostedJob, worker: str, incarnation: str, peer: Peer) -> None:
         """Note that a member speaks through a connection."""
         connections = hosted.connections.setdefault((worker, incarnation), set())
         if peer not in connections:
@@ -430,7 +430,7 @@ class ManagerService:
             self._speakers.setdefault(peer, set()).add((hosted.name, worker, incarnation))
 
     def _wait(
-        self, hosted: Hosted, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
+        self, hosted: HostedJob, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
     ) -> None:
         worker = call.request.identity.worker
         until = call.since + check.wait(call.request.wait)
@@ -438,7 +438,7 @@ class ManagerService:
         hosted.wait(worker, Waiting(call, until, reported_iteration, known))
         self._settle(hosted, worker)
 
-    def _settle(self, hosted: Hosted, asker: str | None = None) -> None:
+    def _settle(self, hosted: HostedJob, asker: str | None = None) -> None:
         """After an event: tell and remember what happened, answer who can be answered, end what has ended."""
         job = hosted.job
         if self.on_event is not None:
@@ -473,7 +473,7 @@ class ManagerService:
         elif asker is not None:
             hosted.answer(asker)  # nothing is new, but this worker's next part may have been there before
 
-    def _end(self, hosted: Hosted, why: str, error: EvenpaceError) -> None:
+    def _end(self, hosted: HostedJob, why: str, error: EvenpaceError) -> None:
         if not hosted.deserted:
             self._learnt(hosted)
         if self._archive is not None:
@@ -488,7 +488,7 @@ class ManagerService:
             del self._ended[next(iter(self._ended))]
         hosted.fail_all(error)
 
-    def _learnt(self, hosted: Hosted) -> None:
+    def _learnt(self, hosted: HostedJob) -> None:
         """A job has learnt something that is worth keeping."""
         self._learning.save(hosted.name, hosted.job)
         if self._archive is not None:

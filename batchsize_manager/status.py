@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import idl
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.packed import PackedRecord
 from idl.translation import wire_bounds, wire_spec
 
@@ -15,7 +15,7 @@ _wire = idl.batchsize_manager
 _RECORDS_BYTES = 2**20  # of one answer
 
 
-def summary(hosted: Hosted) -> Any:
+def summary(hosted: HostedJob) -> Any:
     """A job as it stands."""
     job = hosted.job
     return _wire.JobSummary(
@@ -36,7 +36,7 @@ def summary(hosted: Hosted) -> Any:
     )
 
 
-def status(hosted: Hosted, events_after: int) -> Any:
+def status(hosted: HostedJob, events_after: int) -> Any:
     """A job, its members, and its events after one whose number is known."""
     members = [
         _wire.MemberStatus(

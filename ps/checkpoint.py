@@ -33,7 +33,7 @@ class UnreadableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ShardCheckpoint:
     """A job at a shard, at one version.
 
     Attributes:
@@ -51,7 +51,7 @@ class Checkpoint:
     snapshot: Snapshot
 
 
-def write(path: Path, checkpoint: Checkpoint) -> None:
+def write(path: Path, checkpoint: ShardCheckpoint) -> None:
     """Write a file and have it on the disk when this returns.
 
     Raises:
@@ -67,7 +67,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         os.fsync(stream.fileno())
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> ShardCheckpoint:
     """The other way.
 
     Raises:
@@ -104,7 +104,7 @@ def _checked(path: Path) -> memoryview:
     return body
 
 
-def _pieces(checkpoint: Checkpoint) -> Iterator[bytes | memoryview]:
+def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
     snapshot = checkpoint.snapshot
     model = checkpoint.model
     tensors = [snapshot.parameters]
@@ -141,7 +141,7 @@ def _described(value: torch.Tensor | float) -> Any:
     return {"scalar": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> Checkpoint:
+def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint:
     model, layout = header["model"], header["layout"]
     groups = tuple(Group(**group) for group in layout["groups"])
     laid_out = Layout(layout["dtype"], layout["optimizer"], groups)
@@ -162,7 +162,7 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> Checkpoint:
 
     parameters = take(laid_out.elements)
     state = [{key: value(described) for key, described in own.items()} for own in header["state"]]
-    return Checkpoint(
+    return ShardCheckpoint(
         header["job"],
         header["attempt"],
         Synchronisation(**header["synchronisation"]),

@@ -14,7 +14,7 @@ import torch
 from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.synchronisation import Synchronisation
-from ps.checkpoint import Checkpoint
+from ps.checkpoint import ShardCheckpoint
 from ps.model import Model
 from ps.optimizers import DTYPES
 from ps.parameters import Parameters
@@ -61,7 +61,7 @@ class _Staged:
 
 
 @dataclass(slots=True)
-class Hosted:
+class ShardJob:
     """One job.
 
     Attributes:
@@ -307,7 +307,7 @@ class Hosted:
         if self.store and self.shard.initialised:
             snapshot = self.shard.snapshot()
             copied = self.store.save(
-                Checkpoint(self.name, self.attempt, self.synchronisation, self.model, snapshot)
+                ShardCheckpoint(self.name, self.attempt, self.synchronisation, self.model, snapshot)
             )
             self.copying = copied or self.copying
 

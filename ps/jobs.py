@@ -15,8 +15,8 @@ from idl.layout import Layout
 from idl.synchronisation import Synchronisation
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
-from ps.checkpoint import Checkpoint
-from ps.hosted import Hosted
+from ps.checkpoint import ShardCheckpoint
+from ps.hosted import ShardJob
 from ps.log_fields import log_fields
 from ps.model import Model
 from ps.parameters import Parameters
@@ -83,22 +83,22 @@ class Jobs:
 
     def __init__(self, config: ParameterServerConfig) -> None:
         self._config = config
-        self._jobs: dict[str, Hosted] = {}
+        self._jobs: dict[str, ShardJob] = {}
         self._store = Store(config.state, config.ledger) if config.state else None
         self._next_sweep: float | None = None
-        self._coming: dict[str, Future[tuple[JobStore, Checkpoint] | None]] = {}  # from the folder
+        self._coming: dict[str, Future[tuple[JobStore, ShardCheckpoint] | None]] = {}  # from the folder
         self._leaving: dict[str, JobStore] = {}  # whose last checkpoint may still be on its way to the folder
         self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
 
-    def __iter__(self) -> Iterator[Hosted]:
+    def __iter__(self) -> Iterator[ShardJob]:
         return iter(self._jobs.values())
 
     @property
-    def all(self) -> list[Hosted]:
+    def all(self) -> list[ShardJob]:
         """All of them; from any thread."""
         return list(self._jobs.values())
 
-    def find(self, name: str) -> Hosted | None:
+    def find(self, name: str) -> ShardJob | None:
         """A job, which may have to come back from the folder first.
 
         Raises:
@@ -120,7 +120,9 @@ class Jobs:
         brought = coming.result()
         return self._come_back(name, *brought) if brought is not None else None
 
-    def add(self, name: str, layout: Layout, synchronisation: Synchronisation, model: Model | None) -> Hosted:
+    def add(
+        self, name: str, layout: Layout, synchronisation: Synchronisation, model: Model | None
+    ) -> ShardJob:
         """Begin to hold a new job.
 
         Raises:
@@ -128,7 +130,7 @@ class Jobs:
         """
         shard = self._make_shard(layout, synchronisation)
         self.make_room(layout.nbytes)
-        hosted = Hosted(name, shard, synchronisation, model, self._config.checkpoint_every)
+        hosted = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
         if self._store is not None and synchronisation.mode == "bsp":
             hosted.store = self._store.job(name)
         elif self._store is not None:
@@ -195,12 +197,12 @@ class Jobs:
         if self._store is not None:
             self._store.close()
 
-    def _come_back(self, name: str, store: JobStore, checkpoint: Checkpoint) -> Hosted:
+    def _come_back(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
         """A job from its newest checkpoint."""
         self.make_room(checkpoint.snapshot.layout.nbytes)
         shard = Shard(checkpoint.snapshot.layout, self._config.deterministic)
         shard.restore(checkpoint.snapshot)
-        hosted = Hosted(
+        hosted = ShardJob(
             name,
             shard,
             checkpoint.synchronisation,

@@ -14,7 +14,7 @@ from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.translation import read_assignment, read_groups, read_synchronisation, read_tensors
-from ps.hosted import Hosted, TensorSink
+from ps.hosted import ShardJob, TensorSink
 from ps.jobs import Jobs, ParameterServerConfig
 from ps.model import Model
 from ps.optimizers import check_optimizer
@@ -30,10 +30,10 @@ _SETTLE_SECONDS = 1.0  # for which a fence waits for a checkpoint that is being 
 class Observer(Protocol):
     """Who wants to know what a shard does; times are of the monotonic clock in nanoseconds."""
 
-    def pushed(self, hosted: Hosted, request: Any, began: int) -> None:
+    def pushed(self, hosted: ShardJob, request: Any, began: int) -> None:
         """A gradient has come as a whole that was needed."""
 
-    def stepped(self, hosted: Hosted, version: int, began: int) -> None:
+    def stepped(self, hosted: ShardJob, version: int, began: int) -> None:
         """The optimiser has made a step from this version on."""
 
 
@@ -112,7 +112,7 @@ class ParameterServerService:
         self._jobs.close()
 
     @property
-    def jobs(self) -> list[Hosted]:
+    def jobs(self) -> list[ShardJob]:
         """The jobs that are held; from any thread."""
         return self._jobs.all
 
@@ -251,7 +251,7 @@ class ParameterServerService:
 
     # -- within
 
-    def _stage(self, hosted: Hosted, call: Call) -> TensorSink:
+    def _stage(self, hosted: ShardJob, call: Call) -> TensorSink:
         """Where a slot of the optimiser's state goes, which takes as much memory as the parameters."""
         _, worker, incarnation = check.identity(call.request.identity)
         slot = check.text("slot", call.request.slot)
@@ -259,7 +259,7 @@ class ParameterServerService:
         self._jobs.make_room(hosted.shard.layout.nbytes)
         return hosted.stage(worker, incarnation, slot, steps)
 
-    def _open_push(self, hosted: Hosted, call: Call, length: int) -> Sink:
+    def _open_push(self, hosted: ShardJob, call: Call, length: int) -> Sink:
         """Where a gradient goes."""
         request = call.request
         worker = request.identity.worker
@@ -282,7 +282,7 @@ class ParameterServerService:
                 raise
         return sink
 
-    def _hosted(self, call: Call) -> Hosted:
+    def _hosted(self, call: Call) -> ShardJob:
         job_name, worker, _ = check.identity(_request_of(call).identity)
         hosted = self._jobs.find(job_name)
         if hosted is None:
@@ -293,16 +293,16 @@ class ParameterServerService:
         self._connect(hosted, call.peer)
         return hosted
 
-    def _connect(self, hosted: Hosted, peer: Peer) -> None:
+    def _connect(self, hosted: ShardJob, peer: Peer) -> None:
         hosted.peers.add(peer)
         hosted.left_at = None
 
-    def _step(self, hosted: Hosted) -> None:
+    def _step(self, hosted: ShardJob) -> None:
         """Step if it is time for it."""
         if hosted.is_due:
             self._take_steps(hosted)
 
-    def _take_steps(self, hosted: Hosted) -> None:
+    def _take_steps(self, hosted: ShardJob) -> None:
         """Step with what is complete, once for each gradient in the asynchronous modes."""
         if any(peer.is_sending() for peer in hosted.readers):
             # The parameters' memory may still be on its way to a slow reader: leave it to that one.
@@ -318,7 +318,7 @@ class ParameterServerService:
         hosted.stepped()  # before anything else can come, but after the answers that others wait for
         self._step_when_copied(hosted)
 
-    def _step_when_copied(self, hosted: Hosted) -> None:
+    def _step_when_copied(self, hosted: ShardJob) -> None:
         """Have the next step taken once a checkpoint has tensors of its own, if it is due by then."""
         if not hosted.is_copying:
             return
@@ -331,7 +331,7 @@ class ParameterServerService:
         assert hosted.copying is not None
         hosted.copying.add_done_callback(copied)
 
-    def _answer_fences(self, hosted: Hosted, now: float) -> None:
+    def _answer_fences(self, hosted: ShardJob, now: float) -> None:
         """Answer the fences, once the checkpoint that is being written counts, or the disk takes too long."""
         writing = hosted.store is not None and hosted.store.is_writing
         ready = [call for call, until in hosted.fences if not writing or now >= until]
@@ -348,7 +348,7 @@ class ParameterServerService:
                 )
             )
 
-    def _release(self, hosted: Hosted) -> None:
+    def _release(self, hosted: ShardJob) -> None:
         """Answer the pulls whose version is there."""
         shard = hosted.shard
         if not shard.initialised or hosted.fenced:
@@ -387,19 +387,19 @@ def _request_of(call: Call) -> Any:
     return call.request
 
 
-def _check_attempt(hosted: Hosted, call: Call, attempt: int | None) -> None:
+def _check_attempt(hosted: ShardJob, call: Call, attempt: int | None) -> None:
     """See that the caller is in the job's attempt, and relies on this process; stock clients need not say."""
     attempt = 0 if attempt is None else check.integer("attempt", attempt, 0)
     hosted.check_attempt(call.request.identity.worker, attempt, call.request.instance)
 
 
-def _check_reader(hosted: Hosted, call: Call) -> None:
+def _check_reader(hosted: ShardJob, call: Call) -> None:
     """The same for a pull, unless it is of somebody who only looks on."""
     if call.request.version >= 0 or call.request.attempt is not None:
         _check_attempt(hosted, call, call.request.attempt)
 
 
-def _check_initialise(hosted: Hosted, call: Call) -> int:
+def _check_initialise(hosted: ShardJob, call: Call) -> int:
     """The attempt that begins with the caller's parameters, which no later one may have fenced off."""
     attempt = 0
     if call.request.attempt is not None:

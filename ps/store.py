@@ -22,7 +22,7 @@ from typing import Any
 
 from idl.errors import InvalidRequestError, UnavailableError
 from ps import checkpoint as files
-from ps.checkpoint import Checkpoint, UnreadableError
+from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.log_fields import log_fields
 from rpc.periodic import Periodic
 
@@ -75,7 +75,7 @@ class Store:
         """Whether there may be something of a job."""
         return _folder_name(name) in self._names
 
-    def bring(self, name: str) -> "Future[tuple[JobStore, Checkpoint] | None]":
+    def bring(self, name: str) -> "Future[tuple[JobStore, ShardCheckpoint] | None]":
         """Have a job's part looked at, and its newest checkpoint read; None if there is none."""
         return self._thread.submit(self._bring, name)
 
@@ -88,7 +88,7 @@ class Store:
         self._thread.shutdown(wait=True)
         self._lock.close()
 
-    def _bring(self, name: str) -> "tuple[JobStore, Checkpoint] | None":
+    def _bring(self, name: str) -> "tuple[JobStore, ShardCheckpoint] | None":
         store = self.job(name)
         checkpoint = store.newest()
         if checkpoint is None:
@@ -143,7 +143,7 @@ class JobStore:
         """Whether a checkpoint is on its way to the disk."""
         return self._under_way is not None
 
-    def save(self, checkpoint: Checkpoint) -> "Future[None] | None":
+    def save(self, checkpoint: ShardCheckpoint) -> "Future[None] | None":
         """Have a checkpoint copied, and then written, after the one before: the disk sets the pace at worst.
 
         Returns:
@@ -157,7 +157,7 @@ class JobStore:
         self._thread.submit(self._copy_and_write, checkpoint, copied)
         return copied
 
-    def go_back(self, version: int) -> "Future[Checkpoint]":
+    def go_back(self, version: int) -> "Future[ShardCheckpoint]":
         """Have a checkpoint read, as `read` does, and later ones removed that are written by then."""
         return self._thread.submit(self._go_back, version)
 
@@ -173,7 +173,7 @@ class JobStore:
         """All shards have a checkpoint of this version."""
         self._kept = max(version, self._kept)
 
-    def read(self, version: int) -> Checkpoint:
+    def read(self, version: int) -> ShardCheckpoint:
         """One of the checkpoints.
 
         Raises:
@@ -187,7 +187,7 @@ class JobStore:
             raise InvalidRequestError(f"version {version} cannot be read: {error}") from error
         return checkpoint
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> ShardCheckpoint | None:
         """The newest that can be read."""
         for version in reversed(self.versions):
             try:
@@ -202,7 +202,7 @@ class JobStore:
         if self._ledger is not None:
             self._thread.submit(self._append, self._ledger, json.dumps(record).encode() + b"\n")
 
-    def _go_back(self, version: int) -> Checkpoint:
+    def _go_back(self, version: int) -> ShardCheckpoint:
         checkpoint = self.read(version)
         self._remove_after(version)
         return checkpoint
@@ -214,7 +214,7 @@ class JobStore:
         for each in later:
             self._remove(each)
 
-    def _copy_and_write(self, checkpoint: Checkpoint, copied: "Future[None]") -> None:
+    def _copy_and_write(self, checkpoint: ShardCheckpoint, copied: "Future[None]") -> None:
         version = checkpoint.snapshot.version
         try:
             checkpoint = replace(checkpoint, snapshot=checkpoint.snapshot.copied())
@@ -228,7 +228,7 @@ class JobStore:
             if self._under_way == version:
                 self._under_way = None
 
-    def _note_failure(self, checkpoint: Checkpoint, error: Exception) -> None:
+    def _note_failure(self, checkpoint: ShardCheckpoint, error: Exception) -> None:
         self.failed += 1
         log.error(
             "job %s: no checkpoint of version %d: %s",
@@ -238,7 +238,7 @@ class JobStore:
             extra=log_fields(self._job, attempt=checkpoint.attempt, iteration=checkpoint.snapshot.version),
         )
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write(self, checkpoint: ShardCheckpoint) -> None:
         version = checkpoint.snapshot.version
         path = self._path(version)
         part = path.with_suffix(_PART)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies import Member, Observation, Policy
+from batchsize_manager.policies import Observation, Participant, Policy
 from evenpace.overview.iterations import Iteration
 from idl.bounds import Bounds
 
@@ -52,7 +52,7 @@ def play(
         time_of: Seconds that a worker takes, by its number, the iteration's, and its samples.
     """
     names = [f"worker-{i}" for i in range(workers)]
-    policy.set_members([Member(name, Bounds(1, 10**6, 1)) for name in names])
+    policy.set_members([Participant(name, Bounds(1, 10**6, 1)) for name in names])
     played = []
     for number in range(iterations):
         counts = list(policy.split(total).counts)

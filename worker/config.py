@@ -59,7 +59,7 @@ class SessionConfig:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class JobCheckpoint:
     """What a session needs to go on with a job that was saved, beside the parameters.
 
     Attributes:

@@ -22,7 +22,7 @@ _CONNECT_SECONDS = 1.0
 _END_SECONDS = 2.0
 
 
-class Member(Protocol):
+class Listener(Protocol):
     """The member that the heartbeats are of; see `worker.membership.Membership`."""
 
     attempt: int
@@ -53,7 +53,7 @@ class Heartbeat:
         client: Client,
         identity: Any,
         seconds: float,
-        member: Member,
+        member: Listener,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         client.wait_to_connect(_CONNECT_SECONDS)

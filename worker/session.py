@@ -23,7 +23,7 @@ from idl.plan import Assignment, JobSpec, Resume
 from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
-from worker.config import Checkpoint, SessionConfig, default_worker_name
+from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.membership import Finished, Membership
 from worker.optimizer_state import OptimizerState
 from worker.recovery import recover
@@ -35,7 +35,7 @@ from worker.step_options import Options
 from worker.stopwatch import Stopwatch
 from worker.tally import SessionTally
 
-__all__ = ["Checkpoint", "Session", "SessionConfig", "default_worker_name"]
+__all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Session:
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(self.log_fields)
         self._spec: JobSpec | None = None
-        self._resumed: Checkpoint | None = None
+        self._resumed: JobCheckpoint | None = None
         self._run = ""
         self._lost: Sequence[Any] = ()  # what the manager said was lost before this worker came
         self._waited = 0.0  # seconds in the parameter server since the last report
@@ -173,7 +173,7 @@ class Session:
             )
         self._spec = spec
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    def resume(self, checkpoint: JobCheckpoint) -> None:
         """Go on with a job that was saved; before `join`.
 
         Raises:
@@ -185,7 +185,7 @@ class Session:
             raise InvalidRequestError(f"the checkpoint is of {checkpoint.spec}, but this is {self._spec}")
         self._resumed = checkpoint
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> JobCheckpoint:
         """What to save beside the parameters, between two iterations.
 
         Raises:
@@ -197,7 +197,7 @@ class Session:
         position = None if now.batch_start is None else (now.epoch, now.batch_start)
         learned, batch_size = self._membership.checkpoint()
         batch_size = batch_size or self._spec.total_batch_size
-        return Checkpoint(now.iteration, learned, self._spec, position, batch_size)
+        return JobCheckpoint(now.iteration, learned, self._spec, position, batch_size)
 
     def join(self) -> Assignment:
         """Become a member and wait for the first assignment, which comes when all workers are there.

@@ -8,24 +8,24 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from batchsize_manager.job.members import Membership
-from batchsize_manager.job.progress import Progress
+from batchsize_manager.job.members import Member
+from batchsize_manager.job.progress import IterationProgress
 
 _PATIENCE = 10  # typical durations of an iteration that others wait for a report at least
 
 
-def gone(members: Mapping[str, Membership], now: float) -> list[str]:
+def gone(members: Mapping[str, Member], now: float) -> list[str]:
     """The members whose connection broke, and that did not come back in time."""
     return [name for name, m in members.items() if m.back_by is not None and now >= m.back_by]
 
 
-def absent(members: Mapping[str, Membership], absence: float, now: float) -> list[str]:
+def absent(members: Mapping[str, Member], absence: float, now: float) -> list[str]:
     """The suspended members that have been silent for `absence` seconds."""
     return [name for name, m in members.items() if m.suspended and now - m.heard_at >= absence]
 
 
 def silent(
-    members: Mapping[str, Membership], progress: Mapping[int, Progress], silence: float, now: float
+    members: Mapping[str, Member], progress: Mapping[int, IterationProgress], silence: float, now: float
 ) -> list[str]:
     """The members with something to do that have sent no heartbeat for `silence` seconds.
 
@@ -45,8 +45,8 @@ def silent(
 
 
 def late(
-    members: Mapping[str, Membership],
-    progress: Mapping[int, Progress],
+    members: Mapping[str, Member],
+    progress: Mapping[int, IterationProgress],
     planned: int,
     report_timeout: float,
     typical: float,
@@ -79,7 +79,7 @@ def late(
 
 
 def waited_since(
-    iteration: int, members: Mapping[str, Membership], progress: Mapping[int, Progress]
+    iteration: int, members: Mapping[str, Member], progress: Mapping[int, IterationProgress]
 ) -> float:
     """When the first of the members was done with a planned iteration; infinity if none is."""
     under_way = progress.get(iteration)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from batchsize_manager.counts import JobTally
 from batchsize_manager.job.history import History
-from batchsize_manager.job.progress import Progress
+from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Observation
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
@@ -16,7 +16,7 @@ from idl.synchronisation import Synchronisation
 _OPEN_RECORDS = 200_000  # workers times iterations, of plans that a member has still to go through
 
 
-class Course:
+class Iterations:
     """The course that a job has taken.
 
     Args:
@@ -34,7 +34,7 @@ class Course:
     """
 
     def __init__(self, synchronisation: Synchronisation, first_iteration: int, tally: JobTally) -> None:
-        self.progress: dict[int, Progress] = {}
+        self.progress: dict[int, IterationProgress] = {}
         self.planned = self.first_open = first_iteration
         self.history = History()
         self.recorded = 0
@@ -42,7 +42,7 @@ class Course:
         self._sync = synchronisation
         self._tally = tally
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: IterationProgress) -> None:
         """The next iteration is planned."""
         self.progress[self.planned] = progress
         self.planned += 1
@@ -93,7 +93,7 @@ class Course:
         """Let a member go on with what was taken from it; whether there was anything left of that."""
         return any([progress.reinstate(worker) for progress in self.progress.values()])  # noqa: C419 - all of them
 
-    def is_complete(self, progress: Progress, members: int) -> bool:
+    def is_complete(self, progress: IterationProgress, members: int) -> bool:
         """Whether none of so many members waits for more reports of an iteration."""
         if progress.is_settled:
             return True

@@ -15,10 +15,10 @@ from batchsize_manager.job import deadlines
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import final_course
-from batchsize_manager.job.members import Membership, SavedMember, Standing
+from batchsize_manager.job.members import Member, SavedMember, Standing
 from batchsize_manager.job.operations import REPLAYED, JobOperations
 from batchsize_manager.job.packed import PackedRecord
-from batchsize_manager.job.progress import Progress
+from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -445,7 +445,7 @@ class Job(JobOperations):
         """How each member stands, in the order of their slices."""
         return [member.standing(worker, now) for worker, member in self._members.by_name.items()]
 
-    def member(self, worker: str, incarnation: str) -> Membership:
+    def member(self, worker: str, incarnation: str) -> Member:
         """A member's state.
 
         Raises:
@@ -518,7 +518,7 @@ class Job(JobOperations):
 
     # -- within
 
-    def _hear(self, worker: str, incarnation: str, now: float) -> Membership:
+    def _hear(self, worker: str, incarnation: str, now: float) -> Member:
         cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
         if cut_off is not None:
             self._take_back(worker, cut_off, now)
@@ -527,7 +527,7 @@ class Job(JobOperations):
         member.back_by, member.is_returning = None, False
         return member
 
-    def _is_void(self, worker: str, member: Membership, report: Report) -> bool:
+    def _is_void(self, worker: str, member: Member, report: Report) -> bool:
         """Whether a report is of another attempt than the present one, so that it tells nothing."""
         if not self._redoes:
             return False
@@ -541,7 +541,7 @@ class Job(JobOperations):
         return True
 
     def _own_part(
-        self, worker: str, member: Membership, report: Report, progress: Progress | None
+        self, worker: str, member: Member, report: Report, progress: IterationProgress | None
     ) -> Assignment | None:
         """The part of the plan that a member reports; None where the plan is forgotten.
 

@@ -25,7 +25,7 @@ class SavedMember:
 
 
 @dataclass(slots=True)
-class Membership:
+class Member:
     """One member's state; times in seconds."""
 
     incarnation: str
@@ -93,17 +93,17 @@ class Members:
     def __init__(
         self, say: Callable[[str, str], None], is_busy: Callable[[str], bool] = lambda worker: False
     ) -> None:
-        self.by_name: dict[str, Membership] = {}
+        self.by_name: dict[str, Member] = {}
         self._say = say
         self._is_busy = is_busy
         self._released: dict[str, str] = {}  # incarnation to why
-        self._cut_off: dict[str, Membership] = {}  # seem to have died
+        self._cut_off: dict[str, Member] = {}  # seem to have died
 
     def __len__(self) -> int:
         return len(self.by_name)
 
     @property
-    def staying(self) -> dict[str, Membership]:
+    def staying(self) -> dict[str, Member]:
         """The members that are planned for."""
         return {name: m for name, m in self.by_name.items() if m.last is None and not m.suspended}
 
@@ -118,7 +118,7 @@ class Members:
             for name, m in (self.by_name | gone).items()
         ]
 
-    def get(self, worker: str, incarnation: str) -> Membership | None:
+    def get(self, worker: str, incarnation: str) -> Member | None:
         """A member's state; None if there is no such member, or it is another incarnation."""
         member = self.by_name.get(worker)
         return member if member is not None and member.incarnation == incarnation else None
@@ -131,14 +131,14 @@ class Members:
         self._cut_off = {name: m for name, m in self._cut_off.items() if m.heard_at >= since}
         self._cut_off[worker] = self.by_name[worker]
 
-    def returning(self, worker: str, incarnation: str, since: float) -> Membership | None:
+    def returning(self, worker: str, incarnation: str, since: float) -> Member | None:
         """What was known of a member that was cut off, if it was heard of since then, and kept its name."""
         member = self._cut_off.get(worker)
         if member is None or member.incarnation != incarnation or worker in self.by_name:
             return None
         return member if member.heard_at >= since else None
 
-    def known(self, worker: str, incarnation: str, events: Iterable[str]) -> Membership:
+    def known(self, worker: str, incarnation: str, events: Iterable[str]) -> Member:
         """A member's state.
 
         Raises:

@@ -4,7 +4,7 @@ Whatever was given to a worker stands; what follows is planned anew. Each method
 done. Who asked, and whether he may, is not known here.
 """
 
-from batchsize_manager.job.members import Membership
+from batchsize_manager.job.members import Member
 from batchsize_manager.job.steps import DRAINED, JobSteps
 from batchsize_manager.policies import Policy
 from idl.bounds import Bounds
@@ -150,7 +150,7 @@ class JobOperations(JobSteps):
             return f"from attempt {self.attempt} on"
         return f"from iteration {self._course.planned} on"
 
-    def _named(self, worker: str) -> Membership:
+    def _named(self, worker: str) -> Member:
         member = self._members.by_name.get(worker)
         if member is None:
             raise InvalidRequestError(f"there is no worker {worker!r} in this job")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.members import Members
-from batchsize_manager.job.progress import Progress
-from batchsize_manager.policies import Member, Policy
+from batchsize_manager.job.progress import IterationProgress
+from batchsize_manager.policies import Participant, Policy
 from idl.plan import make_plan
 
 
@@ -60,9 +60,9 @@ class Planner:
         """
         if staying := self._members.staying:
             self.policy.expect(self._batches.size(len(staying)))
-            self.policy.set_members([Member(name, m.bounds, m.device) for name, m in staying.items()])
+            self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
 
-    def plan(self, iteration: int, attempt: int, now: float) -> Progress:
+    def plan(self, iteration: int, attempt: int, now: float) -> IterationProgress:
         """Plan an iteration; all before it are planned.
 
         Raises:
@@ -84,7 +84,7 @@ class Planner:
         staying = self._members.staying
         counts = dict(zip(staying, split.counts, strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
-        return Progress(make_plan(iteration, epoch, start, counts, attempt), now, predicted)
+        return IterationProgress(make_plan(iteration, epoch, start, counts, attempt), now, predicted)
 
     def _releasable(self, dispensable: Mapping[str, str]) -> Mapping[str, str]:
         """Those of the members that the job may let go, if the others can take the whole batch."""

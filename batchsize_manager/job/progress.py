@@ -26,7 +26,7 @@ class Done:
 
 
 @dataclass(slots=True)
-class Progress:
+class IterationProgress:
     """How far an iteration is.
 
     Attributes:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from batchsize_manager.counts import JobTally
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.iterations import Course
-from batchsize_manager.job.members import Members, Membership
+from batchsize_manager.job.iterations import Iterations
+from batchsize_manager.job.members import Member, Members
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.policies import Observation, Policy
 from batchsize_manager.policies.solver import InfeasibleError
@@ -64,7 +64,7 @@ class JobSteps:
         self._why_recovering = ""
         self._kept_until: float | None = None  # who is left cannot go on: how long others are awaited
         self.tally = JobTally()
-        self._course = Course(config.synchronisation, first_iteration, self.tally)
+        self._course = Iterations(config.synchronisation, first_iteration, self.tally)
         self._members = Members(self._say, self._course.has_piece)
         self._planner = Planner(config, policy, self._batches, self._members, self._say)
 
@@ -117,7 +117,7 @@ class JobSteps:
         beats: bool,
     ) -> None:
         first = self._course.planned
-        self._members.by_name[worker] = Membership(
+        self._members.by_name[worker] = Member(
             incarnation,
             bounds,
             now,
@@ -134,7 +134,7 @@ class JobSteps:
         )
         self._reduces |= unreleasable
 
-    def _contest(self, worker: str, member: Membership, incarnation: str, now: float) -> None:
+    def _contest(self, worker: str, member: Member, incarnation: str, now: float) -> None:
         """Another incarnation wants a member's name: who is right shows if the member is heard again.
 
         Raises:
@@ -152,7 +152,7 @@ class JobSteps:
             raise InvalidRequestError(f"{said}give each worker a name of its own")
         raise UnavailableError(f"{said}it is not known yet whether it lives")
 
-    def _take_back(self, worker: str, member: Membership, now: float) -> None:
+    def _take_back(self, worker: str, member: Member, now: float) -> None:
         """A member that was believed dead has been cut off only; it is suspended until it asks for work."""
         # Others may be suspended, too, as this one is: planned for again, all have a larger batch, maybe.
         self._members.check_room(worker, member.bounds, self._batches.size(len(self._members) + 1))
@@ -201,7 +201,7 @@ class JobSteps:
         self._members_changed()
         self._advance(now)
 
-    def _welcome(self, worker: str, member: Membership, now: float, iteration: int | None = None) -> bool:
+    def _welcome(self, worker: str, member: Member, now: float, iteration: int | None = None) -> bool:
         """A suspended member is back, maybe to report an iteration.
 
         Returns:

@@ -8,7 +8,7 @@ It has no clock and no wire. To add one, write a module with a subclass of `Poli
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
@@ -91,8 +91,8 @@ def make_remembering(name: str, options: PolicyOptions | None = None, models: Mo
 __all__ = [
     "POLICIES",
     "PREDICTING",
-    "Member",
     "Observation",
+    "Participant",
     "Policy",
     "PolicyOptions",
     "Split",

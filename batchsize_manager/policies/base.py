@@ -9,7 +9,7 @@ from predictors import Fit, Models, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Participant:
     """A worker as a policy sees it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Policy(ABC):
     """What every policy does."""
 
     @abstractmethod
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """The job's members from the next split on, in the order of their slices.
 
         Raises:
@@ -114,7 +114,7 @@ class Around(Policy):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`."""
         self.policy.set_members(members)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.solver import split
 
 
@@ -10,9 +10,9 @@ class Even(Policy):
     """The baseline that balancing is measured against."""
 
     def __init__(self) -> None:
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[Participant] = ()
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`."""
         self._members = members
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.solver import split
 
 STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
@@ -36,13 +36,13 @@ class LeaderStraggler(Policy):
     def __init__(self, step_size: int = STEP_SIZE) -> None:
         self._fast_step_size = step_size
         self._approach()
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[Participant] = ()
         self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until they are known
         self._usual_total = 0
         self._begun = False  # whether anything was split
         self._forget()
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`."""
         previous = dict(zip((m.name for m in self._members), self._batch_sizes, strict=False))
         if [member.name for member in members] != [member.name for member in self._members]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.dispensable import dispensable
 from batchsize_manager.policies.sightings import Sightings
@@ -43,7 +43,7 @@ class Learned(Policy):
         self._known = {} if models is None else models.get("learned", {})
         for name, weights in self._known.items():
             _checked(name, weights)
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[Participant] = ()
         self._sightings = Sightings()
         self._curves: Curves | None = None  # as last fitted; None if that was before the last sighting
         self._centres = np.zeros(0)  # (workers,), samples: where they are to be right
@@ -51,7 +51,7 @@ class Learned(Policy):
         self._largest = np.zeros(0)  # (workers,), samples: the largest batch that each has gone through
         self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short when last heard of
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`; who stays keeps its curve, whatever its bounds are now."""
         row_of = {member.name: row for row, member in enumerate(self._members)}
         rows = [row_of.get(member.name) for member in members]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Member, Observation, Policy, Split
+from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.solver import split
 from predictors import Fit, Models, Predictor, Weights
 
@@ -28,9 +28,9 @@ class Proportional(Policy):
         self._predictor = predictor
         self._tolerance = tolerance
         self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[Participant] = ()
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`."""
         self._predictor.set_workers([member.name for member in members])
         self._members = members

@@ -6,7 +6,7 @@ It knows models by name alone, not what they say.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from batchsize_manager.policies.base import Around, Member, Policy
+from batchsize_manager.policies.base import Around, Participant, Policy
 from predictors import Models, Weights
 
 KINDS = 100
@@ -53,7 +53,7 @@ class Known(Mapping[str, Mapping[str, Weights]]):
             ours.update(learned)
             ours.settle(self._most)
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """Note who the members are, and forget those whose place they have."""
         self._kind_of.clear()
         self._kind_of.update((member.name, member.kind) for member in members)
@@ -145,7 +145,7 @@ class Remembering(Around):
         super().__init__(policy)
         self._known = known
 
-    def set_members(self, members: Sequence[Member]) -> None:
+    def set_members(self, members: Sequence[Participant]) -> None:
         """See `Policy`."""
         self._known.update(self.policy.models())
         self._known.set_members(members)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchsize_manager import status as overview
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.job import REPLAYED, Job, JobConfig
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.job.packed import PackedRecord
@@ -79,7 +79,7 @@ class Archive:
 
     # -- what is remembered
 
-    def keep(self, hosted: Hosted) -> None:
+    def keep(self, hosted: HostedJob) -> None:
         """Remember what has happened since the last time; costs next to nothing where that is nothing."""
         job, run = hosted.job, hosted.run
         if not job.started:
@@ -117,17 +117,17 @@ class Archive:
                 kept.controlled = controlled
                 self.store.put(controlled)
 
-    def rewound(self, hosted: Hosted, iteration: int) -> None:
+    def rewound(self, hosted: HostedJob, iteration: int) -> None:
         """Remember that a job goes on from an iteration; what is known of later ones is void."""
         self.store.put(Rewound(hosted.run, iteration))
 
-    def learnt(self, hosted: Hosted) -> None:
+    def learnt(self, hosted: HostedJob) -> None:
         """Remember what a job's policy has learnt."""
         models = hosted.job.models()
         if hosted.run in self._kept and models:
             self.store.put(Learnt(hosted.run, models))
 
-    def ended(self, hosted: Hosted, why: str) -> None:
+    def ended(self, hosted: HostedJob, why: str) -> None:
         """Remember that a job is over."""
         if self._kept.pop(hosted.run, None) is not None:
             self.store.put(Ended(hosted.run, why, time.time()))
@@ -146,7 +146,7 @@ class Archive:
 
     # -- what comes back
 
-    def restore(self) -> tuple[list[Hosted], dict[str, str]]:
+    def restore(self) -> tuple[list[HostedJob], dict[str, str]]:
         """The jobs that had not ended when the manager before this one did; to be called first.
 
         Returns:
@@ -172,7 +172,7 @@ class Archive:
             self.store.put(change)
         return restored, given_up
 
-    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> Hosted:
+    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> HostedJob:
         records = reader.last_records(run.run, REPLAYED)
         events = reader.last_events(run.run, EVENTS)
         job = Job.restore(
@@ -199,7 +199,7 @@ class Archive:
             following,
             extra={"job": run.job, "run": run.run, "attempt": job.attempt, "iteration": following},
         )
-        hosted = Hosted(
+        hosted = HostedJob(
             run.job,
             run.run,
             job,
@@ -216,7 +216,7 @@ class Archive:
 
     # -- what is asked for
 
-    async def history(self, name: str, hosted: Hosted | None, first: int, limit: int) -> Any:
+    async def history(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
         """The answer to `history`, with what is remembered of what the job itself has forgotten.
 
         Args:
@@ -241,7 +241,7 @@ class Archive:
             recent.iterations = both[:limit]
         return recent
 
-    async def packed(self, name: str, hosted: Hosted | None, first: int, limit: int) -> Any:
+    async def packed(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
         """The answer to `records`; otherwise as `history`."""
         run = hosted.run if hosted is not None else None
         past = await asyncio.to_thread(_read_packed, self._folder, name, run, first, limit)
@@ -261,7 +261,7 @@ def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T
     return [*earlier, *recent]
 
 
-def _controlled(hosted: Hosted) -> Controlled:
+def _controlled(hosted: HostedJob) -> Controlled:
     """What operators want of a job."""
     job = hosted.job
     return Controlled(

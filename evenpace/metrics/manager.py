@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
@@ -69,7 +69,7 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
     return fill
 
 
-def _job(families: Families, hosted: Hosted) -> None:
+def _job(families: Families, hosted: HostedJob) -> None:
     name, job, tally = hosted.name, hosted.job, hosted.job.tally
     mode = hosted.config.synchronisation.mode
     families.set("job_info", 1, name, hosted.run, hosted.policy, hosted.predictor, mode)

@@ -4,7 +4,7 @@ import time
 
 from evenpace.metrics.catalogue import Families
 from evenpace.metrics.service import Fill, PartCollector, service_collector
-from ps.hosted import Hosted
+from ps.hosted import ShardJob
 from ps.service import ParameterServerService
 from rpc.server import Server
 
@@ -27,7 +27,7 @@ def _shard_figures(service: ParameterServerService) -> Fill:
     return fill
 
 
-def _job(families: Families, hosted: Hosted) -> None:
+def _job(families: Families, hosted: ShardJob) -> None:
     job, _, run = hosted.name.partition("/")
     tally = hosted.tally
     for name, value in (

@@ -1,6 +1,6 @@
 """The manager's spans: the rounds."""
 
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from evenpace.tracing.ids import ROUND, TraceKey
 from evenpace.tracing.tracer import Tracer
 
@@ -11,7 +11,7 @@ class RoundTracer:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def __call__(self, hosted: Hosted) -> None:
+    def __call__(self, hosted: HostedJob) -> None:
         """Trace the rounds that have come to their end."""
         job = hosted.job
         fresh, hosted.traced = job.recorded - hosted.traced, job.recorded
@@ -19,7 +19,7 @@ class RoundTracer:
             if self._tracer.wants(iteration):
                 self._trace(hosted, iteration)
 
-    def _trace(self, hosted: Hosted, iteration: int) -> None:
+    def _trace(self, hosted: HostedJob, iteration: int) -> None:
         job = hosted.job
         for packed in job.packed_history(iteration, 1):
             record = packed.record

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenpace.tracing.ids import TraceKey, worker_path
 from evenpace.tracing.tracer import Tracer
-from ps.hosted import Hosted
+from ps.hosted import ShardJob
 
 
 class ShardTracer:
@@ -14,7 +14,7 @@ class ShardTracer:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def pushed(self, hosted: Hosted, request: Any, began: int) -> None:
+    def pushed(self, hosted: ShardJob, request: Any, began: int) -> None:
         """A gradient has come as a whole."""
         assignment = request.assignment
         if not self._tracer.wants(assignment.iteration):
@@ -25,7 +25,7 @@ class ShardTracer:
         about = {"worker": worker, "samples": assignment.count, "bytes": hosted.shard.layout.nbytes}
         self._tracer.span(key, path, "push handling", began, time.monotonic_ns(), about)
 
-    def stepped(self, hosted: Hosted, version: int, began: int) -> None:
+    def stepped(self, hosted: ShardJob, version: int, began: int) -> None:
         """The optimiser has stepped from a version on, which in the synchronous modes is the iteration."""
         if not hosted.synchronisation.asynchronous and self._tracer.wants(version):
             key = TraceKey(hosted.name, version, hosted.attempt)

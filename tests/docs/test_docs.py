@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import click
 import pytest
 
-from batchsize_manager.policies import Member, Observation
+from batchsize_manager.policies import Observation, Participant
 from evenpace.cli import cli
 from idl.bounds import Bounds
 from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
@@ -96,12 +96,14 @@ def test_the_example_of_a_policy_splits_exactly():
     names = {}
     exec(compile(block, "CONTRIBUTING.md", "exec"), names)
     policy = names["BestSpeed"]()
-    policy.set_members([Member("a", Bounds()), Member("b", Bounds()), Member("c", Bounds(maximum=20))])
+    policy.set_members(
+        [Participant("a", Bounds()), Participant("b", Bounds()), Participant("c", Bounds(maximum=20))]
+    )
     assert policy.split(100).counts == [40, 40, 20]
     policy.observe({"a": Observation(30, 1.0), "b": Observation(10, 1.0), "c": Observation(0, 0.0)})
     policy.observe({"a": Observation(30, 9.0), "b": Observation(10, 1.0), "c": Observation(20, 1.0)})
     assert policy.split(60).counts == [30, 10, 20]
-    policy.set_members([Member("b", Bounds()), Member("d", Bounds())])
+    policy.set_members([Participant("b", Bounds()), Participant("d", Bounds())])
     for total in range(1, 200):
         assert sum(policy.split(total).counts) == total
 

@@ -15,7 +15,7 @@ from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
-from ps.checkpoint import Checkpoint, UnreadableError
+from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.jobs import Jobs, ParameterServerConfig
 from ps.model import Model
 from ps.optimizers import DTYPES
@@ -53,7 +53,7 @@ def step(shard, seed, options=None):
 
 def checkpoint(shard, job="job/run", attempt=0, model=None):
     """Make the checkpoint of a shard as it is now."""
-    return Checkpoint(job, attempt, Synchronisation(), model, shard.snapshot())
+    return ShardCheckpoint(job, attempt, Synchronisation(), model, shard.snapshot())
 
 
 # -- the file

@@ -13,7 +13,7 @@ from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import NotYetError
 from ps import jobs
-from ps.hosted import Hosted
+from ps.hosted import ShardJob
 from rpc.client import Client
 from rpc.limits import ServerLimits
 from rpc.peer import Peer
@@ -102,14 +102,14 @@ def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(
 
 def test_a_job_whose_calls_cannot_be_looked_at_leaves_the_others_theirs(monkeypatch):
     """A call that must not wait any longer is answered."""
-    send_away = Hosted.send_away
+    send_away = ShardJob.send_away
 
     def fail(hosted, now):
         if hosted.name == "first/run":
             raise RuntimeError("a broken job")
         send_away(hosted, now)
 
-    monkeypatch.setattr(Hosted, "send_away", fail)
+    monkeypatch.setattr(ShardJob, "send_away", fail)
     with serving(shard_service()) as address:
         first, second = (ShardWorker(address, name=f"{name}/run") for name in ("first", "second"))
         request = idl.parameter_server.PullRequest(second.identity, 1, wait=0.1)

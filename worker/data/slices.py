@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, permutation
-from worker.session import Checkpoint, Session
+from worker.session import JobCheckpoint, Session
 
 _FORMAT = 1  # of what `state_dict` gives
 
@@ -169,7 +169,7 @@ class Slices:
             )
         position = state.get("position")  # earlier versions did not save it, nor the batch size
         self.session.resume(
-            Checkpoint(
+            JobCheckpoint(
                 state["iteration"],
                 state["learned"],
                 JobSpec(**state["spec"]),

@@ -46,4 +46,4 @@ if __name__ == "__main__":
     time.sleep = sleep
     threading.Thread(target=watch, args=(Path(sys.argv[1]),), name="witness", daemon=True).start()
     sys.argv = ["evenpace", *sys.argv[2:]]
-    runpy.run_module("evenpace", run_name="__main__")
+    runpy.run_module("evenpace", run_name="__main__", alter_sys=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.learning.saved_models import load_models, save_models
-from batchsize_manager.policies import Member, Observation, PolicyOptions, make_policy, make_remembering
+from batchsize_manager.policies import Observation, Participant, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX
 from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
@@ -45,7 +45,7 @@ class Cluster:
     def announce(self):
         """Tell the policy who the members are."""
         self.policy.set_members(
-            [Member(name, worker.bounds, worker.kind) for name, worker in self.workers.items()]
+            [Participant(name, worker.bounds, worker.kind) for name, worker in self.workers.items()]
         )
 
     def iterate(self, total=None, memory=None, spikes=()):

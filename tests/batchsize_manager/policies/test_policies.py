@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from batchsize_manager.policies import (
     POLICIES,
     PREDICTING,
-    Member,
     Observation,
+    Participant,
     Policy,
     PolicyOptions,
     make_policy,
@@ -27,7 +27,7 @@ from predictors.memoryless import Memoryless
 
 def members(*names, **bounds):
     """Make members of the names; those in `bounds` with bounds of their own."""
-    return [Member(name, bounds.get(name, Bounds())) for name in names]
+    return [Participant(name, bounds.get(name, Bounds())) for name in names]
 
 
 def policy_of(policy, *names, **bounds):
@@ -238,10 +238,10 @@ def test_the_algorithm_begins_anew_with_other_members():
     for times in (*[TWO_TIMES] * 6, *[{"slow": 1.0, "fast": 2.0}] * 22):
         iterate(policy, TWO, 64, times)
     assert (policy.step_size, policy.observation_window) == (1, 20)
-    policy.set_members([Member(name, Bounds(2)) for name in TWO])  # the same, with other bounds
+    policy.set_members([Participant(name, Bounds(2)) for name in TWO])  # the same, with other bounds
     assert (policy.step_size, policy.observation_window) == (1, 20)
     three = [*TWO, "third"]
-    policy.set_members([Member(name, Bounds()) for name in three])
+    policy.set_members([Participant(name, Bounds()) for name in three])
     assert (policy.step_size, policy.observation_window) == (4, 5)
     before = policy.split(64).counts
     for _ in range(5):
@@ -502,7 +502,7 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
     curves, limits, total = cluster
     noise = random.Random(seed)
     policy = make_policy(name, PolicyOptions(predictor))
-    policy.set_members([Member(str(i), bound) for i, bound in enumerate(limits)])
+    policy.set_members([Participant(str(i), bound) for i, bound in enumerate(limits)])
     for iteration in range(40):
         short = short_every and iteration % (short_every + 1) == short_every
         size = noise.randint(1, total) if short else total

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
-from batchsize_manager.policies import Member, PolicyOptions, make_remembering
+from batchsize_manager.policies import Participant, PolicyOptions, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
 from idl.bounds import Bounds
 from idl.plan import JobSpec
@@ -26,7 +26,7 @@ def weights(number):
 
 def member(name, kind=""):
     """A member of any bounds."""
-    return Member(name, Bounds(), kind)
+    return Participant(name, Bounds(), kind)
 
 
 class Workers:

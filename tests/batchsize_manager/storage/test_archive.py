@@ -14,7 +14,7 @@ import pytest
 
 import idl
 from batchsize_manager import control
-from batchsize_manager.hosted_job import Hosted
+from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
@@ -53,15 +53,15 @@ class Manager:
 
     def begin(
         self, first: int = 0, position: tuple[int, int] | None = None, learned: bytes = b"", name: str = "job"
-    ) -> Hosted:
+    ) -> HostedJob:
         """A job that its workers have joined."""
         policy = self.learning.make_policy(learned)
         job = Job(SPEC, self.config, policy, first, position=position)
         join(job)
         balancing, once_kept = self.learning.balancing, self.archive.once_kept
-        return Hosted(name, f"run of {name}", job, self.config, balancing, once_kept, self._tell)
+        return HostedJob(name, f"run of {name}", job, self.config, balancing, once_kept, self._tell)
 
-    def change(self, hosted: Hosted, **what: object) -> None:
+    def change(self, hosted: HostedJob, **what: object) -> None:
         """Do what an operator wants."""
         control.apply(hosted, _wire.ControlRequest(hosted.name, **what), self.learning, 0.0)
 

@@ -30,7 +30,7 @@ from evenpace.lab.chaos.training import SPEC
 from evenpace.lab.chaos.verdict import CALM, judge
 from evenpace.observer import Observer, plain_record
 from idl.plan import permutation
-from ps.hosted import Hosted
+from ps.hosted import ShardJob
 from ps.shard import Shard
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
 from worker.data.slices import Slices
@@ -239,7 +239,7 @@ def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch,
 
 def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypatch, wait_until):
     """Its ledger has one slice of two; the other worker comes too late."""
-    complete, is_due = Shard.complete.fget, Hosted.is_due.fget
+    complete, is_due = Shard.complete.fget, ShardJob.is_due.fget
 
     def early(shard):
         return shard.version == 7 and any(map(shard._is_whole, shard._contributions))
@@ -250,7 +250,7 @@ def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypa
             wait_until(lambda: all('"iteration": 7,' in file.read_text() for file in ledgers), "the step")
 
     monkeypatch.setattr(Shard, "complete", property(lambda shard: complete(shard) or early(shard)))
-    monkeypatch.setattr(Hosted, "is_due", property(lambda hosted: is_due(hosted) or early(hosted.shard)))
+    monkeypatch.setattr(ShardJob, "is_due", property(lambda hosted: is_due(hosted) or early(hosted.shard)))
     said_of(
         trained(tmp_path, 12, at).under_faults(kill()),
         r"ps-0: iteration 7(: w0 at \d+, where 672 was due| ends at \d+, not at 768)",
