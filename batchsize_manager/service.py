@@ -18,7 +18,7 @@ from typing import Any
 import idl
 from batchsize_manager import control
 from batchsize_manager import status as overview
-from batchsize_manager.counts import LearningTally
+from batchsize_manager.counters import LearningTally
 from batchsize_manager.hosted_job import HostedJob, Waiting
 from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.learning.learning import Learning

@@ -16,11 +16,11 @@ from idl.synchronisation import Synchronisation
 from ps.asynchronous import AsynchronousShard
 from ps.backup import BackupShard
 from ps.checkpoint import ShardCheckpoint
-from ps.hosted import ShardJob
 from ps.log_fields import log_fields
 from ps.model import Model
 from ps.parameters import Parameters
 from ps.shard import Shard
+from ps.shard_job import ShardJob
 from ps.store import JobStore, Store
 from rpc.limited_log import LimitedLog
 

@@ -14,11 +14,11 @@ from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.translation import read_assignment, read_groups, read_synchronisation, read_tensors
-from ps.hosted import ShardJob, TensorSink
+from ps.counters import TimedSink
 from ps.jobs import Jobs, ParameterServerConfig
 from ps.model import Model
 from ps.optimizers import check_optimizer
-from ps.tally import TimedSink
+from ps.shard_job import ShardJob, TensorSink
 from rpc.peer import Peer
 from rpc.service import Call, Discard, Sink
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.watched import Watched
+from rpc.reloaded_files import Watched
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials
 

@@ -7,7 +7,7 @@ from asyncio.trsock import TransportSocket
 
 from idl.errors import ConnectionLostError, EvenpaceError, ProtocolError, UnauthorisedError
 from rpc.address import Address
-from rpc.watched import Watched
+from rpc.reloaded_files import Watched
 
 _ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the alert
     "EXPIRED": "it has expired",

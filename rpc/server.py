@@ -15,6 +15,7 @@ from typing import Any
 
 from idl.errors import AddressInUseError, ConnectionLostError, InvalidRequestError
 from rpc.address import Address
+from rpc.counters import ServerTally
 from rpc.credentials import Credentials
 from rpc.guard import AUTHENTICATE
 from rpc.limited_log import LimitedLog
@@ -22,7 +23,6 @@ from rpc.limits import Admission, ServerLimits
 from rpc.peer import Peer
 from rpc.periodic import Periodic
 from rpc.service import Service
-from rpc.tally import ServerTally
 from rpc.tls import READ_BYTES, TlsLayer
 from rpc.tokens import TokenKeys
 

@@ -6,7 +6,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 
 from idl.errors import DECLARED, EvenpaceError
 from rpc import codec
-from rpc.tally import MethodTally
+from rpc.counters import MethodTally
 
 if TYPE_CHECKING:
     from rpc.peer import Peer

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnauthorisedError
-from rpc.watched import Watched
+from rpc.reloaded_files import Watched
 
 ALL_JOBS = "*"  # in the place of a job's name
 _PREFIX = "evenpace1."

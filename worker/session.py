@@ -24,6 +24,7 @@ from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
+from worker.counters import SessionTally
 from worker.membership import Finished, Membership
 from worker.optimizer_state import OptimizerState
 from worker.recovery import recover
@@ -33,7 +34,6 @@ from worker.scalars import Recorder, Scalars
 from worker.shards import Shards
 from worker.step_options import Options
 from worker.stopwatch import Stopwatch
-from worker.tally import SessionTally
 
 __all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
 

@@ -6,7 +6,7 @@ when, is decided in `job` and `planner`.
 
 from collections.abc import Iterator, Mapping
 
-from batchsize_manager.counts import JobTally
+from batchsize_manager.counters import JobTally
 from batchsize_manager.job.history import History
 from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Observation

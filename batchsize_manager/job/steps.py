@@ -6,7 +6,7 @@ It knows nothing of who calls; the events themselves, and what can be read, are 
 from collections import deque
 from collections.abc import Sequence
 
-from batchsize_manager.counts import JobTally
+from batchsize_manager.counters import JobTally
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.iterations import Iterations

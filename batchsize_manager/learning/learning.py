@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.counts import LearningTally
+from batchsize_manager.counters import LearningTally
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import models_file, save_models, unpack_models
 from batchsize_manager.learning.trainer import Trainer

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 
-from batchsize_manager.counts import LearningTally
+from batchsize_manager.counters import LearningTally
 from predictors import Fit, Weights
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from batchsize_manager.counts import LearningTally
+from batchsize_manager.counters import LearningTally
 from batchsize_manager.policies import Observation, Policy
 from batchsize_manager.policies.base import Around, Split
 

@@ -23,8 +23,8 @@ from typing import IO
 from batchsize_manager.storage.changes import Change, Completed, Ended, Said, compact, weight
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
+from rpc.counters import Histogram
 from rpc.periodic import Periodic
-from rpc.tally import Histogram
 
 log = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ def doctor(
     """
     with user_mistakes():
         from evenpace.doctor import show
+        from evenpace.doctor.checkup import run
         from evenpace.doctor.findings import Subject
-        from evenpace.doctor.run import run
         from rpc.address import Address
 
         findings = run(

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evenpace.overview import words
+from evenpace.overview import phrases as words
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures, WorkerFigures
 

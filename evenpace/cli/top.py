@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
-from evenpace.overview import words
+from evenpace.overview import phrases as words
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
 from idl.errors import EvenpaceError

@@ -17,7 +17,7 @@ import evenpace
 from batchsize_manager.policies import POLICIES, PREDICTING
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
-from evenpace.dashboard.guard import refusal
+from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.stream import EventStream, Viewers
 from evenpace.dashboard.table import Part, cut

@@ -13,13 +13,13 @@ import uvloop
 from starlette.types import ASGIApp
 
 from evenpace.dashboard.config import PageConfig
-from evenpace.dashboard.guard import Guard
 from evenpace.dashboard.hosts import own_names
 from evenpace.dashboard.listening import address_of
 from evenpace.dashboard.prompt import PromptConnection
+from evenpace.dashboard.request_guard import Guard
 from evenpace.dashboard.stream import Viewers
 from evenpace.dashboard.watch import Watch
-from rpc.watched import Watched
+from rpc.reloaded_files import Watched
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from rpc.tally import Histogram
+from rpc.counters import Histogram
 
 SERVICES = ("manager", "ps", "partitions")
 PARTS = (*SERVICES, "worker")

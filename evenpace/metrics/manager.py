@@ -14,7 +14,7 @@ from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
-from evenpace.metrics.service import Fill, PartCollector, service_collector
+from evenpace.metrics.server import Fill, PartCollector, service_collector
 from rpc.server import Server
 
 _STATES = ("gathering", "running", "paused", "recovering", "failed")

@@ -3,7 +3,7 @@
 from batchsize_manager.partitions.partitions import gap
 from batchsize_manager.partitions.service import DataPartitionService
 from evenpace.metrics.catalogue import Families
-from evenpace.metrics.service import Fill, PartCollector, service_collector
+from evenpace.metrics.server import Fill, PartCollector, service_collector
 from rpc.server import Server
 
 

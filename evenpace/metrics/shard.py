@@ -3,9 +3,9 @@
 import time
 
 from evenpace.metrics.catalogue import Families
-from evenpace.metrics.service import Fill, PartCollector, service_collector
-from ps.hosted import ShardJob
+from evenpace.metrics.server import Fill, PartCollector, service_collector
 from ps.service import ParameterServerService
+from ps.shard_job import ShardJob
 from rpc.server import Server
 
 _JOBS = 200  # that have figures of their own: those that are connected first

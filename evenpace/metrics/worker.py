@@ -1,7 +1,7 @@
 """A worker's own figures."""
 
 from evenpace.metrics.catalogue import Families
-from evenpace.metrics.service import Fill, PartCollector
+from evenpace.metrics.server import Fill, PartCollector
 from worker.session import Session
 
 

@@ -7,13 +7,13 @@ import numpy as np
 from evenpace.overview import timeline
 from evenpace.overview.best import Best
 from evenpace.overview.columns import CPU, QUANTITIES, SIZE, TIME, Recent, Slots
-from evenpace.overview.course import DURATION, Course
 from evenpace.overview.even_split import even_durations
 from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.fixed_costs import FixedCosts
 from evenpace.overview.iterations import Iteration
-from evenpace.overview.late import Late
+from evenpace.overview.recent import Late
 from evenpace.overview.statistics import Array
+from evenpace.overview.thinned_rows import DURATION, Course
 
 _LATE = 100  # iterations that figures of late are made of
 _AT_ONCE = 100_000  # times that are estimated anew for figures; where there are more, the others now and then

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview import words
+from evenpace.overview import phrases as words
 from evenpace.overview.statistics import Array, median, others_median
 
 KINDS = ("chronic", "passing", "leader", "even")

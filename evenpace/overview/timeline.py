@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview import course
+from evenpace.overview import thinned_rows as course
 from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
 from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
+from evenpace.overview.phrases import number
 from evenpace.overview.statistics import Array
-from evenpace.overview.words import number
 
 Known = tuple[NDArray[np.int64], Array]
 

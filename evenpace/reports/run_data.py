@@ -6,9 +6,9 @@ from typing import Any
 
 from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.job_view import JobView
-from evenpace.reports.run_course import Kept
+from evenpace.reports.run_samples import Kept
 from evenpace.reports.run_source import RunEvent, RunFacts, RunSource
-from evenpace.reports.run_tally import Presence, SizeChange, SplitChange, Tally
+from evenpace.reports.run_totals import Presence, SizeChange, SplitChange, Tally
 
 _POINTS = 500  # of a timeline
 _WORKERS = 5000  # that are told of

@@ -9,7 +9,7 @@ from evenpace.reports.drawing import svg
 from evenpace.reports.pages import write_page
 from evenpace.reports.run_data import RunReport
 from evenpace.reports.run_panels import course_panels, prediction_panels, styles
-from evenpace.reports.run_tally import Presence
+from evenpace.reports.run_totals import Presence
 
 _CARDS = 10  # workers that are told of in words; all others are in the table
 _ROWS = 200  # of a table

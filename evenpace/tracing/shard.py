@@ -5,7 +5,7 @@ from typing import Any
 
 from evenpace.tracing.ids import TraceKey, worker_path
 from evenpace.tracing.tracer import Tracer
-from ps.hosted import ShardJob
+from ps.shard_job import ShardJob
 
 
 class ShardTracer:

@@ -7,7 +7,7 @@ from worker.session import Session
 
 
 class SessionTracer:
-    """Is told of each phase; see `worker.tally.PhaseObserver`.
+    """Is told of each phase; see `worker.counters.PhaseObserver`.
 
     An iteration that ends without a report, since the job was rewound, is not traced.
     """

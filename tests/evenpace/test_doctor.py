@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 import evenpace
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from evenpace import certificates
-from evenpace.doctor import clock, gpu, limits, machine, network, secrets, services, state, versions
-from evenpace.doctor import run as running
+from evenpace.doctor import checkup as running
+from evenpace.doctor import clock, gpu, machine, network, secrets, services, state, versions
+from evenpace.doctor import resource_limits as limits
+from evenpace.doctor.checkup import run
 from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
-from evenpace.doctor.run import run
 from evenpace.doctor.show import as_json
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.errors import NotPossibleHereError

@@ -25,15 +25,15 @@ from evenpace.lab.bench.certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
 from evenpace.metrics.manager import last_iteration, manager_collector
-from evenpace.metrics.service import PartCollector
+from evenpace.metrics.server import PartCollector
 from evenpace.observing import Observing
 from idl.errors import AddressInUseError, InvalidRequestError
 from idl.records import IterationRecord, WorkerRecord
 from rpc.address import Address
+from rpc.counters import Histogram
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
-from rpc.tally import Histogram
 from tests.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 

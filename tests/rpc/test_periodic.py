@@ -13,7 +13,7 @@ from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import NotYetError
 from ps import jobs
-from ps.hosted import ShardJob
+from ps.shard_job import ShardJob
 from rpc.client import Client
 from rpc.limits import ServerLimits
 from rpc.peer import Peer

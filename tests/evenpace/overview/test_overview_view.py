@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpace.lab.traces import read_usage, response
-from evenpace.overview import words
+from evenpace.overview import phrases as words
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from tests import SHARED_DATA

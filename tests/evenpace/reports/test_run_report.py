@@ -18,8 +18,8 @@ from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.iterations import Iteration, from_packed
 from evenpace.overview.job_view import JobView
-from evenpace.reports.run_course import Kept
-from evenpace.reports.run_tally import Tally
+from evenpace.reports.run_samples import Kept
+from evenpace.reports.run_totals import Tally
 from tests.pages import read_page
 from tests.scripts import train_least_squares
 from tests.services import MemberWorker, serving

@@ -30,8 +30,8 @@ from evenpace.lab.chaos.training import SPEC
 from evenpace.lab.chaos.verdict import CALM, judge
 from evenpace.observer import Observer, plain_record
 from idl.plan import permutation
-from ps.hosted import ShardJob
 from ps.shard import Shard
+from ps.shard_job import ShardJob
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig

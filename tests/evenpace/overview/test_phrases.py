@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from evenpace.overview import words
+from evenpace.overview import phrases as words
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Counts of what a job's shard has done, for metrics, and the sink that times sums; see `rpc.tally`."""
+"""Counts of what a job's shard has done, for metrics, and the sink that times sums; see `rpc.counters`."""
 
 import time
 
 from ps.parameters import Contribution, Parameters
 from ps.shard import GradientSink
-from rpc.tally import Histogram
+from rpc.counters import Histogram
 
 
 class ShardTally:

@@ -15,12 +15,12 @@ from idl.errors import InvalidRequestError, NotYetError, RewoundError, Unavailab
 from idl.layout import Layout
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint
+from ps.counters import ShardTally
 from ps.model import Model
 from ps.optimizers import DTYPES
 from ps.parameters import Parameters
 from ps.state import State
 from ps.store import JobStore
-from ps.tally import ShardTally
 from rpc.peer import Peer
 from rpc.periodic import Periodic
 from rpc.service import Call

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from idl.plan import Assignment
-from rpc.tally import Histogram
+from rpc.counters import Histogram
 
 PHASES = ("pull", "load", "compute", "push", "report")
 
@@ -18,7 +18,7 @@ PhaseObserver = Callable[[Assignment, str, int, int], None]
 
 
 class SessionTally:
-    """What a session has done; see `rpc.tally`.
+    """What a session has done; see `rpc.counters`.
 
     Attributes:
         iterations: That were finished, pieces left out.

@@ -5,18 +5,8 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from evenpace.doctor import (
-    clock,
-    containers,
-    gpu,
-    limits,
-    machine,
-    network,
-    secrets,
-    services,
-    state,
-    versions,
-)
+from evenpace.doctor import clock, containers, gpu, machine, network, secrets, services, state, versions
+from evenpace.doctor import resource_limits as limits
 from evenpace.doctor.findings import Check, Finding, Subject, problem
 
 _SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time of its own

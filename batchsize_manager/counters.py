@@ -1,7 +1,7 @@
-"""Counts of what a job, the policies and the fits have done, for metrics; see `rpc.tally`."""
+"""Counts of what a job, the policies and the fits have done, for metrics; see `rpc.counters`."""
 
 from idl.records import IterationRecord
-from rpc.tally import Histogram
+from rpc.counters import Histogram
 
 
 class JobTally:

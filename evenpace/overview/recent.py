@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from evenpace.overview import course, words
+from evenpace.overview import phrases as words
+from evenpace.overview import thinned_rows as course
 from evenpace.overview.best import Best, rates
 from evenpace.overview.columns import CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
-from evenpace.overview.course import Course
 from evenpace.overview.even_split import with_even_shares
 from evenpace.overview.figures import JobFigures, Spread, WorkerFigures
+from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
-from evenpace.overview.words import Estimate, number
+from evenpace.overview.thinned_rows import Course
 
 
 class Late:
