@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from idl.errors import InvalidRequestError
+from idl.measures import waiting_share
 from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
@@ -70,17 +71,18 @@ class IterationTimes:
         """By name, what users see; a worker without samples has no speed.
 
         `evenpace/batch_size` is in samples; `evenpace/batch_processing_time` and `evenpace/iteration_time` in
-        seconds; `evenpace/waiting_share` is the part of the latter that went by in waiting for others, from 0
-        to 1; `evenpace/speed` is this worker's, in samples per second of processing, and
-        `evenpace/throughput` that of all workers together, in samples of the whole batch per second.
+        seconds; `evenpace/waiting_share` is as `idl.measures` has it; `evenpace/speed` is this worker's, in
+        samples per second of processing, and `evenpace/throughput` that of all workers together, in samples
+        of the whole batch per second.
         """
         values = {
             "evenpace/batch_size": float(self.count),
             "evenpace/batch_processing_time": self.batch_processing_time,
             "evenpace/iteration_time": self.duration,
         }
+        share = float(waiting_share(self.waiting_time, self.batch_processing_time))
+        values["evenpace/waiting_share"] = share
         if self.duration > 0:
-            values["evenpace/waiting_share"] = min(1.0, self.waiting_time / self.duration)
             values["evenpace/throughput"] = self.total / self.duration
         if self.count and self.batch_processing_time > 0:
             values["evenpace/speed"] = self.count / self.batch_processing_time

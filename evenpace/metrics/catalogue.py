@@ -101,7 +101,7 @@ def _described() -> Iterator[Described]:
     yield gauge(
         of,
         *("job_prediction_error_ratio", "job", "ratio"),
-        "of how far the prediction was off to the speed that was shown, the mean over the workers",
+        "of how far predictions were off to the speeds that were shown: root mean square over the workers",
     )
     yield counter(of, "job_rewinds", "job", "attempts", "that were begun after the first")
     yield counter(of, "job_pieces", "job", "parts", "of iterations that were redone by another worker")

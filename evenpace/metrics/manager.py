@@ -15,6 +15,7 @@ from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
+from idl.measures import prediction_error, waiting_share
 from rpc.server import Server
 
 _STATES = ("gathering", "running", "paused", "recovering", "failed")
@@ -98,12 +99,12 @@ def last_iteration(families: Families, job: str, packed: PackedRecord, most_work
     families.set("job_last_iteration_seconds", record.duration, job)
     figures = _figures(packed)
     _, processing, waiting, _, _, predicted, shown = figures
-    spent = float(processing.sum() + waiting.sum())
-    families.set("job_waiting_ratio", float(waiting.sum()) / spent if spent else 0.0, job)
-    off = np.abs(predicted - shown) / shown
-    off = off[np.isfinite(off)]
-    if len(off):
-        families.set("job_prediction_error_ratio", float(off.mean()), job)
+    families.set(
+        "job_waiting_ratio", float(np.nan_to_num(waiting_share(waiting.sum(), processing.sum()))), job
+    )
+    error = float(prediction_error(predicted, shown))
+    if np.isfinite(error):
+        families.set("job_prediction_error_ratio", error, job)
     for name, values in zip(_FIGURES, figures, strict=True):
         known = values[np.isfinite(values)]
         if not len(known):

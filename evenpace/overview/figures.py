@@ -27,7 +27,7 @@ class WorkerFigures:
         even_batch_size: That an even split would give it.
         batch_processing_time: Median.
         waiting_time: Median.
-        waiting_share: Of its time, the part that it waits for others; 0 to 1.
+        waiting_share: See `idl.measures`.
         seconds_per_sample: The time that a sample takes.
         speed: Median.
         relative_to_best: Its speed relative to its own best, the 95th percentile of all that was seen.
@@ -36,7 +36,7 @@ class WorkerFigures:
         memory_usage: Last share of its memory in use, 0 to 1.
         predicted_speed: Before the last iteration.
         real_speed: In the last iteration.
-        prediction_error: Median of |predicted - real| / real.
+        prediction_error: Of its speeds; see `idl.measures`.
         verdict: "chronic" (a straggler, slower than others nearly all the time), "passing" (slower than it
             can be, for now), "leader" (the fastest), or "even".
         verdict_text: Why, in words.
@@ -121,8 +121,8 @@ class JobFigures:
         saved_seconds: Over all iterations, against an even split.
         saved_least: As of the speedup.
         saved_most: Likewise.
-        waiting_share: Of the workers' time, the part that they wait; of late, 0 to 1.
-        prediction_error: Root of the mean squared relative error of predicted speeds of late.
+        waiting_share: Of late; see `idl.measures`.
+        prediction_error: Of all workers' speeds of late; see `idl.measures`.
         headline: "1.9x faster than even; 41 min saved so far", "at least" so much where that is all that
             is known, or why there is nothing to say yet.
         workers: The slowest per sample first; those that were in the last iterations.

@@ -1,7 +1,6 @@
 """Figures of a job's last iterations, worked out for all workers at once."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import Course
+from idl.measures import prediction_error, waiting_share
 
 
 class Late:
@@ -40,7 +40,6 @@ class Late:
         with np.errstate(divide="ignore", invalid="ignore"):
             self._speeds = np.where(busy, self._sizes / self._times, np.nan)
             self._per_sample = np.where(busy, self._times / self._sizes, np.nan)
-            self._errors = self._predicted / self._speeds - 1
         self._even_times = with_even_shares(self._sizes, self._times, fixed)
         self._rates = rates(self._sizes, self._times, fixed)
         self._best = best.rates(columns, fixed)
@@ -59,7 +58,6 @@ class Late:
         saved = _estimate(sums.saved)
         waits, times = _sums(self._waits), _sums(self._times)
         verdicts = judge(self._per_sample, self._rates, self._best, self._cpu)
-        squares = self._errors[np.isfinite(self._errors)] ** 2
         return JobFigures(
             iterations=sums.iterations,
             iteration=int(last[course.ITERATION]) if last is not None else None,
@@ -75,8 +73,8 @@ class Late:
             saved_seconds=saved.likely,
             saved_least=saved.least,
             saved_most=saved.most,
-            waiting_share=number(float(_share(waits.sum(), times.sum()))),
-            prediction_error=float(np.sqrt(squares.mean())) if len(squares) else None,
+            waiting_share=number(float(waiting_share(waits.sum(), times.sum()))),
+            prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
             headline=words.headline(len(self._names), speedups, saved),
             workers=self._workers(verdicts, states, limit),
             verdicts=verdicts.counts(),
@@ -102,11 +100,11 @@ class Late:
         speed_last, predicted_last = self._speeds[last, order], self._predicted[last, order]
         times, waits = median(self._times[:, order]), median(self._waits[:, order])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            shares = _share(_sums(self._waits), _sums(self._times))[order]
+            shares = waiting_share(_sums(self._waits), _sums(self._times))[order]
             to_best = median(self._rates[:, order]) / self._best[order]
             to_others = speeds[order] / members_speed
         cpu, memory = median(self._cpu[:, order]), self._memory[last, order]
-        errors = median(np.abs(self._errors[:, order]))
+        errors = prediction_error(self._predicted[:, order], self._speeds[:, order], axis=0)
         won = median(self._even_times[:, order] - self._times[:, order])
         low, high = _extremes(per_sample)
         listed = []
@@ -158,12 +156,6 @@ def _estimate(values: Array) -> Estimate:
 def _sums(values: Array) -> Array:
     """Of each column, leaving out NaN."""
     return np.asarray(np.nansum(values, axis=0))
-
-
-def _share(waits: Any, times: Any) -> Any:
-    """Of the time, what is waited; NaN where there is none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.divide(waits, waits + times)
 
 
 def _extremes(values: Array) -> tuple[Array, Array]:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenpace.reports import numbers
+from idl import measures
 
 
 def waiting_share(run: Mapping[str, Any], worker: str) -> float:
-    """The part of the worker's iterations that it spends waiting."""
-    durations = [numbers.number(iteration["duration"]) for iteration in run["iterations"]]
-    return ratio(series(run, worker, "waiting_time"), durations)
+    """That of a worker; see `idl.measures`."""
+    waiting, processing = (
+        sum(value for value in series(run, worker, quantity) if math.isfinite(value))
+        for quantity in ("waiting_time", "batch_processing_time")
+    )
+    return float(measures.waiting_share(waiting, processing))
 
 
 def median_time(run: Mapping[str, Any], worker: str) -> float:

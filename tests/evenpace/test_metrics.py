@@ -183,7 +183,7 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
         if w.batch_size and w.predicted_speed is not None
     ]
     told = value(found, "evenpace_job_prediction_error_ratio")
-    assert told == (pytest.approx(np.mean(errors), rel=1e-9) if errors else None)
+    assert told == (pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-9) if errors else None)
 
 
 @given(st.lists(st.floats(0, 100)))

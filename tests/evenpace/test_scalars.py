@@ -113,7 +113,7 @@ def test_values_of_an_iteration():
                 "evenpace/batch_size": 6.0,
                 "evenpace/batch_processing_time": 1.2,
                 "evenpace/iteration_time": 2.0,
-                "evenpace/waiting_share": 0.25,
+                "evenpace/waiting_share": pytest.approx(0.5 / 1.7),
                 "evenpace/speed": pytest.approx(5.0),
                 "evenpace/throughput": 5.0,
             },

@@ -29,6 +29,7 @@ from evenpace.launch import parse_shares
 from evenpace.observer import Observer, plain_record
 from evenpace.reports import demo, files
 from idl.errors import InvalidRequestError
+from idl.measures import waiting_share
 from rpc.address import Address
 
 _POLL_SECONDS = 0.25
@@ -261,7 +262,6 @@ class _Run:
         for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
             table.add_column(column, justify="left" if column == "worker" else "right")
         recent = observer.iterations[-_RECENT:]
-        duration = sum(record.duration for record in recent)
         latest = {part.worker: part for part in recent[-1].workers}
         for worker, share in self._config.workers.items():
             parts = [part for record in recent for part in record.workers if part.worker == worker]
@@ -274,7 +274,7 @@ class _Run:
                 f"{share:g}",
                 str(latest[worker].batch_size),
                 f"{statistics.median(times) * 1e3:.0f}",
-                f"{sum(part.waiting_time for part in parts) / duration:.0%}",
+                f"{waiting_share(sum(part.waiting_time for part in parts), sum(times)):.0%}",
                 f"{sum(part.batch_size for part in parts) / sum(times):.0f}",
             )
         return table
@@ -299,14 +299,15 @@ class _Run:
 
     def _result(self, observer: Observer, wall: float) -> dict[str, Any]:
         records = [plain_record(record) for record in observer.iterations]
-        workers = len(self._config.shares)
         whole = [r for r in records if r["total"] == self._config.total_batch_size]
         progress = [self._evaluate(*snapshot) for snapshot in self._snapshots]
-        waiting = sum(part["waiting_time"] for r in records for part in r["workers"].values())
+        parts = [part for record in records for part in record["workers"].values()]
+        waiting = sum(part["waiting_time"] for part in parts)
+        processing = sum(part["batch_processing_time"] for part in parts)
         return {
             "policy": self._policy,
             "iteration_s_median": statistics.median(r["duration"] for r in records),
-            "waiting_share": waiting / (workers * sum(r["duration"] for r in records)),
+            "waiting_share": float(waiting_share(waiting, processing)),
             "accuracy": progress[-1]["accuracy"],
             "wall_s": wall,
             "batch_sizes": {

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.policies.solver import split
+from idl import measures
 from idl.bounds import Bounds
 
 Record = Mapping[str, Any]
@@ -49,10 +50,10 @@ def oracle_times(records: Sequence[Record]) -> Array:
 
 
 def waiting_share(records: Sequence[Record]) -> float:
-    """The part of the workers' time that they spent waiting for each other, from 0 to 1."""
-    waited = sum(part["waiting_time"] for record in records for part in record["workers"].values())
-    present = sum(record["duration"] * len(record["workers"]) for record in records)
-    return float(waited / present) if present else math.nan
+    """That of all workers; see `idl.measures`."""
+    parts = [part for record in records for part in record["workers"].values()]
+    waiting = sum(part["waiting_time"] for part in parts)
+    return float(measures.waiting_share(waiting, sum(part["batch_processing_time"] for part in parts)))
 
 
 def prediction_errors(records: Sequence[Record]) -> dict[str, tuple[float, float]]:

@@ -40,7 +40,7 @@ def test_an_iteration_without_a_speed_has_no_oracle():
 
 
 def test_waiting_is_a_share_of_all_workers_time():
-    """Two workers of two seconds each, of which one waits for one: a quarter."""
+    """Two workers compute for one and two seconds, and one waits for one: a quarter."""
     assert analysis.waiting_share([record((1, 1, 1.0, None), (1, 2, 0.0, None))]) == 0.25
     assert math.isnan(analysis.waiting_share([]))
 
