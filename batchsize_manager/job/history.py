@@ -60,14 +60,14 @@ class History:
         return statistics.median([packed.record.duration for packed in latest] or [0.0])
 
 
-def final_course(records: Iterable[IterationRecord]) -> list[IterationRecord]:
+def surviving_records(records: Iterable[IterationRecord]) -> list[IterationRecord]:
     """Of all iterations that were completed in whatever attempt, those that nothing has gone back over.
 
     An iteration of a later attempt makes void whatever an earlier attempt did from there on.
     """
-    course: list[IterationRecord] = []
+    surviving: list[IterationRecord] = []
     for record in sorted(records, key=lambda record: (record.attempt, record.iteration)):
-        while course and course[-1].iteration >= record.iteration:
-            course.pop()
-        course.append(record)
-    return course
+        while surviving and surviving[-1].iteration >= record.iteration:
+            surviving.pop()
+        surviving.append(record)
+    return surviving

@@ -17,7 +17,7 @@ _OPEN_RECORDS = 200_000  # workers times iterations, of plans that a member has 
 
 
 class Iterations:
-    """The course that a job has taken.
+    """The iterations of a job: those under way, and what is kept of the complete ones.
 
     Args:
         synchronisation: How the members wait for each other.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from batchsize_manager.job import deadlines
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.history import final_course
+from batchsize_manager.job.history import surviving_records
 from batchsize_manager.job.members import Member, SavedMember, Standing
 from batchsize_manager.job.operations import REPLAYED, JobOperations
 from batchsize_manager.job.packed import PackedRecord
@@ -119,17 +119,17 @@ class Job(JobOperations):
         job._batches.restore(batch_changes)
         job._batches.total = total or spec.total_batch_size
         job.paused = paused
-        course = final_course(records)
+        surviving = surviving_records(records)
         job.started = started or bool(
-            started is None and (course or attempt or len(job.members) >= config.workers)
+            started is None and (surviving or attempt or len(job.members) >= config.workers)
         )
         if (job.started or not job.members) and not job._can_go_on:
             job._kept_until = now + config.keep
         job._members_changed()
-        job._show(policy, course[-REPLAYED:])
-        for record in course:
-            job._course.go_to(record.iteration + 1, now)
-            job._course.history.add(record)
+        job._show(policy, surviving[-REPLAYED:])
+        for record in surviving:
+            job._iterations.go_to(record.iteration + 1, now)
+            job._iterations.history.add(record)
             if not batch_changes:
                 job._batches.follow(record.iteration, record.epoch, record.start, record.total)
         if not job.started:
@@ -184,9 +184,9 @@ class Job(JobOperations):
             self._remove(worker, "gave its name to a new incarnation", now)
         if self.started and self._redoes and not self._members and not self._recovering:
             self._begin_attempt(self.attempt + 1, "all members had gone")
-        self._course.discard_undelivered()
+        self._iterations.discard_undelivered()
         self._add(worker, incarnation, bounds, now, unreleasable=unreleasable, device=device, beats=beats)
-        self._say(f"{worker} joined, for iteration {self._course.planned} on", worker)
+        self._say(f"{worker} joined, for iteration {self._iterations.planned} on", worker)
         if self.started or len(self._members) >= self._config.workers:
             self._members_changed()  # not for each of thousands who come before the first plan
         self._advance(now)
@@ -205,7 +205,7 @@ class Job(JobOperations):
             return
         if member.suspended and not self._welcome(worker, member, now, report.iteration):
             return  # others have its part
-        progress = self._course.progress.get(report.iteration)
+        progress = self._iterations.progress.get(report.iteration)
         part = progress.piece_at(worker, report.start) if progress else None
         if part is None:
             if member.first <= report.iteration <= member.reported:
@@ -228,8 +228,8 @@ class Job(JobOperations):
         if progress is None or part is None:
             return  # the others went on so long ago that the iteration is forgotten
         progress.finish(worker, part, report, now)
-        asks_for_more = self._mode == "asp" and member.assigned == self._course.planned
-        if asks_for_more or progress.pool or self._course.is_complete(progress, len(self._members)):
+        asks_for_more = self._mode == "asp" and member.assigned == self._iterations.planned
+        if asks_for_more or progress.pool or self._iterations.is_complete(progress, len(self._members)):
             self._advance(now)
         elif member.last is not None:
             self._members.let_go()
@@ -340,11 +340,11 @@ class Job(JobOperations):
         if self._recovering:
             return  # nobody waits for anybody's report
         if self._redoes:
-            for worker in deadlines.silent(members, self._course.progress, config.silence, now):
+            for worker in deadlines.silent(members, self._iterations.progress, config.silence, now):
                 self._suspend(worker, now)
-        typical = self._course.history.typical_duration if self._mode == "bsp" else 0.0
+        typical = self._iterations.history.typical_duration if self._mode == "bsp" else 0.0
         late = deadlines.late(
-            members, self._course.progress, self._course.planned, config.report_timeout, typical, now
+            members, self._iterations.progress, self._iterations.planned, config.report_timeout, typical, now
         )
         for worker, iteration in list(late):
             self._remove(worker, f"did not report iteration {iteration} in time", now)
@@ -378,7 +378,7 @@ class Job(JobOperations):
     @property
     def planned(self) -> int:
         """How many iterations are planned."""
-        return self._course.planned
+        return self._iterations.planned
 
     @property
     def ended(self) -> bool:
@@ -403,22 +403,22 @@ class Job(JobOperations):
     @property
     def completed(self) -> int:
         """The first iteration that is not complete."""
-        return self._course.first_open
+        return self._iterations.first_open
 
     @property
     def recorded(self) -> int:
         """How many iterations were completed in all, those that were gone back over included."""
-        return self._course.recorded
+        return self._iterations.recorded
 
     @property
     def completed_at(self) -> float:
         """When the last complete iteration was."""
-        return self._course.completed_at
+        return self._iterations.completed_at
 
     @property
     def last_record(self) -> PackedRecord | None:
         """The record of the last complete iteration, if there is one; from any thread."""
-        return self._course.history.last
+        return self._iterations.history.last
 
     @property
     def recovering(self) -> int | None:
@@ -472,20 +472,20 @@ class Job(JobOperations):
             NotMemberError: It is no member.
         """
         member = self.member(worker, incarnation)
-        progress = self._course.progress.get(member.reported)
+        progress = self._iterations.progress.get(member.reported)
         piece = progress.next_piece(worker) if progress else None
         if piece is not None:
             return piece
         # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
-        iteration = max(member.reported + 1, self._course.first_open)
-        assignment = self._course.deliver(worker, max(iteration, known + 1))
+        iteration = max(member.reported + 1, self._iterations.first_open)
+        assignment = self._iterations.deliver(worker, max(iteration, known + 1))
         if assignment is not None and known < iteration:
             member.assigned = iteration
         return assignment
 
     def assignments_after(self, worker: str, iteration: int) -> list[Assignment]:
         """What is planned for a member beyond an iteration."""
-        later = (self._course.deliver(worker, i) for i in range(iteration + 1, self._course.planned))
+        later = (self._iterations.deliver(worker, i) for i in range(iteration + 1, self._iterations.planned))
         return [assignment for assignment in later if assignment is not None]
 
     def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
@@ -502,19 +502,19 @@ class Job(JobOperations):
         """
         if self._mode != "backup":
             return
-        yield from self._course.lost_since(iteration)
+        yield from self._iterations.lost_since(iteration)
 
     def history(self, first_iteration: int, limit: int) -> list[IterationRecord]:
         """Records of complete iterations, oldest first; what is too long ago is forgotten."""
-        return self._course.history.page(first_iteration, limit)
+        return self._iterations.history.page(first_iteration, limit)
 
     def packed_history(self, first_iteration: int, limit: int) -> list[PackedRecord]:
         """As `history`, packed."""
-        return self._course.history.packed_page(first_iteration, limit)
+        return self._iterations.history.packed_page(first_iteration, limit)
 
     def last_records(self, limit: int) -> list[IterationRecord]:
         """The last complete iterations, at most so many, oldest first."""
-        return self._course.history.latest(limit)
+        return self._iterations.history.latest(limit)
 
     # -- within
 
@@ -548,7 +548,7 @@ class Job(JobOperations):
         Raises:
             InvalidRequestError: It is not this part's turn.
         """
-        if report.iteration != member.assigned or report.iteration >= self._course.planned:
+        if report.iteration != member.assigned or report.iteration >= self._iterations.planned:
             raise InvalidRequestError(
                 f"report of iteration {report.iteration}, but {member.assigned} is next for {worker!r}"
             )

@@ -36,10 +36,10 @@ class JobOperations(JobSteps):
             what: Is changed, in words.
             now: The time.
         """
-        self._course.discard_undelivered()
+        self._iterations.discard_undelivered()
         self._policy = self._planner.policy = policy
         self._members_changed()
-        self._show(policy, self._course.history.latest(REPLAYED))
+        self._show(policy, self._iterations.history.latest(REPLAYED))
         return self._done(f"changed {what}, {self._from_here}", now)
 
     def due_fit(self) -> Fit | None:
@@ -81,7 +81,7 @@ class JobOperations(JobSteps):
             return f"the batch size is {total} already"
         size = self._batches.size(len(self._members.staying) or self._config.workers, total)
         self._members.check_bounds({}, size, complete=self.started)
-        self._course.discard_undelivered()
+        self._iterations.discard_undelivered()
         self._batches.total = total
         self._members_changed()
         return self._done(f"changed the batch size from {before} to {total}, {self._from_here}", now)
@@ -90,7 +90,7 @@ class JobOperations(JobSteps):
         """Give a member batch sizes between others."""
         member = self._named(worker)
         self._members.check_bounds({worker: bounds}, self._planner.batch_size, complete=self.started)
-        self._course.discard_undelivered()
+        self._iterations.discard_undelivered()
         member.bounds = bounds
         self._members_changed()
         said = f"{bounds.minimum} to {bounds.maximum} samples, in multiples of {bounds.granularity}"
@@ -114,11 +114,11 @@ class JobOperations(JobSteps):
         member.drained = True
         if self._recovering:
             return self._done(f"drained {worker}, {self._from_here}", now)
-        self._course.discard_undelivered()
-        last = self._course.planned - 1
+        self._iterations.discard_undelivered()
+        last = self._iterations.planned - 1
         if self._mode != "bsp":  # where each goes its own way: what it does now
             last = min(member.assigned, last)
-            self._course.take_from(worker, redo=False, first=last + 1)
+            self._iterations.take_from(worker, redo=False, first=last + 1)
         self._members.release({worker: DRAINED}, last)
         self._members_changed()
         said = self._done(f"drained {worker}, {self._from_here}", now)
@@ -129,7 +129,7 @@ class JobOperations(JobSteps):
         """Plan nothing more until `resume`."""
         if self.paused:
             return "the job is paused already"
-        self._course.discard_undelivered()
+        self._iterations.discard_undelivered()
         self.paused = True
         self.news += 1  # where it is planned ahead, members wait with reports for what is not planned now
         return self._done(f"paused the job, {self._from_here}", now)
@@ -148,7 +148,7 @@ class JobOperations(JobSteps):
         """Where what is planned from now on begins, in words."""
         if self._recovering:
             return f"from attempt {self.attempt} on"
-        return f"from iteration {self._course.planned} on"
+        return f"from iteration {self._iterations.planned} on"
 
     def _named(self, worker: str) -> Member:
         member = self._members.by_name.get(worker)

@@ -64,8 +64,8 @@ class JobSteps:
         self._why_recovering = ""
         self._kept_until: float | None = None  # who is left cannot go on: how long others are awaited
         self.tally = JobTally()
-        self._course = Iterations(config.synchronisation, first_iteration, self.tally)
-        self._members = Members(self._say, self._course.has_piece)
+        self._iterations = Iterations(config.synchronisation, first_iteration, self.tally)
+        self._members = Members(self._say, self._iterations.has_piece)
         self._planner = Planner(config, policy, self._batches, self._members, self._say)
 
     # -- within: attempts
@@ -84,7 +84,7 @@ class JobSteps:
         self.attempt = attempt
         self._recovering = True
         self._why_recovering = why
-        self._course.interrupt()
+        self._iterations.interrupt()
         self.news += 1
         self._say(f"attempt {attempt} is needed: {why}")
 
@@ -95,7 +95,7 @@ class JobSteps:
                 f"iteration {iteration}: must be at least {self.first_iteration}, where the job began"
             )
         self._recovering = False
-        self._course.go_to(iteration, now)
+        self._iterations.go_to(iteration, now)
         for member in self._members.by_name.values():
             member.begin_at(iteration)
             member.last, member.dispensable = None, ""
@@ -116,7 +116,7 @@ class JobSteps:
         device: str,
         beats: bool,
     ) -> None:
-        first = self._course.planned
+        first = self._iterations.planned
         self._members.by_name[worker] = Member(
             incarnation,
             bounds,
@@ -172,8 +172,8 @@ class JobSteps:
             self._kept_until = now + self._config.keep
             if self._members:
                 self._say(f"{self._planner.lack}: others are awaited for {self._config.keep:g} s")
-        self._course.discard_undelivered()
-        self._course.take_from(worker, redo=self._redoes)
+        self._iterations.discard_undelivered()
+        self._iterations.take_from(worker, redo=self._redoes)
         if self._members:
             self._hold_back()
             self._members_changed()
@@ -196,8 +196,8 @@ class JobSteps:
         self._members.by_name[worker].suspended = True
         self.tally.suspended += 1
         self._say(f"{worker} is silent; the others do its part meanwhile", worker)
-        self._course.discard_undelivered()
-        self._course.take_from(worker, redo=self._redoes)
+        self._iterations.discard_undelivered()
+        self._iterations.take_from(worker, redo=self._redoes)
         self._members_changed()
         self._advance(now)
 
@@ -210,13 +210,14 @@ class JobSteps:
         member.suspended = False
         member.joined_at = now
         self._say(f"{worker} is back", worker)
-        self._course.discard_undelivered()
-        goes_on = self._course.reinstate(worker)
+        self._iterations.discard_undelivered()
+        goes_on = self._iterations.reinstate(worker)
         if not goes_on:
-            if iteration not in self._course.progress:
-                member.ready = self._course.planned
-            member.first = min(member.first, self._course.planned)  # the others may have gone back meanwhile
-            member.go_on_at(self._course.planned)
+            planned = self._iterations.planned
+            if iteration not in self._iterations.progress:
+                member.ready = planned
+            member.first = min(member.first, planned)  # the others may have gone back meanwhile
+            member.go_on_at(planned)
         self._members_changed()
         self._advance(now)
         return goes_on
@@ -263,10 +264,10 @@ class JobSteps:
         """Complete the iterations that can be, have redone what must be, then plan as far as allowed."""
         if self._recovering:
             return
-        course = self._course
-        for observations in course.complete(len(self._members), now):
+        iterations = self._iterations
+        for observations in iterations.complete(len(self._members), now):
             self._policy.observe(observations)
-        course.forget_before(self._oldest_needed())
+        iterations.forget_before(self._oldest_needed())
         if not self.started:
             self.started = len(self._members) >= self._config.workers
         self._members.let_go()
@@ -278,10 +279,10 @@ class JobSteps:
         if self._mode == "asp":
             last = max(member.reported for member in self._members.by_name.values()) + 1
         else:
-            last = course.first_open + self._config.ahead
-        while course.planned <= last and not self.failure:
+            last = iterations.first_open + self._config.ahead
+        while iterations.planned <= last and not self.failure:
             try:
-                course.add(self._planner.plan(course.planned, self.attempt, now))
+                iterations.add(self._planner.plan(iterations.planned, self.attempt, now))
             except InfeasibleError as error:
                 self.failure = str(error)
             self.news += 1
@@ -289,9 +290,9 @@ class JobSteps:
     def _oldest_needed(self) -> int:
         """The first iteration that a member may still report, or have to be told the losses of."""
         if self._redoes:
-            return self._course.first_open
+            return self._iterations.first_open
         slowest = min((member.reported for member in self._members.by_name.values()), default=0)
-        return max(slowest, self._course.first_kept(len(self._members)))
+        return max(slowest, self._iterations.first_kept(len(self._members)))
 
     def _redo(self, now: float) -> None:
         """Give out what is pooled of the iteration that everybody waits for.
@@ -299,7 +300,7 @@ class JobSteps:
         It takes that iteration's parameters, which those have who took part in it; where it is computed while
         reports are under way, nobody is sure to have them. If nobody can, all begin another attempt.
         """
-        progress = self._course.progress.get(self._course.first_open)
+        progress = self._iterations.progress.get(self._iterations.first_open)
         if progress is None or not progress.pool:
             return
         plan = progress.plan

@@ -552,7 +552,7 @@ def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
     assert driver.iteration("b") == 0
     for _ in range(50):
         driver.finish("a")
-    assert len(driver.job._course.progress) <= 12
+    assert len(driver.job._iterations.progress) <= 12
     driver.report("b", 0)
     oldest = driver.iteration("b")
     assert oldest >= 39

@@ -435,7 +435,7 @@ class AnyFault(RuleBasedStateMachine):
             worker.todo += new
         else:
             worker.todo = [part]
-        for p in self.job._course.progress.values():
+        for p in self.job._iterations.progress.values():
             worker.own.update({p.plan.assignments.get(worker.name)} & {*worker.todo})
         worker.known = worker.todo[-1].iteration
         worker.attempt = part.attempt
@@ -507,7 +507,7 @@ class AnyFault(RuleBasedStateMachine):
 
     def open_parts(self, worker):
         """What the job has open for a worker."""
-        return [part for p in self.job._course.progress.values() for part in p.open.get(worker.name, ())]
+        return [part for p in self.job._iterations.progress.values() for part in p.open.get(worker.name, ())]
 
     def given(self):
         """The parts that somebody was told of and has still to do."""
@@ -605,7 +605,7 @@ class AnyFault(RuleBasedStateMachine):
     @invariant()
     def parts_tile_the_batch(self):
         """Of each iteration under way, what is open, pooled and done covers the batch once."""
-        for progress in self.job._course.progress.values():
+        for progress in self.job._iterations.progress.values():
             parts = [*progress.pool]
             parts += [part for parts in progress.open.values() for part in parts]
             parts += [done.part for reports in progress.done.values() for done in reports]
@@ -618,7 +618,7 @@ class AnyFault(RuleBasedStateMachine):
     @invariant()
     def parts_are_within_bounds(self):
         """Nobody is given more than it could take when it joined, and only members have parts to come."""
-        for progress in self.job._course.progress.values():
+        for progress in self.job._iterations.progress.values():
             assert all(part.count <= self.maximum for part in progress.plan.assignments.values())
 
     @invariant()

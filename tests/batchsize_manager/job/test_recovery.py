@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.job.batch_sizes import Batches
-from batchsize_manager.job.history import final_course
+from batchsize_manager.job.history import surviving_records
 from batchsize_manager.job.job import Job, JobConfig
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.policies import POLICIES, make_policy
@@ -244,8 +244,8 @@ def record(iteration, attempt):
 def test_the_final_course_leaves_out_what_was_gone_back_over():
     """Later attempts make earlier ones void from where they begin; gaps stay."""
     kept = [record(i, 0) for i in range(8)] + [record(5, 1), record(6, 1), record(9, 2), record(5, 3)]
-    course = final_course(kept[::-1])
-    assert [(r.iteration, r.attempt) for r in course] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 3)]
+    surviving = surviving_records(kept[::-1])
+    assert [(r.iteration, r.attempt) for r in surviving] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 3)]
 
 
 # -- batches that follow the members
