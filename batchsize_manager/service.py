@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import idl
-from batchsize_manager import control
-from batchsize_manager import status as overview
+from batchsize_manager import control, status
 from batchsize_manager.counters import LearningTally
 from batchsize_manager.hosted_job import HostedJob, Waiting
 from batchsize_manager.job.job import Job, JobConfig
@@ -351,7 +350,7 @@ class ManagerService:
             listed = [self._known(check.text("job", name))]
         call.reply(
             _wire.JobsReply(
-                jobs=[overview.summary(hosted) for hosted in listed],
+                jobs=[status.summary(hosted) for hosted in listed],
                 version=version("evenpace"),
                 uptime=time.monotonic() - self._since,
             )
@@ -360,7 +359,7 @@ class ManagerService:
     def _status(self, call: Call) -> None:
         hosted = self._known(check.text("job", call.request.job))
         after = check.integer("events_after", call.request.events_after, -1)
-        call.reply(overview.status(hosted, after))
+        call.reply(status.status(hosted, after))
 
     def _records(self, call: Call) -> None:
         name = check.text("job", call.request.job)
@@ -371,7 +370,7 @@ class ManagerService:
             self._start(self._look_up(call, self._archive.packed(name, hosted, first, limit)))
         else:
             known = self._known(name)
-            call.reply(overview.records(known.run, known.job.packed_history(first, limit)))
+            call.reply(status.records(known.run, known.job.packed_history(first, limit)))
 
     def _control(self, call: Call) -> None:
         name = check.text("job", call.request.job)

@@ -10,7 +10,7 @@ from typing import Self
 
 from idl.errors import InvalidRequestError
 from rpc.address import Address
-from rpc.reloaded_files import Watched
+from rpc.reloaded_files import Reloaded
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials
 
@@ -53,7 +53,7 @@ class Credentials:
         """Whether there are certificates."""
         return self.ca is not None
 
-    def contexts(self, *, server: bool) -> Watched[ssl.SSLContext]:
+    def contexts(self, *, server: bool) -> Reloaded[ssl.SSLContext]:
         """TLS 1.3 with certificates on both sides, as the files have it at each connection.
 
         Raises:
@@ -63,7 +63,7 @@ class Credentials:
         assert self.certificate is not None
         assert self.key is not None
         ca, certificate, key = self.ca, self.certificate, self.key
-        return Watched((ca, certificate, key), lambda: _context(ca, certificate, key, server))
+        return Reloaded((ca, certificate, key), lambda: _context(ca, certificate, key, server))
 
     def read_token(self) -> str:
         """The token, as its file has it now; nothing where there is none.

@@ -7,7 +7,7 @@ from asyncio.trsock import TransportSocket
 
 from idl.errors import ConnectionLostError, EvenpaceError, ProtocolError, UnauthorisedError
 from rpc.address import Address
-from rpc.reloaded_files import Watched
+from rpc.reloaded_files import Reloaded
 
 _ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the alert
     "EXPIRED": "it has expired",
@@ -20,7 +20,7 @@ _ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the al
 }
 
 
-def dial(address: Address, timeout: float, contexts: Watched[ssl.SSLContext] | None) -> socket.socket:
+def dial(address: Address, timeout: float, contexts: Reloaded[ssl.SSLContext] | None) -> socket.socket:
     """A new connection, its TLS handshake done.
 
     Args:

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
+class Reloaded(Generic[T]):
     """A value of some files.
 
     While the files are being replaced they may not fit together: then the last value goes on.

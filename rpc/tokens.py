@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnauthorisedError
-from rpc.reloaded_files import Watched
+from rpc.reloaded_files import Reloaded
 
 ALL_JOBS = "*"  # in the place of a job's name
 _PREFIX = "evenpace1."
@@ -101,7 +101,7 @@ class TokenKeys:
                 raise InvalidRequestError(f"a key of {len(source)} bytes: must be {_KEY_BYTES}")
             self._keys: Callable[[], tuple[bytes, ...]] = lambda: (source,)
         else:
-            self._keys = Watched((source,), lambda: _read_keys(source)).current
+            self._keys = Reloaded((source,), lambda: _read_keys(source)).current
 
     def current(self) -> tuple[bytes, ...]:
         """The keys, as they are now."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batchsize_manager import status as overview
+from batchsize_manager import status
 from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.job import REPLAYED, Job, JobConfig
 from batchsize_manager.job.members import SavedMember
@@ -246,10 +246,10 @@ class Archive:
         run = hosted.run if hosted is not None else None
         past = await asyncio.to_thread(_read_packed, self._folder, name, run, first, limit)
         if hosted is None:
-            return overview.records(*past) if past is not None else None
+            return status.records(*past) if past is not None else None
         recent = hosted.job.packed_history(first, limit)
         both = _joined(past[1] if past is not None else [], recent, lambda one: one.record.iteration)
-        return overview.records(hosted.run, both[:limit])
+        return status.records(hosted.run, both[:limit])
 
 
 def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T], int]) -> list[T]:

@@ -19,7 +19,7 @@ from evenpace.dashboard.prompt import PromptConnection
 from evenpace.dashboard.request_guard import Guard
 from evenpace.dashboard.stream import Viewers
 from evenpace.dashboard.watch import Watch
-from rpc.reloaded_files import Watched
+from rpc.reloaded_files import Reloaded
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _follow_certificate(config: PageConfig, server: _Server) -> None:
     context = server.config.ssl
     assert context is not None
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    watched = Watched((certificate, key), lambda: context.load_cert_chain(certificate, key))
+    watched = Reloaded((certificate, key), lambda: context.load_cert_chain(certificate, key))
 
     def look(*_: object) -> None:
         with contextlib.suppress(OSError):  # they do not fit together yet

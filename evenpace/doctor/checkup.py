@@ -5,8 +5,18 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from evenpace.doctor import clock, containers, gpu, machine, network, secrets, services, state, versions
-from evenpace.doctor import resource_limits as limits
+from evenpace.doctor import (
+    clock,
+    containers,
+    gpu,
+    machine,
+    network,
+    resource_limits,
+    secrets,
+    services,
+    state,
+    versions,
+)
 from evenpace.doctor.findings import Check, Finding, Subject, problem
 
 _SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time of its own
@@ -20,12 +30,12 @@ CHECKS: Mapping[str, Check] = {
     "token": secrets.token,
     "clock": clock.synchronised,
     "time": clock.steady,
-    "open files": limits.open_files,
-    "processes": limits.processes,
-    "CPU": limits.cpu,
-    "threads": limits.threads,
-    "memory": limits.memory,
-    "shared memory": limits.shared_memory,
+    "open files": resource_limits.open_files,
+    "processes": resource_limits.processes,
+    "CPU": resource_limits.cpu,
+    "threads": resource_limits.threads,
+    "memory": resource_limits.memory,
+    "shared memory": resource_limits.shared_memory,
     "swap": machine.swap,
     "load": machine.load,
     "frequency": machine.governor,

@@ -24,8 +24,7 @@ import evenpace
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from evenpace import certificates
 from evenpace.doctor import checkup as running
-from evenpace.doctor import clock, gpu, machine, network, secrets, services, state, versions
-from evenpace.doctor import resource_limits as limits
+from evenpace.doctor import clock, gpu, machine, network, resource_limits, secrets, services, state, versions
 from evenpace.doctor.checkup import run
 from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
@@ -578,25 +577,24 @@ def test_quotas_of_control_groups(groups, monkeypatch, version):
     else:
         groups.mount_v1(membership="/box")
         groups.v1_counts("/box", quota=150000)
-    level, text = worst(limits.cpu, root=groups.root)
+    level, text = worst(resource_limits.cpu, root=groups.root)
     assert (level, "a quota of 1.5 cores on 4 CPUs, over periods of 100 ms" in text) == ("note", True)
-    level, text = worst(limits.threads, root=groups.root)
+    level, text = worst(resource_limits.threads, root=groups.root)
     assert (level, "set OMP_NUM_THREADS=2" in text) == ("warning", True)
     for value, expected in (("2", "ok"), ("4", "warning"), ("many", "warning")):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert worst(limits.threads, root=groups.root)[0] == expected
+        assert worst(resource_limits.threads, root=groups.root)[0] == expected
 
 
 def test_a_short_period_is_well(groups):
     """With a short period there is nothing to say against a quota; without a quota neither."""
     groups.mount_v2(membership="/box")
     groups.v2_counts("/sys/fs/cgroup/box", cpu_max="15000 10000")
-    assert worst(limits.cpu, root=groups.root)[0] == "ok"
+    assert worst(resource_limits.cpu, root=groups.root)[0] == "ok"
     groups.v2_counts("/sys/fs/cgroup/box")
-    assert (
-        worst(limits.cpu, root=groups.root) == ("ok", f"4 of {os.cpu_count()} CPUs ") or os.cpu_count() == 4
-    )
-    assert worst(limits.threads, root=groups.root)[0] == "ok"
+    of_all = worst(resource_limits.cpu, root=groups.root)
+    assert of_all == ("ok", f"4 of {os.cpu_count()} CPUs ") or os.cpu_count() == 4
+    assert worst(resource_limits.threads, root=groups.root)[0] == "ok"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -610,7 +608,7 @@ def test_memory_of_control_groups(groups, version):
         else:
             groups.mount_v1(membership="/box")
             groups.v1_counts("/box", limit=1000 * mib, used=used * mib)
-        now, text = worst(limits.memory, root=groups.root)
+        now, text = worst(resource_limits.memory, root=groups.root)
         assert now == level
         assert "of the control group's 1000 MiB are free" in text
 
@@ -622,7 +620,7 @@ def test_few_processes(groups):
     groups.write("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids")
     groups.v2_counts("/sys/fs/cgroup/box")
     groups.write("/sys/fs/cgroup/box/pids.max", "100")
-    level, text = worst(limits.processes, root=groups.root)
+    level, text = worst(resource_limits.processes, root=groups.root)
     assert (level, "100 processes and threads allowed, by the control group's" in text) == ("warning", True)
 
 
@@ -646,9 +644,9 @@ def test_governors(groups, governor, driver, level):
 def test_little_shared_memory(small_disk, tmp_path):
     """A /dev/shm as small as container engines make it is a warning; none at all, too."""
     (tmp_path / "dev").mkdir()
-    assert worst(limits.shared_memory, root=tmp_path)[0] == "warning"
+    assert worst(resource_limits.shared_memory, root=tmp_path)[0] == "warning"
     (tmp_path / "dev/shm").symlink_to(small_disk)
-    level, text = worst(limits.shared_memory, root=tmp_path)
+    level, text = worst(resource_limits.shared_memory, root=tmp_path)
     assert (level, "of 1 MiB are free in /dev/shm" in text) == ("warning", True)
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from evenpace.lab.bench import output
 from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.history import Course, Step, read_ledger
+from evenpace.lab.chaos.history import ShardSteps, Step, read_ledger
 from evenpace.lab.chaos.processes import pause, resume
 from evenpace.lab.chaos.progress import Progress
 from evenpace.lab.chaos.settings import Settings
@@ -121,10 +121,10 @@ class _Job:
         """Kill a process, to be started again after so many seconds."""
         self.supervisor.kill(name, seconds).wait()
 
-    def _courses(self) -> list[Course]:
+    def _courses(self) -> list[ShardSteps]:
         courses = []
         for shard in self.cluster.shards:
-            course = Course(shard, self.cluster.settings.checkpoint_every)
+            course = ShardSteps(shard, self.cluster.settings.checkpoint_every)
             for line in read_ledger(self.cluster.ledgers(shard, self._name)):
                 course.add(line)
             courses.append(course)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.lab.chaos.history import Course, Journal
+from evenpace.lab.chaos.history import Journal, ShardSteps
 from idl.plan import JobSpec, permutation
 
 TOLERANCE = 1e-9  # relative, of parameters
@@ -16,7 +16,7 @@ _UNTOLD = 100  # steps
 _order = lru_cache(maxsize=64)(permutation)
 
 
-def exactly_once(course: Course, spec: JobSpec) -> Iterator[str]:
+def exactly_once(course: ShardSteps, spec: JobSpec) -> Iterator[str]:
     """Each step's slices make up its batch, and each epoch's batches make up the data, each sample once."""
     counts = np.zeros(spec.dataset_size, dtype=np.int64)
     for iteration, step in enumerate(course.steps):
@@ -35,7 +35,7 @@ def exactly_once(course: Course, spec: JobSpec) -> Iterator[str]:
             counts[:] = 0
 
 
-def all_there(courses: Sequence[Course], iterations: int) -> Iterator[str]:
+def all_there(courses: Sequence[ShardSteps], iterations: int) -> Iterator[str]:
     """Every shard has got as far as the job, in the same attempts."""
     for course in courses:
         yield from course.violations
@@ -51,7 +51,9 @@ def all_there(courses: Sequence[Course], iterations: int) -> Iterator[str]:
                 )
 
 
-def journals_agree(journals: Iterable[Journal], courses: Sequence[Course], spec: JobSpec) -> Iterator[str]:
+def journals_agree(
+    journals: Iterable[Journal], courses: Sequence[ShardSteps], spec: JobSpec
+) -> Iterator[str]:
     """What the ledgers say was computed by whom; what workers had is what shards had."""
     by_name = {journal.worker: journal for journal in journals}
     for journal in by_name.values():
@@ -69,7 +71,7 @@ def journals_agree(journals: Iterable[Journal], courses: Sequence[Course], spec:
                     )
 
 
-def history_agrees(records: Sequence[Mapping[str, Any]], course: Course, spec: JobSpec) -> Iterator[str]:
+def history_agrees(records: Sequence[Mapping[str, Any]], course: ShardSteps, spec: JobSpec) -> Iterator[str]:
     """The manager's records are of whole batches, each iteration once at most, in order.
 
     Some may be missing that it had not written when it died, but only before a new attempt: within one, it
@@ -130,7 +132,7 @@ def _right_samples(journal: Journal, spec: JobSpec) -> Iterator[str]:
                 yield f"{journal.worker}: iteration {iteration}: wrong samples for {start} to {start + count}"
 
 
-def _known_versions(journal: Journal, courses: Sequence[Course]) -> Iterator[str]:
+def _known_versions(journal: Journal, courses: Sequence[ShardSteps]) -> Iterator[str]:
     for reached in journal.reached:
         last = (-1, -1)
         for attempt, version in reached:

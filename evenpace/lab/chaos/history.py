@@ -26,7 +26,7 @@ class Rewind:
 
 
 @dataclass
-class Course:
+class ShardSteps:
     """The steps of a shard that hold, after all rewinds.
 
     Attributes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evenpace.lab.chaos import checks
 from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.history import Course, Journal, read_ledger
+from evenpace.lab.chaos.history import Journal, ShardSteps, read_ledger
 from evenpace.lab.chaos.processes import Ending
 from evenpace.lab.chaos.progress import Progress
 from evenpace.lab.chaos.schedule import KINDS
@@ -162,8 +162,8 @@ def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outco
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _course(cluster: Cluster, shard: str, job: str) -> Course:
-    course = Course(shard, cluster.settings.checkpoint_every)
+def _course(cluster: Cluster, shard: str, job: str) -> ShardSteps:
+    course = ShardSteps(shard, cluster.settings.checkpoint_every)
     for entry in read_ledger(cluster.ledgers(shard, job)):
         course.add(entry)
     return course

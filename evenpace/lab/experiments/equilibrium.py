@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Course:
+class Trajectory:
     """Batch sizes and times, iteration by iteration.
 
     Attributes:
@@ -31,12 +31,12 @@ class Course:
     batch_sizes: Array
     times: Array
 
-    def part(self, first: int, last: int | None = None) -> "Course":
+    def part(self, first: int, last: int | None = None) -> "Trajectory":
         """From one iteration's number to before another's, or to the end."""
         kept = self.iterations >= first
         if last is not None:
             kept &= self.iterations < last
-        return Course(self.workers, self.iterations[kept], self.batch_sizes[kept], self.times[kept])
+        return Trajectory(self.workers, self.iterations[kept], self.batch_sizes[kept], self.times[kept])
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Phase:
     imbalance: float
 
 
-def course(records: Sequence[Record], total: int) -> Course:
+def course(records: Sequence[Record], total: int) -> Trajectory:
     """What the records show of iterations with whole batches of `total` samples.
 
     An epoch's last, smaller batch is left out: its times are of another size.
@@ -74,7 +74,7 @@ def course(records: Sequence[Record], total: int) -> Course:
         return np.array([[r["workers"][name][key] for name in workers] for r in kept], dtype=float)
 
     numbers = np.array([record["iteration"] for record in kept], dtype=np.int64)
-    return Course(workers, numbers, column("batch_size"), column("batch_processing_time"))
+    return Trajectory(workers, numbers, column("batch_size"), column("batch_processing_time"))
 
 
 def imbalance(times: Array) -> float:
@@ -87,7 +87,7 @@ def imbalance(times: Array) -> float:
     return float(medians.max() / medians.mean())
 
 
-def phase(part: Course, window: int, tolerance: float) -> Phase:
+def phase(part: Trajectory, window: int, tolerance: float) -> Phase:
     """Describe a part of a run in which nothing else changed.
 
     Args:
@@ -117,7 +117,7 @@ def phase(part: Course, window: int, tolerance: float) -> Phase:
     )
 
 
-def slowdown(before: Course, after: Course, worker: str, window: int) -> float:
+def slowdown(before: Trajectory, after: Trajectory, worker: str, window: int) -> float:
     """How many times as long a worker's iterations take right after a change as right before it.
 
     Args:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from evenpace.lab.experiments import equilibrium
-from evenpace.lab.experiments.equilibrium import Course
+from evenpace.lab.experiments.equilibrium import Trajectory
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, run_unequal
 from evenpace.lab.network import Network
@@ -156,7 +156,7 @@ def print_phases(figures: Figures, console: Console) -> None:
     )
 
 
-def _phases(whole: Course, cut: Cut | None, fired: list[int]) -> Figures:
+def _phases(whole: Trajectory, cut: Cut | None, fired: list[int]) -> Figures:
     if cut is None or not fired:
         return {"cut": None, "before": asdict(equilibrium.phase(whole, _WINDOW, _TOLERANCE)), "after": None}
     # The iteration in which it came is of neither kind: a part of it was before.
