@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evenpace.overview import phrases as words
+from evenpace.overview import phrases
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures, WorkerFigures
 
@@ -62,7 +62,7 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
     for job in jobs:
         summary, figures = job.summary, job.figures
         stragglers = figures.verdicts["chronic"] + figures.verdicts["passing"]
-        saved = words.seconds(figures.saved_seconds) if figures.iterations else _UNKNOWN
+        saved = phrases.seconds(figures.saved_seconds) if figures.iterations else _UNKNOWN
         lines.append(
             {
                 "job": Text(plain(summary.job), style="bold"),
@@ -113,7 +113,7 @@ def head(job: Shown) -> list[Text]:
         _policy(summary),
     ]
     if figures.throughput is not None and figures.iteration_time is not None:
-        pieces += [f"{figures.throughput:,.0f} samples/s", f"{words.seconds(figures.iteration_time)} each"]
+        pieces += [f"{figures.throughput:,.0f} samples/s", f"{phrases.seconds(figures.iteration_time)} each"]
     if figures.waiting_share is not None:
         pieces.append(f"{figures.waiting_share:.0%} waiting")
     if figures.prediction_error is not None:
@@ -147,7 +147,7 @@ def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = Fal
             "verdict": Text(one.verdict, style=_VERDICTS.get(one.verdict, "")),
             "samples": Text(f"{one.batch_size:,}"),
             "time": Text(
-                _UNKNOWN if one.batch_processing_time is None else words.seconds(one.batch_processing_time)
+                _UNKNOWN if one.batch_processing_time is None else phrases.seconds(one.batch_processing_time)
             ),
             "ms/sample": Text(_UNKNOWN if each is None else f"{each * 1e3:.3g}"),
             "speed": Text(_number(one.relative_to_others, "{:.2f}×")),
@@ -177,7 +177,7 @@ def sparkline(durations: Sequence[float], width: int) -> Text:
     longest = max(durations, default=0.0)
     if not longest > 0:
         return Text()
-    label = f"  up to {words.seconds(longest)}"
+    label = f"  up to {phrases.seconds(longest)}"
     values = durations[-max(1, width - len(label)) :]
     full = sorted(values)[int(_UNCUT * (len(values) - 1))] or longest
     bars = "".join(_BARS[min(len(_BARS) - 1, int(value / full * (len(_BARS) - 1)))] for value in values)

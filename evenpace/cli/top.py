@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
-from evenpace.overview import phrases as words
+from evenpace.overview import phrases
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
 from idl.errors import EvenpaceError
@@ -143,7 +143,7 @@ class _Watcher:
 def _draw(seen: _Seen, manager: str, chosen: str, width: int, height: int) -> RenderableType:
     title = Text.assemble(("evenpace ", "bold"), manager, f"  {time.strftime('%H:%M:%S')}", no_wrap=True)
     if seen.lost:
-        away = words.seconds(max(1.0, time.monotonic() - seen.since))
+        away = phrases.seconds(max(1.0, time.monotonic() - seen.since))
         title.append(f"  cannot be reached since {away}", style="bold red")
     opened = [one for one in seen.jobs if one.summary.job == seen.opened]
     if opened:

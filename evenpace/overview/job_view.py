@@ -11,11 +11,11 @@ from evenpace.overview.even_split import even_durations
 from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.fixed_costs import FixedCosts
 from evenpace.overview.iterations import Iteration
-from evenpace.overview.recent import Late
+from evenpace.overview.recent import RecentFigures
 from evenpace.overview.statistics import Array
-from evenpace.overview.thinned_rows import DURATION, Course
+from evenpace.overview.thinned_rows import DURATION, ThinnedRows
 
-_LATE = 100  # iterations that figures of late are made of
+_RECENT = 100  # iterations that figures of late are made of
 _AT_ONCE = 100_000  # times that are estimated anew for figures; where there are more, the others now and then
 
 
@@ -31,14 +31,14 @@ class JobView:
         self._recent = Recent()
         self._costs = FixedCosts()
         self._best = Best()
-        self._course = Course()
+        self._rows = ThinnedRows()
         self._fixed: Array = np.empty((3, 0))  # costs, as last estimated
         self._unrevised = 0  # iterations since then
 
     @property
     def last(self) -> int:
         """The last iteration that was taken; -1 without any."""
-        return self._course.last
+        return self._rows.last
 
     def add(self, iterations: Iterable[Iteration]) -> None:
         """Take complete iterations, ascending.
@@ -46,7 +46,7 @@ class JobView:
         One that is not above the last (the job was rewound) makes void those from its number on.
         """
         for iteration in iterations:
-            if iteration.iteration <= self._course.last:
+            if iteration.iteration <= self._rows.last:
                 self.cut(iteration.iteration)
             self._add(iteration)
 
@@ -57,10 +57,10 @@ class JobView:
             The iteration from which on others are to be added; below the one given where some of those
             before it are not kept one by one.
         """
-        self._course.cut(iteration)
+        self._rows.cut(iteration)
         self._recent.cut(iteration)
         self._best.cut(iteration)
-        return self._course.last + 1
+        return self._rows.last + 1
 
     def figures(self, states: Mapping[str, str] | None = None, limit: int | None = None) -> JobFigures:
         """What is made of it.
@@ -70,7 +70,9 @@ class JobView:
             limit: How many workers are listed, the slowest first; None for all.
         """
         fixed = self._revise()
-        return Late(self._recent, self._slots, fixed, self._best, self._course, _LATE).figures(states, limit)
+        return RecentFigures(self._recent, self._slots, fixed, self._best, self._rows, _RECENT).figures(
+            states, limit
+        )
 
     def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
         """The course, for plots.
@@ -88,7 +90,7 @@ class JobView:
                 known[name] = (np.empty(0, np.int64), np.empty((0, QUANTITIES)))
             else:
                 known[name] = (self._recent.numbers, self._recent.values[:, :, column])
-        return timeline.make(self._course.rows, points, first, known)
+        return timeline.make(self._rows.rows, points, first, known)
 
     def _add(self, iteration: Iteration) -> None:
         columns = self._slots.find(iteration.workers)
@@ -104,7 +106,7 @@ class JobView:
         sizes, times = row[SIZE, columns], row[TIME, columns]
         self._costs.observe(sizes, times, row[CPU, columns], columns)
         self._best.append(iteration.iteration, row[SIZE], row[TIME])
-        self._course.append(iteration)
+        self._rows.append(iteration)
         self._unrevised += 1
         if 2 * self._unrevised >= self._recent.most:  # before any of them is left out
             self._revise(len(self._recent))
@@ -119,11 +121,11 @@ class JobView:
             The likely fixed costs in samples, (columns,).
         """
         if self._unrevised:
-            least = max(least, self._unrevised, _LATE, _AT_ONCE // max(1, self._slots.count))
+            least = max(least, self._unrevised, _RECENT, _AT_ONCE // max(1, self._slots.count))
             self._unrevised = 0
             self._fixed = self._costs.quantiles()
             values = self._recent.values[-least:]
-            rows = self._course.rows[len(self._course.rows) - len(values) :]
+            rows = self._rows.rows[len(self._rows.rows) - len(values) :]
             even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], self._fixed)
-            self._course.revise(even.T)
+            self._rows.revise(even.T)
         return np.asarray(self._fixed[1])

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from evenpace.overview import phrases as words
-from evenpace.overview import thinned_rows as course
+from evenpace.overview import phrases
 from evenpace.overview.best import Best, rates
 from evenpace.overview.columns import CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
 from evenpace.overview.even_split import with_even_shares
@@ -13,18 +12,18 @@ from evenpace.overview.figures import JobFigures, Spread, WorkerFigures
 from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
-from evenpace.overview.thinned_rows import Course
+from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
 from idl.measures import prediction_error, waiting_share
 
 
-class Late:
+class RecentFigures:
     """The last iterations of a job, at most so many; to be used at once.
 
     All arrays of its own are (iterations, workers), NaN where a worker took no part.
     """
 
     def __init__(
-        self, recent: Recent, slots: Slots, fixed: Array, best: Best, whole: Course, most: int
+        self, recent: Recent, slots: Slots, fixed: Array, best: Best, whole: ThinnedRows, most: int
     ) -> None:
         values = recent.values[-most:]
         columns = np.flatnonzero(~np.isnan(values[:, SIZE]).all(axis=0))
@@ -48,10 +47,10 @@ class Late:
         """See `JobView.figures`."""
         whole, rows = self._course, self._rows
         sums = whole.sums
-        seconds = float(rows[:, course.DURATION].sum())
-        samples = float(rows[:, course.TOTAL].sum())
+        seconds = float(rows[:, DURATION].sum())
+        samples = float(rows[:, TOTAL].sum())
         last = whole.rows[-1] if sums.iterations else None
-        even = np.where(np.isnan(rows[:, course.EVEN]), rows[:, course.DURATION, None], rows[:, course.EVEN])
+        even = np.where(np.isnan(rows[:, EVEN]), rows[:, DURATION, None], rows[:, EVEN])
         even_seconds = np.array([case.sum() for case in even.T])  # (3,), each as exact as the durations' sum
         known = seconds > 0 and bool((even_seconds > 0).all())
         speedups = _estimate(even_seconds / seconds) if known else None
@@ -60,8 +59,8 @@ class Late:
         verdicts = judge(self._per_sample, self._rates, self._best, self._cpu)
         return JobFigures(
             iterations=sums.iterations,
-            iteration=int(last[course.ITERATION]) if last is not None else None,
-            epoch=int(last[course.EPOCH]) if last is not None else None,
+            iteration=int(last[ITERATION]) if last is not None else None,
+            epoch=int(last[EPOCH]) if last is not None else None,
             samples=sums.samples,
             seconds=sums.seconds,
             throughput=samples / seconds if known else None,
@@ -69,13 +68,13 @@ class Late:
             speedup=speedups.likely if speedups else None,
             speedup_least=speedups.least if speedups else None,
             speedup_most=speedups.most if speedups else None,
-            iteration_time=float(np.median(rows[:, course.DURATION])) if len(rows) else None,
+            iteration_time=float(np.median(rows[:, DURATION])) if len(rows) else None,
             saved_seconds=saved.likely,
             saved_least=saved.least,
             saved_most=saved.most,
             waiting_share=number(float(waiting_share(waits.sum(), times.sum()))),
             prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
-            headline=words.headline(len(self._names), speedups, saved),
+            headline=phrases.headline(len(self._names), speedups, saved),
             workers=self._workers(verdicts, states, limit),
             verdicts=verdicts.counts(),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview import phrases as words
+from evenpace.overview import phrases
 from evenpace.overview.statistics import Array, median, others_median
 
 KINDS = ("chronic", "passing", "leader", "even")
@@ -57,18 +57,18 @@ class Verdicts:
         ratio = float(self.ratios[worker])
         if kind == _CHRONIC:
             return (
-                f"takes {words.times(ratio)} times as long per sample as the others' median, "
+                f"takes {phrases.times(ratio)} times as long per sample as the others' median, "
                 f"in {int(self.slower[worker])} of the last {seen} iterations"
             )
         if kind == _PASSING:
             text = (
-                f"{words.times(float(self.below_best[worker]))} times slower than at its best "
+                f"{phrases.times(float(self.below_best[worker]))} times slower than at its best "
                 f"for {int(self.runs[worker])} iterations"
             )
             taken = float(self.taken[worker])
             return f"{text}; others take {taken:.0%} of its CPUs" if taken >= _TAKEN else text
         if kind == _LEADER:
-            return f"the fastest: {words.times(1 / ratio)} times as fast as the others' median"
+            return f"the fastest: {phrases.times(1 / ratio)} times as fast as the others' median"
         if not seen:
             return "has had no samples of late"
         if not np.isfinite(ratio):
@@ -114,13 +114,13 @@ def balanced(size: float, even: float, won: float | None) -> str:
         won: Seconds by which it would take longer with these; None: not known.
     """
     if abs(size - even) < 1:
-        return f"takes an even share, {words.samples(size)} samples"
-    text = f"takes {words.samples(size)} instead of {words.samples(even)} samples"
+        return f"takes an even share, {phrases.samples(size)} samples"
+    text = f"takes {phrases.samples(size)} instead of {phrases.samples(even)} samples"
     if won is None or won == 0:
         return text
     if won > 0:
-        return f"{text}, which saves it {words.seconds(won)} per iteration"
-    return f"{text}, {words.seconds(-won)} more per iteration for the others' sake"
+        return f"{text}, which saves it {phrases.seconds(won)} per iteration"
+    return f"{text}, {phrases.seconds(-won)} more per iteration for the others' sake"
 
 
 def _steadied(values: Array) -> Array:

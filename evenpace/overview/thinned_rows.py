@@ -35,7 +35,7 @@ class Sums:
     saved: Array
 
 
-class Course:
+class ThinnedRows:
     """The rows, ascending by iteration."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview import thinned_rows as course
+from evenpace.overview import thinned_rows
 from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
 from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
 from evenpace.overview.phrases import number
@@ -24,17 +24,17 @@ def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> 
         workers: By name, which iterations are known of it, (known,) ascending, and its quantities in them,
             (known, QUANTITIES).
     """
-    rows = _thin(rows[np.searchsorted(rows[:, course.ITERATION], first) :], points)
-    numbers = rows[:, course.ITERATION].astype(np.int64)
-    durations, totals = rows[:, course.DURATION], rows[:, course.TOTAL]
+    rows = _thin(rows[np.searchsorted(rows[:, thinned_rows.ITERATION], first) :], points)
+    numbers = rows[:, thinned_rows.ITERATION].astype(np.int64)
+    durations, totals = rows[:, thinned_rows.DURATION], rows[:, thinned_rows.TOTAL]
     throughputs = np.divide(totals, durations, out=np.zeros(len(rows)), where=durations > 0)
     return Timeline(
         iterations=numbers.tolist(),
         durations=durations.tolist(),
-        even_durations=_listed(rows[:, course.EVEN][:, 1]),
-        batch_sizes=_spreads(rows[:, course.SIZES]),
-        batch_processing_times=_spreads(rows[:, course.TIMES]),
-        waiting_times=_spreads(rows[:, course.WAITS]),
+        even_durations=_listed(rows[:, thinned_rows.EVEN][:, 1]),
+        batch_sizes=_spreads(rows[:, thinned_rows.SIZES]),
+        batch_processing_times=_spreads(rows[:, thinned_rows.TIMES]),
+        waiting_times=_spreads(rows[:, thinned_rows.WAITS]),
         throughputs=throughputs.tolist(),
         workers={name: _of_worker(numbers, *known) for name, known in workers.items()},
     )
@@ -44,7 +44,7 @@ def _thin(rows: Array, points: int) -> Array:
     """At most so many rows: those whose iteration is a multiple of a power of two, and the last."""
     if len(rows) <= points:
         return rows
-    numbers = rows[:, course.ITERATION].astype(np.int64)
+    numbers = rows[:, thinned_rows.ITERATION].astype(np.int64)
     stride = 2
     while (kept := numbers % stride == 0).sum() > points - 1:
         stride *= 2

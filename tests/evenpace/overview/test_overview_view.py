@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpace.lab.traces import read_usage, response
-from evenpace.overview import phrases as words
+from evenpace.overview import phrases
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from tests import SHARED_DATA
@@ -121,7 +121,7 @@ def test_what_the_balancer_did_is_told():
     assert figures["worker-0"].won_per_iteration == pytest.approx(180 / 44 - 1, rel=0.05)
     assert figures["worker-0"].balanced_text == (
         "takes 44 instead of 180 samples, which saves it "
-        f"{words.seconds(figures['worker-0'].won_per_iteration)} per iteration"
+        f"{phrases.seconds(figures['worker-0'].won_per_iteration)} per iteration"
     )
     assert figures["worker-1"].won_per_iteration == pytest.approx(180 / 316 - 1, rel=0.05)
     assert figures["worker-1"].balanced_text.startswith("takes 316 instead of 180 samples, 0.4")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from evenpace.overview import phrases as words
+from evenpace.overview import phrases
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from evenpace.overview import phrases as words
 )
 def test_times_have_the_unit_that_suits_them(value, text):
     """Two or three digits are enough."""
-    assert words.seconds(value) == text
+    assert phrases.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -43,32 +43,33 @@ def test_times_have_the_unit_that_suits_them(value, text):
 )
 def test_speedups_are_honest(factor, text):
     """What is slower is called so, and what cannot be told apart is the same."""
-    assert words.speedup(factor) == text
+    assert phrases.speedup(factor) == text
 
 
 def test_headlines():
     """What there is to say, and no more."""
-    assert words.headline(4, None, 0.0) == "no iteration is complete yet"
-    one, nothing = words.Estimate(1.0, 1.0, 1.0), words.Estimate(0.0, 0.2, 0.3)
-    assert words.headline(1, one, nothing) == "one worker: nothing to balance"
-    assert words.headline(4, one, nothing) == "as fast as even"
-    faster, saved = words.Estimate(1.8, 1.9, 2.0), words.Estimate(2000.0, 41 * 60.0, 3000.0)
-    assert words.headline(4, faster, saved) == "1.9× faster than even; 41 min saved so far"
-    slower, lost = words.Estimate(0.85, 0.9, 0.95), words.Estimate(-40.0, -30.0, -20.0)
-    assert words.headline(4, slower, lost) == "11% slower than even; 30 s lost so far"
+    assert phrases.headline(4, None, 0.0) == "no iteration is complete yet"
+    one, nothing = phrases.Estimate(1.0, 1.0, 1.0), phrases.Estimate(0.0, 0.2, 0.3)
+    assert phrases.headline(1, one, nothing) == "one worker: nothing to balance"
+    assert phrases.headline(4, one, nothing) == "as fast as even"
+    faster, saved = phrases.Estimate(1.8, 1.9, 2.0), phrases.Estimate(2000.0, 41 * 60.0, 3000.0)
+    assert phrases.headline(4, faster, saved) == "1.9× faster than even; 41 min saved so far"
+    slower, lost = phrases.Estimate(0.85, 0.9, 0.95), phrases.Estimate(-40.0, -30.0, -20.0)
+    assert phrases.headline(4, slower, lost) == "11% slower than even; 30 s lost so far"
 
 
 def test_a_headline_says_no_more_than_is_known():
     """What is not known well is told as at least so much, the side that is nearer to an even split."""
-    saved, lost = words.Estimate(90.0, 600.0, 900.0), words.Estimate(-900.0, -600.0, -90.0)
-    wide = words.Estimate(1.3, 1.9, 2.6)
-    assert words.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved so far"
-    wide = words.Estimate(0.5, 0.7, 0.8)
-    assert words.headline(4, wide, lost) == "at least 25% slower than even; 2 min lost so far"
-    either = words.Estimate(0.8, 1.1, 1.6), words.Estimate(-90.0, 90.0, 900.0)
-    assert words.headline(4, *either) == "whether faster than even is not known yet"
+    saved, lost = phrases.Estimate(90.0, 600.0, 900.0), phrases.Estimate(-900.0, -600.0, -90.0)
+    wide = phrases.Estimate(1.3, 1.9, 2.6)
+    assert phrases.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved so far"
+    wide = phrases.Estimate(0.5, 0.7, 0.8)
+    assert phrases.headline(4, wide, lost) == "at least 25% slower than even; 2 min lost so far"
+    either = phrases.Estimate(0.8, 1.1, 1.6), phrases.Estimate(-90.0, 90.0, 900.0)
+    assert phrases.headline(4, *either) == "whether faster than even is not known yet"
 
 
 def test_what_json_lacks_is_none():
     """Neither NaN nor infinity gets through."""
-    assert [words.number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [1.5, None, None, None]
+    values = [phrases.number(value) for value in (1.5, math.nan, math.inf, -math.inf)]
+    assert values == [1.5, None, None, None]
