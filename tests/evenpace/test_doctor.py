@@ -52,7 +52,9 @@ from tests.services import (
 QUICK = 0.5  # seconds
 
 # `evenpace`, but that checks may take long: this machine may be held up, which a doctor would tell.
-PATIENT = "from evenpace.doctor import run; run._SECONDS = 120.0; from evenpace.cli import main; main()"
+PATIENT = (
+    "from evenpace.doctor import checkup as c; c._SECONDS = 120.0; from evenpace.cli import main; main()"
+)
 
 
 def found(check, **subject):
