@@ -111,7 +111,7 @@ def bench_ps(
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="Seconds after which a killed process is started again.",
+    help="Seconds after which a killed process is started again, or one that vanished is back.",
 )
 @click.option(
     "--checkpoint-every", type=click.IntRange(1), default=20, show_default=True, help="Versions, at a shard."

@@ -38,7 +38,7 @@ class RecoveryConfig:
     Attributes:
         workers: Of the job, at least 2.
         shards: Of the parameter server.
-        away: Seconds after which a process that was killed is started again.
+        away: Seconds after which a process that was killed is started again, or one that vanished is back.
         checkpoint_every: Versions between two checkpoints of a shard.
         repeats: Of all that happens.
         events: What happens, by their names in `EVENTS`, in this order.
@@ -180,9 +180,11 @@ def _vanish(service: str) -> Callable[[_Job], None]:
         links = [link for link in proxy.links.values() if link.name.endswith(f">{service}")]
         for link in links:
             proxy.do(link.swallow)
-        job.go_on(10)
+        back = time.monotonic() + job.away
+        job.until(f"{service} is back", lambda: time.monotonic() >= back)
         for link in links:
-            proxy.do(link.hear_again)
+            proxy.do(link.answer_again)
+        job.go_on(10)
 
     return event
 

@@ -207,7 +207,7 @@ def test_a_long_course_is_thinned_and_its_sums_are_exact():
     assert figures.iterations == 25_000
     assert figures.samples == sum(k % 7 + 4 for k in range(25_000))
     assert figures.seconds == pytest.approx(25_000 * (0.5 + OVERHEAD), rel=1e-9)
-    assert len(view._course.rows) <= 20_000
+    assert len(view._rows.rows) <= 20_000
     everything = view.timeline(points=10**6).iterations
     assert everything[-2000:] == list(range(23_000, 25_000))
     assert everything == sorted(set(everything))
