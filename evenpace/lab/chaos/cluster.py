@@ -50,13 +50,12 @@ class Cluster:
         self.skipped: dict[str, str] = {}
         self._library: Path | None = None
         self._asked: dict[str, float] = {}  # when the manager was asked about a worker
-        draw = random.Random(settings.seed)
-        ports = free_ports(1 + settings.shards, draw)
+        ports = free_ports(1 + settings.shards)
         self.addresses = {
             name: Address("127.0.0.1", port)
             for name, port in zip([MANAGER, *self.shards], ports, strict=True)
         }
-        self.supervisor = Supervisor({}, draw)
+        self.supervisor = Supervisor({}, random.Random(settings.seed))
 
     @property
     def shards(self) -> list[str]:

@@ -172,11 +172,13 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-def free_ports(count: int, draw: random.Random) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """TCP ports that services can have again and again.
 
-    The kernel must not give them to anybody's outgoing connection while a service is away.
+    The kernel must not give them to anybody's outgoing connection while a service is away; nor may another
+    run choose them that begins at the same time.
     """
+    draw = random.Random()
     first = int(_EPHEMERAL.read_text().split()[0])
     free: list[int] = []
     while len(free) < count:
