@@ -447,7 +447,7 @@ def test_figure_8():
         nonlocal fine_tuned_at
         for _ in range(iterations):
             counts = dict(zip(GPUS, policy.split(128).counts, strict=True))
-            iterations.append(tuple(counts.values()))
+            course.append(tuple(counts.values()))
             observe(policy, counts, {gpu: gpu_time(gpu, counts[gpu], extra[gpu]) for gpu in GPUS})
             if fine_tuned_at is None and policy.step_size == 1:
                 fine_tuned_at = len(course)
