@@ -18,7 +18,7 @@ from idl.records import WorkerRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # for another process to let go of the file
 
-FORMAT = 3  # SQLite's user_version
+FORMAT = 4  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # Worker's number, batch size, batch processing time, waiting time, CPU usage, memory usage, whether there was
@@ -34,11 +34,8 @@ _ADDED = {  # by format, what it has that the one before has not: columns of tab
         ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
         ("members", "drained INTEGER NOT NULL DEFAULT 0"),
     ),
-    3: (
-        ("members", "device TEXT NOT NULL DEFAULT ''"),
-        ("members", "beats INTEGER NOT NULL DEFAULT 0"),
-        ("members", "cut_off INTEGER NOT NULL DEFAULT 0"),
-    ),
+    3: (("members", "device TEXT NOT NULL DEFAULT ''"), ("members", "cut_off INTEGER NOT NULL DEFAULT 0")),
+    4: (("members", "beats INTEGER NOT NULL DEFAULT 0"),),
 }
 
 _SCHEMA = f"""

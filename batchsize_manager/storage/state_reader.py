@@ -106,7 +106,8 @@ class StateReader:
 
     def members(self, run: str) -> list[SavedMember]:
         """Who is in a run, or was at its end, in the order of their slices; and who may come back."""
-        later = f"{self._since(2, 'drained')}, {self._since(3, 'device, beats, cut_off')}"
+        columns = {2: "drained", 3: "device, cut_off", 4: "beats"}  # by the format that has brought them
+        later = ", ".join(self._since(version, names) for version, names in columns.items())
         rows = self._rows(
             f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
             "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
@@ -124,7 +125,7 @@ class StateReader:
                     bool(beats),
                     bool(cut_off),
                 )
-                for worker, incarnation, *bounds, unreleasable, drained, device, beats, cut_off in rows
+                for worker, incarnation, *bounds, unreleasable, drained, device, cut_off, beats in rows
             ]
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:

@@ -242,7 +242,7 @@ def test_a_newer_format_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
         other.execute("PRAGMA user_version=99")
     with pytest.raises(
-        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 3"
+        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 4"
     ):
         Store(tmp_path)
     with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
@@ -275,10 +275,22 @@ INSERT INTO events (run, said, event) VALUES (1, 1.5, 'w0 joined');
 """
 
 
-def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
+LATER_COLUMNS = {
+    2: """ALTER TABLE runs ADD COLUMN balancing TEXT; ALTER TABLE runs ADD COLUMN batch_size INTEGER;
+ALTER TABLE runs ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE members ADD COLUMN drained INTEGER NOT NULL DEFAULT 0; PRAGMA user_version=2;""",
+    3: """ALTER TABLE members ADD COLUMN device TEXT NOT NULL DEFAULT '';
+ALTER TABLE members ADD COLUMN cut_off INTEGER NOT NULL DEFAULT 0; PRAGMA user_version=3;""",
+}
+
+
+@pytest.mark.parametrize("made", [1, 2, 3])
+def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
     """Read as it is, it stays as it is; a manager makes it one of the present format, and forgets nothing."""
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as old:
         old.executescript(OLD_SCHEMA)
+        for later in range(2, made + 1):
+            old.executescript(LATER_COLUMNS[later])
     member = SavedMember("w0", "i0", Bounds(1, 50, 2))
 
     def check(reader):
@@ -294,13 +306,13 @@ def test_a_file_of_the_first_format_is_read_and_taken_over(tmp_path):
 
     with open_state(tmp_path) as reader:
         check(reader)
-    assert version() == 1
+    assert version() == made
     wanted = Controlled("r", Balancing("proportional", "arx", 0.25), 24, True)
     for _ in range(2):
         file = StateFile(tmp_path / STATE_FILE)
         check(file.reader)
         file.close()
-    assert version() == 3
+    assert version() == 4
     file = StateFile(tmp_path / STATE_FILE)
     drained = dataclasses.replace(member, drained=True, device="GPU", beats=True)
     file.apply([wanted, Members("r", 3, [drained]), completed(0)])
