@@ -123,9 +123,9 @@ class Observing:
         """
         with contextlib.ExitStack() as stack:
             if self.metrics is not None:
-                from evenpace.metrics.endpoint import exposed
-                from evenpace.metrics.worker import session_collector
-
+                with _needs("metrics", "manager"):
+                    from evenpace.metrics.endpoint import exposed
+                    from evenpace.metrics.worker import session_collector
                 collector = session_collector(session)
                 stack.enter_context(exposed(self.metrics, collector, session.config.credentials))
             if self.traces is not None:
@@ -156,14 +156,21 @@ class Observing:
     @contextlib.contextmanager
     def _tracer(self, part: str, instance: str) -> Iterator["Tracer"]:
         assert self.traces is not None
-        try:
+        with _needs("traces", "traces"):
             from evenpace.tracing.tracer import Tracer
-        except ImportError as error:
-            raise InvalidRequestError(
-                f"traces need OpenTelemetry ({error}): pip install 'evenpace[traces]'"
-            ) from error
         tracer = Tracer(self.traces, self.trace_every, part, instance)
         try:
             yield tracer
         finally:
             tracer.close()
+
+
+@contextlib.contextmanager
+def _needs(what: str, extra: str) -> Iterator[None]:
+    """Say what to install where an import fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidRequestError(
+            f"{what} need more than is installed ({error}): pip install 'evenpace[{extra}]'"
+        ) from error

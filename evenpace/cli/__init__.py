@@ -31,7 +31,7 @@ from evenpace.cli.trace import trace
 from idl.errors import EvenpaceError
 
 _EXTRAS = {
-    **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor"), "manager"),
+    **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
     **dict.fromkeys(("demo", "bench", "trace", "experiment", "chaos"), "lab"),
 }

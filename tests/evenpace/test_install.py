@@ -36,13 +36,26 @@ def test_a_framework_needs_its_extra_alone(framework):
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [("manager", "manager"), ("ps", "manager"), ("top", "pages"), ("demo", "lab")]
+    ("command", "extra"),
+    [("manager", "manager"), ("ps", "manager"), ("metrics", "manager"), ("top", "pages"), ("demo", "lab")],
 )
 def test_a_command_says_what_to_install(command, extra):
     """In a line, with the extra."""
     run = run_light("", "evenpace", command)
     assert run.returncode == 1
     assert f"which is not installed: pip install 'evenpace[{extra}]'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_worker_says_what_its_metrics_need(tmp_path):
+    """They are asked for by an option; without it, nothing is missing."""
+    script = tmp_path / "script.py"
+    script.write_text("")
+    options = ("--manager", "127.0.0.1:1", "--metrics", "127.0.0.1:0")
+    run = run_light("", "evenpace", "worker", *options, script)
+    assert run.returncode == 1
+    assert "metrics need more than is installed (No module named 'prometheus_client')" in run.stderr
+    assert "pip install 'evenpace[manager]'" in run.stderr
     assert "Traceback" not in run.stderr
 
 
