@@ -264,7 +264,7 @@ class ParameterServerService:
         request = call.request
         worker = request.identity.worker
         part = read_assignment(request.assignment)
-        check.integer("count", part.count, 1)
+        check.integer("count", part.count, 1, part.total)
         _check_attempt(hosted, call, part.attempt)
         if hosted.fenced:
             raise UnavailableError(f"nobody has said yet from which version attempt {hosted.attempt} goes on")

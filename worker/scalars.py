@@ -79,9 +79,8 @@ class IterationTimes:
             "evenpace/batch_size": float(self.count),
             "evenpace/batch_processing_time": self.batch_processing_time,
             "evenpace/iteration_time": self.duration,
+            "evenpace/waiting_share": float(waiting_share(self.waiting_time, self.batch_processing_time)),
         }
-        share = float(waiting_share(self.waiting_time, self.batch_processing_time))
-        values["evenpace/waiting_share"] = share
         if self.duration > 0:
             values["evenpace/throughput"] = self.total / self.duration
         if self.count and self.batch_processing_time > 0:

@@ -25,6 +25,7 @@ from evenpace.lab import data as data_sets
 from evenpace.lab.cluster import LocalCluster, pick_cpus
 from evenpace.lab.data import ImageSet
 from evenpace.lab.demo.model import make_model
+from evenpace.lab.experiments import analysis
 from evenpace.launch import parse_shares
 from evenpace.observer import Observer, plain_record
 from evenpace.reports import demo, files
@@ -301,13 +302,10 @@ class _Run:
         records = [plain_record(record) for record in observer.iterations]
         whole = [r for r in records if r["total"] == self._config.total_batch_size]
         progress = [self._evaluate(*snapshot) for snapshot in self._snapshots]
-        parts = [part for record in records for part in record["workers"].values()]
-        waiting = sum(part["waiting_time"] for part in parts)
-        processing = sum(part["batch_processing_time"] for part in parts)
         return {
             "policy": self._policy,
             "iteration_s_median": statistics.median(r["duration"] for r in records),
-            "waiting_share": float(waiting_share(waiting, processing)),
+            "waiting_share": analysis.waiting_share(records),
             "accuracy": progress[-1]["accuracy"],
             "wall_s": wall,
             "batch_sizes": {
