@@ -1,6 +1,6 @@
 """What an operator wants changed in a running job: read from the wire, checked, and done.
 
-What it means for the job is known to `job_operations`, what outlives the manager to `archive`.
+What it means for the job is known to `job.operations`, what outlives the manager to `archive`.
 """
 
 from typing import Any
@@ -37,6 +37,7 @@ def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> st
             f"control: give exactly one of {', '.join(_CHANGES)}, not {' and '.join(given) or 'none'}"
         )
     job = hosted.job
+    operations = job.operations
     change = given[0]
     needs_worker = change in ("bounds", "drain")
     if not needs_worker and request.worker is not None:
@@ -46,14 +47,14 @@ def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> st
         return _rebalance(hosted, request.balancing, learning, now)
     if change == "total_batch_size":
         total = check.integer("total_batch_size", request.total_batch_size, 1, job.spec.dataset_size)
-        return job.change_batch_size(total, now)
+        return operations.change_batch_size(total, now)
     if change == "bounds":
-        return job.change_bounds(worker, read_bounds(request.bounds), now)
+        return operations.change_bounds(worker, read_bounds(request.bounds), now)
     if change == "drain":
         if request.drain is not True:
             raise InvalidRequestError("drain false: a worker that is drained cannot be kept; start it again")
-        return job.drain(worker, now)
-    return job.pause(now) if request.paused else job.resume(now)
+        return operations.drain(worker, now)
+    return operations.pause(now) if request.paused else operations.resume(now)
 
 
 def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -> str:
@@ -72,11 +73,11 @@ def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -
             )
         if after == before:
             return f"the policy is {policy} already, with the same options"
-        successor = learning.make_successor(after, hosted.job.models())
+        successor = learning.make_successor(after, hosted.job.planner.policy.models())
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     hosted.balancing, hosted.rebalanced = after, True
-    return hosted.job.change_policy(successor, _difference(before, after), now)
+    return hosted.job.operations.change_policy(successor, _difference(before, after), now)
 
 
 def _difference(before: Balancing, after: Balancing) -> str:

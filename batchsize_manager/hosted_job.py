@@ -14,8 +14,9 @@ from typing import Any
 
 import idl
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.job.job import Job, JobConfig
-from batchsize_manager.job.steps import EVENTS
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import EVENTS, Effects
+from batchsize_manager.job.job import Job
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_history, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
@@ -78,8 +79,6 @@ class HostedJob:
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     deserted: bool = False  # whether it has no members
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
-    traced: int = 0  # complete iterations that have been looked at for traces
-    answered: int = -1  # the job's news when all who wait were last answered
     waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker
     connections: dict[tuple[str, str], set[Peer]] = field(default_factory=dict)  # by worker and incarnation
 
@@ -87,7 +86,12 @@ class HostedJob:
     def log_fields(self) -> dict[str, object]:
         """What lines of log about this job say beside their message."""
         job = self.job
-        return {"job": self.name, "run": self.run, "attempt": job.attempt, "iteration": job.completed}
+        return {
+            "job": self.name,
+            "run": self.run,
+            "attempt": job.attempts.number,
+            "iteration": job.iterations.first_open,
+        }
 
     @property
     def policy(self) -> str:
@@ -99,15 +103,11 @@ class HostedJob:
         """Of its policy; empty where that has none."""
         return self.balancing.predictor if self.balancing.predicts else ""
 
-    def log_events(self) -> None:
-        """Log what has happened since the last time."""
-        job = self.job
-        new = job.events_said - self.said
-        self.said = job.events_said
-        if not new:
-            return
-        fields = self.log_fields
-        for event, worker in list(zip(job.events, job.events_about, strict=True))[-new:]:
+    def log_events(self, effects: Effects) -> None:
+        """Log what has happened."""
+        self.said += len(effects.log)
+        fields = self.log_fields if effects.log else {}
+        for event, worker in effects.log:
             self.log.append((time.time(), event))
             about = fields if worker is None else fields | {"worker": worker}
             self.tell(logging.INFO, "job %s: %s", self.name, event, extra=about)
@@ -120,7 +120,9 @@ class HostedJob:
     def history(self, first: int, limit: int) -> Any:
         """The answer to `history`, from what is in memory."""
         job = self.job
-        return wire_history(job.members, job.history(first, limit), self.policy, list(job.events), self.run)
+        return wire_history(
+            list(job.members), job.history(first, limit), self.policy, list(job.outbox.events), self.run
+        )
 
     def wait(self, worker: str, waiting: Waiting) -> None:
         """Have a call wait; an earlier one of the same worker's is over.
@@ -129,7 +131,8 @@ class HostedJob:
         """
         earlier = self.waiting.get(worker)
         if earlier is not None:
-            if self.job.members_incarnation(worker) == earlier.incarnation != waiting.incarnation:
+            member = self.job.members.by_name.get(worker)
+            if member is not None and member.incarnation == earlier.incarnation != waiting.incarnation:
                 self._answer(worker, waiting)
                 return
             earlier.call.fail(UnavailableError("asked again since; that call will be answered"))
@@ -137,7 +140,6 @@ class HostedJob:
 
     def answer_all(self) -> None:
         """Answer who can be answered."""
-        self.answered = self.job.news
         for worker in list(self.waiting):
             self.answer(worker)
 
@@ -188,22 +190,23 @@ class HostedJob:
 
     def _must_be_kept(self, method: str, reply: Any) -> bool:
         """Whether an answer says what a manager that is started anew must not have forgotten."""
+        resized_at = self.job.planner.batches.last_change.iteration
         given = [] if reply.assignment is None else [reply.assignment, *(reply.ahead or ())]
-        resized = any(part.iteration == self.job.resized_at for part in given)
+        resized = any(part.iteration == resized_at for part in given)
         return method != "report" or reply.recover is not None or resized
 
     def _reply(self, worker: str, waiting: Waiting) -> Any:
         """The answer, or None if there is none yet."""
         job, identity = self.job, waiting.call.request.identity
         recover = assignment = report_on = None
-        released = job.why_released(worker, identity.incarnation, waiting.known)
+        released = job.members.why_released(worker, identity.incarnation, waiting.known)
         if released is None:
             recover = job.must_recover(worker, identity.incarnation)
             if recover is None:
                 assignment = job.next_assignment(worker, identity.incarnation, waiting.known)
                 if assignment is None:
                     # Who has more to report must not be kept from that by this report's answer.
-                    report_on = job.paused and waiting.known > waiting.reported_iteration
+                    report_on = job.operations.paused and waiting.known > waiting.reported_iteration
                     if not report_on:
                         return None
         reply = _wire.AssignmentReply(

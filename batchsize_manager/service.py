@@ -19,7 +19,9 @@ import idl
 from batchsize_manager import control, status
 from batchsize_manager.counters import LearningTally
 from batchsize_manager.hosted_job import HostedJob, Waiting
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import Effects
+from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
@@ -78,7 +80,7 @@ class ManagerService:
     Attributes:
         ended: How many jobs have.
         failed: Of them, those that could not go on.
-        on_event: If set, told of a job after each of its events, before anybody is answered.
+        on_event: If set, called with a job and the effects of each of its events, before anybody is answered.
 
     Raises:
         StateError: The folder of its state cannot be used.
@@ -96,7 +98,7 @@ class ManagerService:
         self._uploads = Uploads()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would forget them
         self.ended = self.failed = 0  # jobs; those that failed have ended, too
-        self.on_event: Callable[[HostedJob], None] | None = None
+        self.on_event: Callable[[HostedJob, Effects], None] | None = None
         self._ended: dict[str, HostedJob] = {}  # the last few, for those who ask how it went
         self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
@@ -126,7 +128,7 @@ class ManagerService:
                 raise
             self._jobs = {hosted.name: hosted for hosted in restored}
             for hosted in restored:
-                self._archive.keep(hosted)
+                self._note(hosted)
 
     # -- rpc.service.Service
 
@@ -158,7 +160,7 @@ class ManagerService:
         for hosted in list(self._jobs.values()):
             with hosted.sweeping:
                 for notice in notices:
-                    hosted.job.note(notice)
+                    hosted.job.outbox.log(notice)
                 hosted.job.tick(now)
                 self._settle(hosted)
                 hosted.send_away(now)
@@ -247,12 +249,12 @@ class ManagerService:
                 f"job {job_name!r} runs with {hosted.job.spec.differences(spec)}, but {worker!r} wants "
                 f"{spec.differences(hosted.job.spec)}: give all its workers the same"
             )
-        elif not hosted.job.started and first != hosted.job.first_iteration:
+        elif not hosted.job.members.started and first != hosted.job.first_iteration:
             raise InvalidRequestError(
                 f"job {job_name!r} goes on from iteration {hosted.job.first_iteration}, but {worker!r} wants "
                 f"to from {first}: give all workers the same checkpoint"
             )
-        if hosted.job.size >= self._config.members:
+        if len(hosted.job.members) >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
         hosted.job.join(
             worker,
@@ -281,7 +283,7 @@ class ManagerService:
         recover = hosted.job.heartbeat(worker, incarnation, attempt, time.monotonic())
         self._attach(hosted, worker, incarnation, call.peer)
         self._settle(hosted)
-        paused = hosted.job.paused or None
+        paused = hosted.job.operations.paused or None
         reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
         if recover is None:
             call.reply(reply)
@@ -301,23 +303,23 @@ class ManagerService:
         hosted, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
-        undecided = hosted.job.recovering is not None
+        undecided = hosted.job.attempts.recovering
         hosted.job.rewind(worker, incarnation, attempt, iteration, time.monotonic())
-        if self._archive is not None and undecided and hosted.job.recovering is None:
+        if self._archive is not None and undecided and not hosted.job.attempts.recovering:
             self._archive.rewound(hosted, iteration)
         self._wait(hosted, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:
         hosted, worker, incarnation = self._caller(call)
-        hosted.job.member(worker, incarnation)  # raises if it is none
-        models = hosted.job.models()
+        hosted.job.members.known(worker, incarnation)  # raises if it is none
+        models = hosted.job.planner.policy.models()
         learned = pack_models(models)
         if len(learned) > LEARNED_BYTES:
             said = "what %d bytes of job %s have learned is too much for a checkpoint, which has kinds alone"
             self._tell(logging.WARNING, said, len(learned), hosted.name, extra=hosted.log_fields)
             learned = pack_models(of_kinds(models))
         reply = _wire.CheckpointReply(
-            identity=call.request.identity, learned=b"", total_batch_size=hosted.job.total
+            identity=call.request.identity, learned=b"", total_batch_size=hosted.job.planner.batches.total
         )
         call.reply(reply, bulk=memoryview(learned))
 
@@ -440,20 +442,18 @@ class ManagerService:
     def _settle(self, hosted: HostedJob, asker: str | None = None) -> None:
         """After an event: tell and remember what happened, answer who can be answered, end what has ended."""
         job = hosted.job
+        effects = self._note(hosted)
         if self.on_event is not None:
-            self.on_event(hosted)
-        if hosted.deserted != (deserted := not job.size):
+            self.on_event(hosted, effects)
+        if hosted.deserted != (deserted := not job.members):
             hosted.deserted = deserted
             if deserted:
                 self._learnt(hosted)  # it may be kept for long, or not come to an end
-        hosted.log_events()
-        if self._archive is not None:
-            self._archive.keep(hosted)
-        if job.failure:
+        if failure := job.attempts.failure:
             self._tell(
-                logging.ERROR, "job %s cannot go on: %s", hosted.name, job.failure, extra=hosted.log_fields
+                logging.ERROR, "job %s cannot go on: %s", hosted.name, failure, extra=hosted.log_fields
             )
-            why = f"the job cannot go on: {job.failure}"
+            why = f"the job cannot go on: {failure}"
             self._end(hosted, why, InvalidRequestError(why))
         elif job.ended:
             self._tell(
@@ -463,14 +463,22 @@ class ManagerService:
                 extra=hosted.log_fields,
             )
             self._end(hosted, "all members have gone", NotMemberError("the job has ended"))
-        elif hosted.answered != job.news:
+        elif effects.answer:
             hosted.answer_all()
-            # Once the answers are out: whatever there is to learn can wait, the workers cannot.
+        elif asker is not None:
+            hosted.answer(asker)  # nothing is new, but this worker's next part may have been there before
+        if effects.fit:  # once the answers are out: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
                 self._learning.train, job, partial(self._learnt, hosted), hosted.name
             )
-        elif asker is not None:
-            hosted.answer(asker)  # nothing is new, but this worker's next part may have been there before
+
+    def _note(self, hosted: HostedJob) -> Effects:
+        """Log and keep what a job's last event has brought, and return all of its effects."""
+        effects = hosted.job.take_effects()
+        if self._archive is not None:
+            self._archive.keep(hosted, effects)
+        hosted.log_events(effects)
+        return effects
 
     def _end(self, hosted: HostedJob, why: str, error: EvenpaceError) -> None:
         if not hosted.deserted:
@@ -479,7 +487,7 @@ class ManagerService:
             self._archive.ended(hosted, why)
         del self._jobs[hosted.name]
         self.ended += 1
-        self.failed += hosted.job.failure is not None
+        self.failed += hosted.job.attempts.failure is not None
         hosted.ending = why
         self._ended.pop(hosted.name, None)
         self._ended[hosted.name] = hosted

@@ -21,17 +21,17 @@ def summary(hosted: HostedJob) -> Any:
     return _wire.JobSummary(
         job=hosted.name,
         run=hosted.run,
-        state="ended" if hosted.ending and not job.failure else job.state,
-        reason=job.failure or hosted.ending or job.reason,
+        state="ended" if hosted.ending and not job.attempts.failure else job.state,
+        reason=job.attempts.failure or hosted.ending or job.attempts.why_recovering,
         workers=hosted.config.workers,
-        members=job.size,
-        iteration=job.completed,
-        attempt=job.attempt,
+        members=len(job.members),
+        iteration=job.iterations.first_open,
+        attempt=job.attempts.number,
         policy=hosted.policy,
         predictor=hosted.predictor,
         mode=hosted.config.synchronisation.mode,
         spec=wire_spec(job.spec),
-        batch_size=job.batch_size,
+        batch_size=job.planner.batch_size,
         age=time.monotonic() - hosted.since,
     )
 
@@ -48,7 +48,7 @@ def status(hosted: HostedJob, events_after: int) -> Any:
             iteration=member.iteration,
             silence=member.silence,
         )
-        for member in hosted.job.standings(time.monotonic())
+        for member in hosted.job.members.standings(time.monotonic())
     ]
     new = min(len(hosted.log), max(0, hosted.said - 1 - events_after))
     events = [

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from tests.scripts import train_least_squares as problem
 from tests.services import serving, shard_service

@@ -21,7 +21,7 @@ import psutil
 import uvloop
 
 import idl
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.partitions.partitions import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService

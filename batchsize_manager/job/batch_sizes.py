@@ -31,6 +31,7 @@ class Batches:
         position: Epoch and first position of that iteration's batch; None: where `JobSpec.batch` has it.
 
     Attributes:
+        spec: As given.
         total: Samples of a whole batch: of any, or of `members` members; may be set between two batches.
     """
 
@@ -38,7 +39,7 @@ class Batches:
         self, spec: JobSpec, members: int | None, first_iteration: int, position: tuple[int, int] | None
     ) -> None:
         self.total = spec.total_batch_size
-        self._spec = spec
+        self.spec = spec
         self._members = members
         epoch, start = position or spec.batch(first_iteration)[:2]
         self._changes = [BatchChange(first_iteration, epoch, start, spec.total_batch_size)]
@@ -49,9 +50,9 @@ class Batches:
         return list(self._changes)
 
     @property
-    def resized_at(self) -> int:
-        """The iteration at which the size has changed last, or where the job began."""
-        return self._changes[-1].iteration
+    def last_change(self) -> BatchChange:
+        """Where the size has changed last, or where the job began."""
+        return self._changes[-1]
 
     def restore(self, changes: Sequence[BatchChange]) -> None:
         """Take up where the size had changed in an earlier life of the job."""
@@ -63,7 +64,7 @@ class Batches:
         if self._members is None:
             return total
         scaled = (2 * total * members + self._members) // (2 * self._members)  # rounded to the nearest
-        return max(1, min(scaled, self._spec.dataset_size))
+        return max(1, min(scaled, self.spec.dataset_size))
 
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
         """Epoch, first position and size of an iteration's batch, for so many members from there on."""
@@ -84,7 +85,7 @@ class Batches:
 
     def _batch(self, iteration: int) -> tuple[int, int, int]:
         """An iteration's batch, with the size that the last change has brought."""
-        last, samples = self._changes[-1], self._spec.dataset_size
+        last, samples = self._changes[-1], self.spec.dataset_size
         epoch, start, after = last.epoch, last.start, iteration - last.iteration
         left = self._in(samples - start, last.size)  # batches in that epoch
         if after < left:
@@ -96,4 +97,4 @@ class Batches:
 
     def _in(self, samples: int, size: int) -> int:
         """How many batches there are in so many samples at an epoch's end."""
-        return samples // size if self._spec.drop_last else -(-samples // size)
+        return samples // size if self.spec.drop_last else -(-samples // size)

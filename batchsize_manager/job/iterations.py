@@ -6,7 +6,7 @@ when, is decided in `job` and `planner`.
 
 from collections.abc import Iterator, Mapping
 
-from batchsize_manager.counters import JobTally
+from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.history import History
 from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Observation
@@ -22,25 +22,23 @@ class Iterations:
     Args:
         synchronisation: How the members wait for each other.
         first_iteration: Where the job begins.
-        tally: Where complete iterations are counted.
+        outbox: Takes the records of complete iterations.
 
     Attributes:
         progress: The iterations under way by number, ascending.
         planned: The first iteration that is not planned.
         first_open: The first that is not complete.
         history: Records of those that are.
-        recorded: How many were completed in all, those that were gone back over included.
         completed_at: When the iteration before the first open one was complete.
     """
 
-    def __init__(self, synchronisation: Synchronisation, first_iteration: int, tally: JobTally) -> None:
+    def __init__(self, synchronisation: Synchronisation, first_iteration: int, outbox: Outbox) -> None:
         self.progress: dict[int, IterationProgress] = {}
         self.planned = self.first_open = first_iteration
         self.history = History()
-        self.recorded = 0
         self.completed_at = 0.0
         self._sync = synchronisation
-        self._tally = tally
+        self._outbox = outbox
 
     def add(self, progress: IterationProgress) -> None:
         """The next iteration is planned."""
@@ -119,8 +117,7 @@ class Iterations:
             duration = now - max(progress.planned_at, self.completed_at)
             record = progress.record(released_at, duration)
             self.history.add(record)
-            self._tally.complete(record)
-            self.recorded += 1
+            self._outbox.complete(record)
             self.first_open += 1
             self.completed_at = now
             yield progress.observations()

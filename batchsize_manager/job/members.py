@@ -3,11 +3,16 @@
 It knows nothing of plans beyond the numbers of iterations; what a member has to do lies in `progress`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import Outbox
 from idl.bounds import Bounds
-from idl.errors import InvalidRequestError, NotMemberError
+from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+
+DRAINED = "drained by an operator"
+_RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,7 @@ class Member:
     contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
     back_by: float | None = None  # its connection broke: until when it may come back
     last: int | None = None  # its last iteration, if it is to be released after that
-    dispensable: str = ""  # why it is
-    drained: bool = False  # an operator has drained it, which holds in another attempt, too
+    leaving: str = ""  # why it is
     is_returning: bool = False  # the manager was started again, and has not heard of it since
     device: str = ""  # of which kind it is, in words; empty where it does not say
 
@@ -57,6 +61,11 @@ class Member:
     def go_on_at(self, iteration: int) -> None:
         """Let this be its next iteration; there is nothing more to report of earlier ones."""
         self.reported, self.assigned = iteration - 1, iteration
+
+    @property
+    def drained(self) -> bool:
+        """Whether an operator has drained it, which holds in another attempt, too."""
+        return self.leaving == DRAINED
 
     def standing(self, worker: str, now: float) -> "Standing":
         """How it stands, for those who look at the job."""
@@ -86,21 +95,43 @@ class Members:
     """All members of a job by name, in the order of their slices.
 
     Args:
-        say: Told what happens, in words, and to whom.
+        config: How the job is run.
+        outbox: Takes what happens.
         is_busy: Whether a member has something to do that was another's.
+
+    Attributes:
+        by_name: Their states.
+        started: Whether as many as start the job have been in it at once.
     """
 
-    def __init__(
-        self, say: Callable[[str, str], None], is_busy: Callable[[str], bool] = lambda worker: False
-    ) -> None:
+    def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
         self.by_name: dict[str, Member] = {}
-        self._say = say
+        self.started = False
+        self._config = config
+        self._outbox = outbox
         self._is_busy = is_busy
+        self._reduce = False  # gradients among themselves
         self._released: dict[str, str] = {}  # incarnation to why
         self._cut_off: dict[str, Member] = {}  # seem to have died
 
     def __len__(self) -> int:
         return len(self.by_name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self.by_name
+
+    @property
+    def reduce(self) -> bool:
+        """Whether they reduce gradients among themselves, so that they cannot go on without each other."""
+        return self._reduce
+
+    @property
+    def redoes(self) -> bool:
+        """Whether what a member leaves undone is redone, rather than lost."""
+        return self._config.synchronisation.mode == "bsp" and not self._reduce
 
     @property
     def staying(self) -> dict[str, Member]:
@@ -109,7 +140,7 @@ class Members:
 
     @property
     def saved(self) -> list[SavedMember]:
-        """The members, and those that were cut off, as `Job.restore` takes them."""
+        """The members, and those that were cut off, as `restore_job` takes them."""
         gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
         return [
             SavedMember(
@@ -117,6 +148,63 @@ class Members:
             )
             for name, m in (self.by_name | gone).items()
         ]
+
+    def standings(self, now: float) -> list[Standing]:
+        """How each member stands, in the order of their slices."""
+        return [member.standing(worker, now) for worker, member in self.by_name.items()]
+
+    def add(
+        self,
+        worker: str,
+        incarnation: str,
+        bounds: Bounds,
+        now: float,
+        *,
+        first: int,
+        attempt: int,
+        unreleasable: bool = False,
+        device: str = "",
+        beats: bool = False,
+    ) -> Member:
+        """Add a member that has a part of iterations from `first` on; otherwise as `Job.join`."""
+        self._reduce |= unreleasable
+        member = self.by_name[worker] = Member(
+            incarnation,
+            bounds,
+            joined_at=now,
+            first=first,
+            ready=first,
+            reported=first - 1,
+            assigned=first,
+            attempt=attempt,
+            heard_at=now,
+            reported_at=now,
+            unreleasable=unreleasable,
+            beats=beats and self._config.heartbeat > 0,
+            device=device,
+        )
+        return member
+
+    def contest(self, worker: str, incarnation: str, now: float) -> None:
+        """Let another incarnation have a member's name, if the member is dead: it shows if that is heard.
+
+        Raises:
+            InvalidRequestError: The member lives.
+            UnavailableError: It may have died; its end may be on its way.
+        """
+        member = self.by_name[worker]
+        if member.contested is None or member.contested[0] != incarnation:
+            member.contested = incarnation, now
+        since = member.contested[1]
+        lives = member.heard_at > since or not (member.beats or member.is_returning)
+        silence = self._config.silence
+        patience = min(silence, _RETURN_SECONDS) if member.is_returning else silence
+        if not lives and now - since >= patience:
+            return
+        said = f"worker {worker!r} is a member already, as incarnation {member.incarnation}; "
+        if lives:
+            raise InvalidRequestError(f"{said}give each worker a name of its own")
+        raise UnavailableError(f"{said}it is not known yet whether it lives")
 
     def get(self, worker: str, incarnation: str) -> Member | None:
         """A member's state; None if there is no such member, or it is another incarnation."""
@@ -138,14 +226,15 @@ class Members:
             return None
         return member if member.heard_at >= since else None
 
-    def known(self, worker: str, incarnation: str, events: Iterable[str]) -> Member:
-        """A member's state.
+    def known(self, worker: str, incarnation: str) -> Member:
+        """Return a member's state.
 
         Raises:
-            NotMemberError: There is no such member; told with what happened to it, of the events.
+            NotMemberError: There is no such member, or it is another incarnation; with what happened to it.
         """
         member = self.get(worker, incarnation)
         if member is None:
+            events = self._outbox.events
             raise NotMemberError(
                 f"worker {worker!r}, incarnation {incarnation!r}, is not a member: it never joined, left, "
                 f"or was taken out ({'; '.join(e for e in events if e.startswith(worker)) or '-'})"
@@ -205,7 +294,7 @@ class Members:
         )
         left = total - others  # that nobody else could take
         if member.last is None and left > maximum:
-            self._say(
+            self._outbox.log(
                 f"{worker} can take {maximum} samples at once at most, but the others leave it {left}", worker
             )
             maximum = -(-left // bounds.granularity) * bounds.granularity
@@ -214,7 +303,7 @@ class Members:
         granularity = bounds.granularity if bounds.granularity <= maximum else 1
         minimum = min(bounds.minimum, maximum // granularity * granularity)
         member.bounds = Bounds(minimum, maximum, granularity)
-        self._say(f"{worker} can take {maximum} samples at most", worker)
+        self._outbox.log(f"{worker} can take {maximum} samples at most", worker)
         return True
 
     def is_released(self, worker: str, incarnation: str) -> bool:
@@ -224,19 +313,22 @@ class Members:
     def release(self, leaving: Mapping[str, str], last: int) -> None:
         """Plan no more for these members, by name with why, after an iteration."""
         for worker, why in leaving.items():
-            self.by_name[worker].last, self.by_name[worker].dispensable = last, why
+            self.by_name[worker].last, self.by_name[worker].leaving = last, why
 
     def let_go(self) -> None:
         """Members that have finished all that was planned for them before they were released are out."""
         for worker, member in list(self.by_name.items()):
             if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
                 del self.by_name[worker]
-                self._released[member.incarnation] = member.dispensable
-                self._say(f"{worker} was released: {member.dispensable}", worker)
+                self._released[member.incarnation] = member.leaving
+                self._outbox.log(f"{worker} was released: {member.leaving}", worker)
 
-    def why_released(self, worker: str, incarnation: str, known: int) -> str | None:
-        """Why a worker is released, in words; None if it is not. See `Job.why_released`."""
+    def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
+        """Why a worker is released, in words; None if it is not.
+
+        One that has been given its last assignment, of iteration `known`, is released before it has reported.
+        """
         member = self.get(worker, incarnation)
         if member is None:
             return self._released.get(incarnation)
-        return member.dispensable if member.last is not None and known >= member.last else None
+        return member.leaving if member.last is not None and known >= member.last else None

@@ -1,13 +1,16 @@
 """Who takes how much of the next batch: asks the policy, for the members that are planned for."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress
-from batchsize_manager.policies import Participant, Policy
+from batchsize_manager.policies import Observation, Participant, Policy
 from idl.plan import make_plan
+from idl.records import IterationRecord
+from predictors import Weights
 
 
 class Planner:
@@ -15,10 +18,14 @@ class Planner:
 
     Args:
         config: How the job is run.
-        policy: How batches are split; may be replaced.
+        policy: How batches are split at first.
         batches: What is to be split.
         members: Of the job; some may be released here, if the policy finds them dispensable.
-        say: Told what happens, in words.
+        outbox: Takes what happens.
+
+    Attributes:
+        policy: How batches are split.
+        batches: As given.
     """
 
     def __init__(
@@ -27,24 +34,28 @@ class Planner:
         policy: Policy,
         batches: Batches,
         members: Members,
-        say: Callable[[str], None],
+        outbox: Outbox,
     ) -> None:
         self.policy = policy
         self._config = config
-        self._batches = batches
+        self.batches = batches
         self._members = members
-        self._say = say
+        self._outbox = outbox
         self._last_warning: tuple[str, ...] = ()
 
     @property
     def batch_size(self) -> int:
         """The samples of a whole batch for the members that are planned for."""
-        return self._batches.size(len(self._members.staying))
+        return self.size(len(self._members.staying))
+
+    def size(self, members: int) -> int:
+        """Return the samples of a whole batch for that many members."""
+        return self.batches.size(members)
 
     def can_do_without(self, workers: Collection[str]) -> bool:
         """Whether the others that are planned for can take a whole batch."""
         left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
-        return bool(left) and sum(left) >= self._batches.size(len(left))
+        return bool(left) and sum(left) >= self.batches.size(len(left))
 
     @property
     def lack(self) -> str:
@@ -59,8 +70,36 @@ class Planner:
             InfeasibleError: They cannot take the batch.
         """
         if staying := self._members.staying:
-            self.policy.expect(self._batches.size(len(staying)))
+            self.policy.expect(self.batches.size(len(staying)))
             self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
+
+    def observe(self, observations: Mapping[str, Observation]) -> None:
+        """Show the policy what was observed of an iteration."""
+        self.policy.observe(observations)
+        self._outbox.effects.fit = True
+
+    def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
+        """Give a policy what the fit that it handed out last has learnt, or None where the fit failed.
+
+        Returns:
+            Whether it was given: nothing is made of the fit of a policy that has been replaced.
+        """
+        if policy is not self.policy:
+            return False
+        policy.take_fit(weights)
+        return True
+
+    def show(self, records: Iterable[IterationRecord]) -> None:
+        """Show a new policy, which knows the members, what earlier iterations were like."""
+        for record in records:
+            self.observe(
+                {
+                    name: Observation(
+                        part.batch_size, part.batch_processing_time, part.cpu_usage, part.memory_usage
+                    )
+                    for name, part in record.workers.items()
+                }
+            )
 
     def plan(self, iteration: int, attempt: int, now: float) -> IterationProgress:
         """Plan an iteration; all before it are planned.
@@ -68,18 +107,20 @@ class Planner:
         Raises:
             InfeasibleError: The members cannot take the batch.
         """
-        epoch, start, total = self._batches.take(iteration, len(self._members.staying))
+        last_change = self.batches.last_change
+        epoch, start, total = self.batches.take(iteration, len(self._members.staying))
         split = self.policy.split(total)
         if leaving := self._releasable(split.dispensable):
             self._members.release(leaving, iteration - 1)
             self.members_changed()
             self._members.let_go()
-            epoch, start, total = self._batches.take(iteration, len(self._members.staying))
+            epoch, start, total = self.batches.take(iteration, len(self._members.staying))
             split = self.policy.split(total)
+        self._outbox.effects.keep |= self.batches.last_change is not last_change
         warnings = (*split.warnings, *split.dispensable.values())
         if warnings and warnings != self._last_warning:
             for warning in warnings:
-                self._say(warning)
+                self._outbox.log(warning)
         self._last_warning = warnings
         staying = self._members.staying
         counts = dict(zip(staying, split.counts, strict=True))

@@ -72,20 +72,19 @@ class Learning:
             learnt: Called when it has.
             name: The job's.
         """
-        policy = job.policy
+        policy = job.planner.policy
 
         def take(weights: Weights | None) -> None:
-            job.take_fit(policy, weights)
-            if weights is not None and policy is job.policy:
+            if job.planner.take_fit(policy, weights) and weights is not None:
                 learnt()
 
-        fit = job.due_fit()
+        fit = policy.due_fit()
         if fit is not None:
-            self._trainer.submit(fit, take, {"job": name, "iteration": job.completed})
+            self._trainer.submit(fit, take, {"job": name, "iteration": job.iterations.first_open})
 
     def save(self, name: str, job: Job) -> None:
         """Write what a job has learned into its file, if models are to be kept."""
-        models = job.models() if self._folder is not None else {}
+        models = job.planner.policy.models() if self._folder is not None else {}
         if self._folder is None or not models:
             return
         path = models_file(self._folder, name)

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from batchsize_manager import status
 from batchsize_manager.hosted_job import HostedJob
-from batchsize_manager.job.job import REPLAYED, Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.operations import REPLAYED
 from batchsize_manager.job.packed import PackedRecord
-from batchsize_manager.job.steps import EVENTS
+from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.storage.changes import (
     Begun,
@@ -40,12 +42,9 @@ _READ_AT_ONCE = 50_000  # records of workers
 
 @dataclass(slots=True)
 class _Kept:
-    """How much of a run has been handed to the store."""
+    """What operators want of a run, as it has been handed to the store last."""
 
-    events: int
-    records: int
-    standing: tuple[int, int, int] = (-1, -1, -1)  # what its members were last kept with
-    controlled: Controlled | None = None
+    controlled: Controlled
 
 
 class Archive:
@@ -79,11 +78,12 @@ class Archive:
 
     # -- what is remembered
 
-    def keep(self, hosted: HostedJob) -> None:
-        """Remember what has happened since the last time; costs next to nothing where that is nothing."""
+    def keep(self, hosted: HostedJob, effects: Effects) -> None:
+        """Remember what an event of a job has brought."""
         job, run = hosted.job, hosted.run
-        if not job.started:
+        if not job.members.started:
             return
+        events = [event for event, _ in effects.log]
         kept = self._kept.get(run)
         if kept is None:
             mode = self._config.synchronisation.mode
@@ -91,27 +91,17 @@ class Archive:
             self.store.put(
                 Begun(run, hosted.name, job.spec, hosted.policy, mode, job.first_iteration, job.position, now)
             )
-            kept = self._kept[run] = _Kept(0, 0, controlled=Controlled(run))
+            kept = self._kept[run] = _Kept(Controlled(run))
             self.learnt(hosted)
-        if kept.records != job.recorded:
-            now = time.time()
-            for record in job.last_records(job.recorded - kept.records):
-                self.store.put(Completed(run, record, now))
-            kept.records = job.recorded
-        if kept.events != job.events_said:
-            now = time.time()
-            for event in list(job.events)[kept.events - job.events_said :]:
-                self.store.put(Said(run, event, now))
-            kept.events = job.events_said
-        changes = job.batch_changes
-        standing = (
-            job.events_said,
-            job.attempt,
-            len(changes),
-        )  # who comes or goes, and what operators do, is said
-        if kept.standing != standing:
-            kept.standing = standing
-            self.store.put(Members(run, job.attempt, job.saved_members, changes))
+            events = list(job.outbox.events)
+        now = time.time()
+        for record in effects.completed:
+            self.store.put(Completed(run, record, now))
+        for event in events:
+            self.store.put(Said(run, event, now))
+        if effects.keep:
+            changes = job.planner.batches.changes
+            self.store.put(Members(run, job.attempts.number, job.members.saved, changes))
             controlled = _controlled(hosted)
             if kept.controlled != controlled:
                 kept.controlled = controlled
@@ -123,7 +113,7 @@ class Archive:
 
     def learnt(self, hosted: HostedJob) -> None:
         """Remember what a job's policy has learnt."""
-        models = hosted.job.models()
+        models = hosted.job.planner.policy.models()
         if hosted.run in self._kept and models:
             self.store.put(Learnt(hosted.run, models))
 
@@ -175,7 +165,7 @@ class Archive:
     def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> HostedJob:
         records = reader.last_records(run.run, REPLAYED)
         events = reader.last_events(run.run, EVENTS)
-        job = Job.restore(
+        job = restore_job(
             run.spec,
             self._config,
             self._learning.make_policy(run.learned, run.balancing),
@@ -197,7 +187,7 @@ class Archive:
             run.job,
             len(job.members),
             following,
-            extra={"job": run.job, "run": run.run, "attempt": job.attempt, "iteration": following},
+            extra={"job": run.job, "run": run.run, "attempt": job.attempts.number, "iteration": following},
         )
         hosted = HostedJob(
             run.job,
@@ -210,7 +200,7 @@ class Archive:
             rebalanced=run.balancing is not None,
             said=len(events),
         )
-        self._kept[run.run] = _Kept(len(events), job.recorded, controlled=_controlled(hosted))
+        self._kept[run.run] = _Kept(_controlled(hosted))
         hosted.log.extend((event.at, event.event) for event in events)
         return hosted
 
@@ -264,11 +254,12 @@ def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T
 def _controlled(hosted: HostedJob) -> Controlled:
     """What operators want of a job."""
     job = hosted.job
+    total = job.planner.batches.total
     return Controlled(
         hosted.run,
         hosted.balancing if hosted.rebalanced else None,
-        job.total if job.total != job.spec.total_batch_size else None,
-        job.paused,
+        total if total != job.spec.total_batch_size else None,
+        job.operations.paused,
     )
 
 

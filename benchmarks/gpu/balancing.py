@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_policy
 from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup, seconds
@@ -79,6 +80,7 @@ def _train(ends: list[Connection], policy: str, until: float, setup: Setup) -> d
         processing.append(times)
         for name, taken in zip(names, times, strict=True):
             job.report(name, name, Report(iteration, max(taken, 1e-6)), time.monotonic())
+        job.take_effects()
     assert all(sum(split) == total for split in counts)
     last = len(durations) // 3
     return {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from ps.service import ParameterServerConfig, ParameterServerService
 from rpc.address import Address

@@ -30,7 +30,7 @@ class LocalCluster:
         workers: How many the job waits for.
         shards: Processes of the parameter server.
         deterministic: Whether gradients are summed in the order of their slices.
-        report_timeout: Seconds; see `batchsize_manager.job.job.JobConfig`.
+        report_timeout: Seconds; see `batchsize_manager.job.config.JobConfig`.
         sync: The manager's mode; see `idl.synchronisation.Synchronisation`.
         staleness: In the mode ssp; None for the manager's default.
         replicas_to_aggregate: In the mode backup.

@@ -52,7 +52,7 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
         families.set("jobs_ended", service.failed, "failed")
         for hosted in jobs:
             _job(families, hosted)
-            record = hosted.job.last_record
+            record = hosted.job.iterations.history.last
             if record is not None:
                 last_iteration(families, hosted.name, record, most_workers)
         learning = service.learning
@@ -71,20 +71,20 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
 
 
 def _job(families: Families, hosted: HostedJob) -> None:
-    name, job, tally = hosted.name, hosted.job, hosted.job.tally
+    name, job, tally = hosted.name, hosted.job, hosted.job.outbox.tally
     mode = hosted.config.synchronisation.mode
     families.set("job_info", 1, name, hosted.run, hosted.policy, hosted.predictor, mode)
     families.set("job_state", 1, name, job.state)
-    families.set("job_members", job.size, name)
+    families.set("job_members", len(job.members), name)
     families.set("job_expected_members", hosted.config.workers, name)
     families.set("job_waiting_members", len(hosted.waiting), name)
-    families.set("job_iteration", job.completed, name)
-    families.set("job_idle_seconds", time.monotonic() - max(hosted.since, job.completed_at), name)
+    families.set("job_iteration", job.iterations.first_open, name)
+    families.set("job_idle_seconds", time.monotonic() - max(hosted.since, job.iterations.completed_at), name)
     families.fill("job_iteration_seconds", tally.durations, name)
     families.set("job_samples", tally.samples, name)
     families.set("job_processing_seconds", tally.processing, name)
     families.set("job_waiting_seconds", tally.waiting, name)
-    families.set("job_rewinds", job.attempt, name)
+    families.set("job_rewinds", job.attempts.number, name)
     families.set("job_pieces", tally.pieces, name)
     families.set("job_members_left", tally.left, name)
     families.set("job_members_removed", tally.gone - tally.left, name)

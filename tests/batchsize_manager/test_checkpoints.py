@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import idl
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
@@ -324,7 +325,7 @@ def test_the_first_split_is_as_good_as_the_last(predictor):
             count = job.next_assignment(worker, worker).count
             assert count == (50 if not iteration else {"a": 75, "b": 25}[worker])
             job.report(worker, worker, Report(iteration, count / speed), 1.0)
-        models = unpack_models(pack_models(job.models()))
+        models = unpack_models(pack_models(job.planner.policy.models()))
 
 
 # -- real processes

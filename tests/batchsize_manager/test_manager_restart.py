@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 import idl
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService

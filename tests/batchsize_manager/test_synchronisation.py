@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import idl
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.cli import cli
@@ -118,7 +119,7 @@ class AnyMode(RuleBasedStateMachine):
                 continue
             assignment = self.job.next_assignment(name, incarnation)
             if assignment is None:
-                assert not (self.sync.mode == "asp" and self.job.started)
+                assert not (self.sync.mode == "asp" and self.job.members.started)
                 continue
             self.has[name] = assignment
             assert assignment.iteration >= self.due.get(name, 0)
@@ -128,7 +129,7 @@ class AnyMode(RuleBasedStateMachine):
             if self.sync.mode == "ssp":
                 assert assignment.iteration <= min(self.due.values()) + self.sync.staleness
             if self.sync.mode == "backup":
-                assert assignment.iteration == self.job.planned - 1
+                assert assignment.iteration == self.job.iterations.planned - 1
             if assignment.count:
                 who = (name, incarnation)
                 assert self.slices.setdefault((assignment.iteration, assignment.start), who) == who
@@ -192,9 +193,9 @@ class AnyMode(RuleBasedStateMachine):
     @invariant()
     def nothing_is_stuck(self):
         """Once the job runs, somebody always has work."""
-        assert self.job.failure is None
+        assert self.job.attempts.failure is None
         assert set(self.job.members) == set(self.alive)
-        assert self.has or not (self.job.started and self.alive)
+        assert self.has or not (self.job.members.started and self.alive)
 
     @invariant()
     def history_has_each_iteration_once(self):

@@ -9,7 +9,8 @@ import time
 import pytest
 
 import idl
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import NotYetError
 from ps import jobs

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 import idl
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.chaos.proxy import Proxy
 from idl.bounds import Bounds
@@ -83,7 +83,7 @@ def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
                 return
             proxy.do(link.open.clear)
             (hosted,) = service.jobs
-            member = hosted.job._members.by_name["w"]
+            member = hosted.job.members.by_name["w"]
             with contextlib.closing(Client(_wire.BatchSizeManager, manager, "manager")) as client:
                 identity = idl.common.Identity("default", "w", session.incarnation)
                 client.call("recover", _wire.RecoverRequest(identity, 0))

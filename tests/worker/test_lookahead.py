@@ -10,7 +10,7 @@ import pytest
 
 import idl
 from batchsize_manager import policies
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.policies import Policy, Split
 from batchsize_manager.policies.solver import split
 from batchsize_manager.service import ManagerConfig, ManagerService

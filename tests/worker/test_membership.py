@@ -11,7 +11,7 @@ import pytest
 
 import idl
 from batchsize_manager import policies
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Split
 from batchsize_manager.policies.even import Even

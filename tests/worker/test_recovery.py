@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.chaos.proxy import Proxy
 from evenpace.observer import Observer
@@ -355,7 +355,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
             if self._identity.worker == "w1" and left:
                 left.clear()
                 (hosted,) = service.jobs
-                others = hosted.job._members.by_name["w0"]
+                others = hosted.job.members.by_name["w0"]
                 wait_until(lambda: others.reported == assignment.iteration, "the other one's report")
                 killed.kill()
                 killed.start()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.layout import Group, Layout
 from idl.plan import permutation

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds

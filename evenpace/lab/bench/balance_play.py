@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy
 from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError
@@ -177,7 +178,7 @@ def play(policy: Policy, cluster: Cluster, changes: Sequence[Change], noise: Noi
         for i, name in enumerate(names):
             assignment = job.next_assignment(name, name)
             if assignment is None:
-                raise EvenpaceError(f"the job has failed: {job.failure}")
+                raise EvenpaceError(f"the job has failed: {job.attempts.failure}")
             counts[k, i] = assignment.count
             true[k, i] = slowed[i][assignment.count - minima[i]]
             best[k, i] = slowed[i][ideal[i] - minima[i]]
@@ -185,6 +186,7 @@ def play(policy: Policy, cluster: Cluster, changes: Sequence[Change], noise: Noi
         now += float(measured.max())
         for i, name in enumerate(names):
             job.report(name, name, Report(k, float(measured[i])), now)
+        job.take_effects()
     return Play(
         counts,
         true.max(axis=1),

@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 import idl
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
 from evenpace.lab.bench.threaded import serve
 from idl.bounds import Bounds
@@ -58,13 +59,10 @@ class Handler:
     def _wait(self, identity: Any, reported: int) -> Any:
         assert self._job is not None
         since = time.monotonic()
-        planned = self._job.planned
-        part = self._job.next_assignment(identity.worker, identity.incarnation)
-        if part is not None:
+        if self._job.take_effects().answer:
             self._changed.notify_all()
-        while part is None:
-            self._changed.wait_for(lambda: self._job is not None and self._job.planned != planned)
-            part = self._job.next_assignment(identity.worker, identity.incarnation)
+        while (part := self._job.next_assignment(identity.worker, identity.incarnation)) is None:
+            self._changed.wait()
         return _wire.AssignmentReply(
             identity=identity,
             reported_iteration=reported,

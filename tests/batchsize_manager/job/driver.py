@@ -1,6 +1,8 @@
 """Drives a job as a state machine: speaks for its workers, event by event on a made-up clock."""
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
+from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import make_remembering
 from idl.bounds import Bounds
 from idl.plan import JobSpec
@@ -61,7 +63,7 @@ class Beating(Driver):
     def beat(self, *names):
         """Let workers send a heartbeat now."""
         for name in names:
-            self.job.heartbeat(name, name, self.job.attempt, self.now)
+            self.job.heartbeat(name, name, self.job.attempts.number, self.now)
 
     def report_part(self, name, part, attempt=None):
         """Let a worker report the part that it names."""
@@ -75,7 +77,7 @@ class Beating(Driver):
 
     def last_events(self, count):
         """Return what happened last, in words."""
-        return list(self.job.events)[-count:]
+        return list(self.job.outbox.events)[-count:]
 
 
 def asp(*names, **config):
@@ -96,16 +98,16 @@ def backup(*names, replicas, **config):
 
 def restored(job, config, policy="even", now=100.0, records=None, attempt=None, **saved):
     """A job made from what another would have kept."""
-    return Job.restore(
+    return restore_job(
         job.spec,
         config,
         make_remembering(policy),
         first_iteration=job.first_iteration,
-        attempt=job.attempt if attempt is None else attempt,
-        members=job.saved_members,
+        attempt=job.attempts.number if attempt is None else attempt,
+        members=job.members.saved,
         records=job.history(0, 1000) if records is None else records,
-        events=list(job.events),
+        events=list(job.outbox.events),
         now=now,
-        batch_changes=job.batch_changes,
+        batch_changes=job.planner.batches.changes,
         **saved,
     )

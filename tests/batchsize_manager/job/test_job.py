@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
@@ -19,14 +20,14 @@ def test_starts_when_all_workers_have_joined():
     """Nobody has an assignment until the last worker is there; then all have their slices."""
     job = Job(JobSpec(100, 32), JobConfig(workers=2), make_policy("even"))
     job.join("a", "a", Bounds(), 0.0)
-    assert not job.started
+    assert not job.members.started
     assert job.next_assignment("a", "a") is None
     job.join("b", "b", Bounds(), 0.0)
 
-    assert job.started
+    assert job.members.started
     assignments = [job.next_assignment(name, name) for name in "ab"]
     assert [(a.iteration, a.start, a.count) for a in assignments] == [(0, 0, 16), (0, 16, 16)]
-    assert job.members == ["a", "b"]
+    assert list(job.members) == ["a", "b"]
 
 
 def test_blocking_mode_waits_for_all_reports():
@@ -89,7 +90,7 @@ def test_duplicate_reports_and_joins_are_harmless():
     driver.join("b")
 
     assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     assert driver.job.history(0, 9)[0].workers["a"].batch_processing_time == 1.0
 
 
@@ -145,7 +146,7 @@ def test_strangers_are_refused():
         driver.job.disconnect(name, incarnation, 0.0)
     driver.tick_at(100.0)
 
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 def test_taken_name_is_refused():
@@ -160,7 +161,7 @@ def test_minima_that_do_not_fit_are_refused():
     driver = Driver("a", "b", total=10, bounds={"a": Bounds(4), "b": Bounds(4)})
     with pytest.raises(InvalidRequestError, match=r"'c'.* 11, more than the total batch size, 10"):
         driver.join("c", bounds=Bounds(3))
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.finish("a", "b")
 
     assert driver.iteration("a") == 1
@@ -221,7 +222,7 @@ def test_the_others_redo_what_is_missing(go):
     driver.report("c", 0)
     go(driver)
 
-    assert driver.job.members == ["a", "c"]
+    assert list(driver.job.members) == ["a", "c"]
     pieces = [driver.next(name) for name in "ac"]
     assert [(p.iteration, p.start, p.count, p.total) for p in pieces] == [(0, 10, 5, 30), (0, 15, 5, 30)]
     driver.finish("c")
@@ -289,7 +290,7 @@ def test_a_member_that_reconnects_within_grace_stays():
     driver.report("b", 0)
     driver.tick_at(60.0)
 
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     assert driver.iteration("a") == 0
 
 
@@ -298,10 +299,10 @@ def test_death_counts_from_the_last_break():
     driver = Driver("a", "b", reconnect_grace=5.0)
     driver.job.disconnect("b", "b", 10.0)
     driver.tick_at(14.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(15.0)
 
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 def test_new_incarnation_takes_over_a_broken_connection():
@@ -328,7 +329,7 @@ def test_gone_before_anything_was_trained(go):
     for name in "abc":
         driver.next(name)
     go(driver)
-    assert driver.job.recovering == 1
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     for name in "ac":
         driver.job.rewind(name, name, 1, 0, driver.now)
     assert [driver.count(name) for name in "ac"] == [15, 15]
@@ -338,12 +339,12 @@ def test_nobody_is_removed_when_nobody_waits():
     """However long an iteration takes, a member is not late before another has reported."""
     driver = Driver("a", "b", report_timeout=10.0)
     driver.tick_at(10**6)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.report("a", 0)
     driver.tick_at(10**6 + 9.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(10**6 + 10)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 def test_who_has_gone_does_not_wait():
@@ -353,7 +354,7 @@ def test_who_has_gone_does_not_wait():
     driver.job.leave("b", "b", 0.0)
     driver.tick_at(100.0)
 
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
     driver.finish("a")
     assert driver.iteration("a") == 1
 
@@ -364,7 +365,7 @@ def test_several_late_members_go_at_once():
     driver.report("b", 0)
     driver.tick_at(10.0)
 
-    assert driver.job.members == ["b"]
+    assert list(driver.job.members) == ["b"]
     done = []
     while driver.iteration("b") == 0:
         done += range(driver.next("b").start, driver.next("b").start + driver.count("b"))
@@ -391,12 +392,14 @@ def test_infeasible_after_a_loss():
         driver = Driver("a", "b", policy=policy, bounds={"a": Bounds(1, 20), "b": Bounds(1, 20)})
         driver.next("b")
         driver.report("a", 0)
-        assert driver.job.failure is None
+        assert driver.job.attempts.failure is None
         driver.job.leave("b", "b", 0.0)
         driver.finish("a")
-        assert driver.job.failure is None
+        assert driver.job.attempts.failure is None
         driver.tick_at(600.0)
-        assert driver.job.failure.startswith("the workers can take 20 samples together at most, less than")
+        assert driver.job.attempts.failure.startswith(
+            "the workers can take 20 samples together at most, less than"
+        )
         assert driver.iteration("a") != 1
 
 
@@ -440,10 +443,10 @@ def test_lookahead_plans_ahead_of_the_reports():
         assert driver.iteration("a") == k
         driver.report("a", k)
     assert driver.next("a") is None
-    assert driver.job.planned == 3
+    assert driver.job.iterations.planned == 3
     driver.report("b", 0)
     assert driver.iteration("a") == 3
-    assert driver.job.planned == 4
+    assert driver.job.iterations.planned == 4
 
 
 def test_lookahead_begins_another_attempt_once_a_loss_is_in_the_way():
@@ -452,7 +455,7 @@ def test_lookahead_begins_another_attempt_once_a_loss_is_in_the_way():
     driver.finish("a", "b", "c", "b", "b", "a")
     driver.next("c")
     driver.job.leave("c", "c", 0.0)
-    assert (driver.job.recovering, driver.iteration("a")) == (1, None)
+    assert (driver.job.attempts.recovering, driver.iteration("a")) == (True, None)
     assert driver.job.must_recover("b", "b") == 1
     driver.job.rewind("b", "b", 1, 1, 0.0)
 
@@ -468,9 +471,9 @@ def test_lookahead_goes_on_while_a_loss_is_not_in_the_way():
     driver.finish("a")
     driver.next("b")
     driver.job.leave("a", "a", 0.0)
-    assert driver.job.recovering is None
+    assert not driver.job.attempts.recovering
     driver.finish("b")
-    assert driver.job.completed == 1
+    assert driver.job.iterations.first_open == 1
     driver.job.leave("b", "b", 0.0)
     assert driver.job.ended
 
@@ -483,9 +486,9 @@ def test_a_member_that_reports_is_not_late_for_being_behind():
     driver.tick_at(9.0)
     driver.finish("b")
     driver.tick_at(108.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(109.0)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 # -- the other ways to wait for each other
@@ -539,10 +542,10 @@ def test_asp_takes_out_only_who_is_silent():
         if now % 8 == 0:
             driver.finish("b")
         driver.tick_at(float(now))
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(106.0)
-    assert driver.job.members == ["a"]
-    assert "b did not report iteration 13 in time" in driver.job.events
+    assert list(driver.job.members) == ["a"]
+    assert "b did not report iteration 13 in time" in driver.job.outbox.events
 
 
 def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
@@ -552,7 +555,7 @@ def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
     assert driver.iteration("b") == 0
     for _ in range(50):
         driver.finish("a")
-    assert len(driver.job._iterations.progress) <= 12
+    assert len(driver.job.iterations.progress) <= 12
     driver.report("b", 0)
     oldest = driver.iteration("b")
     assert oldest >= 39
@@ -644,11 +647,11 @@ def test_backup_takes_out_who_stays_away():
         if now % 8 == 0:
             driver.finish("c")
         driver.tick_at(driver.now)
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
     driver.tick_at(43.9)  # the others are ahead of it since 34.0
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
     driver.tick_at(44.0)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
 
 
 # -- what can be read
@@ -705,12 +708,12 @@ def test_events_say_what_happened():
     driver.job.disconnect("a", "a", 0.0)
     driver.tick_at(1.0)
     driver.job.leave("b", "b", 1.0)
-    events = list(driver.job.events)
+    events = list(driver.job.outbox.events)
 
     assert events[:3] == [f"{name} joined, for iteration 0 on" for name in "abc"]
     assert sum("remove this straggler" in event for event in events) == 1
     assert events[-2:] == ["a died: its connection broke", "b left"]
-    assert driver.job.events_said == len(events) == 6
+    assert len(driver.job.take_effects().log) == len(events) == 6
 
 
 def test_events_name_who_was_late():
@@ -719,7 +722,7 @@ def test_events_name_who_was_late():
     driver.report("a", 0)
     driver.tick_at(50.0)
 
-    assert list(driver.job.events)[-2:] == [
+    assert list(driver.job.outbox.events)[-2:] == [
         "b did not report iteration 0 in time",
         "what is missing of iteration 0 is given to a",
     ]

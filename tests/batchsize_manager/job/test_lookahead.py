@@ -4,7 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy, Split
 from batchsize_manager.policies.solver import split
 from idl.bounds import Bounds
@@ -49,7 +50,7 @@ class Worker:
 
     def answer(self, job):
         """Take what the service would answer now."""
-        self.release = job.why_released(self.name, self.name, self.known)
+        self.release = job.members.why_released(self.name, self.name, self.known)
         if self.release is not None:
             self.waiting = False
             return
@@ -148,8 +149,8 @@ class LookaheadMachine(RuleBasedStateMachine):
                 worker.answer(self.job)
             if worker.release is not None and worker.reported == worker.known:
                 self.gone.append(self.workers.pop(name))
-        if self.job.recovering is not None:
-            self.go_back(self.job.completed)
+        if self.job.attempts.recovering:
+            self.go_back(self.job.iterations.first_open)
 
     def go_back(self, iteration):
         """Let all recover: what they were given from there on does not count any more."""
@@ -157,7 +158,7 @@ class LookaheadMachine(RuleBasedStateMachine):
             worker.given = {i: part for i, part in worker.given.items() if i < iteration}
         for name, worker in self.workers.items():
             if name in self.job.members:  # else it was released meanwhile
-                self.job.rewind(name, name, self.job.attempt, iteration, self.now)
+                self.job.rewind(name, name, self.job.attempts.number, iteration, self.now)
             worker.known = worker.reported = iteration - 1
             worker.waiting = True
         for name, worker in list(self.workers.items()):
@@ -180,7 +181,7 @@ class LookaheadMachine(RuleBasedStateMachine):
     @invariant()
     def the_job_can_go_on(self):
         """There is always somebody to take the batch."""
-        assert self.job.failure is None
+        assert self.job.attempts.failure is None
 
     def parts(self):
         """What was given to anybody, by iteration."""
@@ -194,16 +195,16 @@ class LookaheadMachine(RuleBasedStateMachine):
         """Whatever has happened, the job goes on, and every batch up to there was covered."""
         if not hasattr(self, "job"):
             return
-        while not self.job.started:
+        while not self.job.members.started:
             self.join()
-        goal = self.job.planned + 3
+        goal = self.job.iterations.planned + 3
         for _ in range(100 * (1 + len(self.workers))):
             able = [worker for worker in self.workers.values() if worker.to_report() is not None]
-            if self.job.planned >= goal:
+            if self.job.iterations.planned >= goal:
                 break
             assert able, "everybody waits, and nobody can report"
             self.report_of(min(able, key=Worker.to_report))
-        assert self.job.planned >= goal
+        assert self.job.iterations.planned >= goal
         complete = min(worker.reported for worker in self.workers.values())
         parts = self.parts()
         for iteration in range(complete + 1):
@@ -222,9 +223,9 @@ def test_a_limit_is_no_lower_than_what_the_others_leave():
     job.join("b", "b", Bounds(granularity=4), 0.0)
     job.report("a", "a", Report(0, 1.0), 0.0)
     job.report("b", "b", Report(0, 1.0, maximum=5), 0.0)
-    assert job.failure is None
+    assert job.attempts.failure is None
     assert [job.next_assignment(name, name).count for name in "ab"] == [12, 8]
-    assert "b can take 5 samples at once at most, but the others leave it 8" in job.events
+    assert "b can take 5 samples at once at most, but the others leave it 8" in job.outbox.events
 
 
 def _job_that_releases_b():
@@ -242,19 +243,19 @@ def _job_that_releases_b():
 def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
     """Its reports are answered, so that it can go on to report the others that are planned."""
     job, _ = _job_that_releases_b()
-    assert job.why_released("b", "b", known=1) is None
-    assert job.why_released("b", "b", known=2) == "b was named"
-    assert job.members == ["a", "b"]
+    assert job.members.why_released("b", "b", known=1) is None
+    assert job.members.why_released("b", "b", known=2) == "b was named"
+    assert list(job.members) == ["a", "b"]
     for iteration in (1, 2):
         job.report("b", "b", Report(iteration, 1.0), 0.0)
-    assert job.members == ["a"]
-    assert job.why_released("b", "b") == "b was named"
+    assert list(job.members) == ["a"]
+    assert job.members.why_released("b", "b") == "b was named"
 
 
 def test_who_was_to_be_released_is_needed_again_after_going_back():
     """Whether it is dispensable is asked anew."""
     job, policy = _job_that_releases_b()
-    assert job.why_released("b", "b", known=2) == "b was named"
+    assert job.members.why_released("b", "b", known=2) == "b was named"
     policy.named.clear()
     job.recover("a", "a", 0, 0.0)
     for name in "ab":
@@ -263,4 +264,4 @@ def test_who_was_to_be_released_is_needed_again_after_going_back():
         assert [job.next_assignment(name, name).count for name in "ab"] == [10, 10]
         for name in "ab":
             job.report(name, name, Report(iteration, 1.0), 0.0)
-    assert job.members == ["a", "b"]
+    assert list(job.members) == ["a", "b"]

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
+from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
@@ -144,7 +146,6 @@ class AnyFault(RuleBasedStateMachine):
         self.shard = Shard()
         self.workers = {}
         self.kept = []  # records
-        self.seen = 0  # of the job's records
         self.highest = 0  # attempt
         self.sizes = {total}  # that whole batches ever had, of the first workers
         self.paused = self.was_paused = False  # by an operator
@@ -283,7 +284,7 @@ class AnyFault(RuleBasedStateMachine):
     def change_policy(self, policy):
         """Another policy takes over; what was given stands."""
         given = self.given()
-        self.job.change_policy(make_policy(policy), "the policy", self.now)
+        self.job.operations.change_policy(make_policy(policy), "the policy", self.now)
         self.policy = policy
         assert given <= self.given()
         self.settle_change()
@@ -291,19 +292,19 @@ class AnyFault(RuleBasedStateMachine):
     @rule(size=st.integers(1, 90) | st.sampled_from([0, 10**6]))
     def change_batch_size(self, size):
         """Batches are to have another size; it may be refused, and then newcomers, where it is small."""
-        given, before = self.given(), self.job.total
+        given, before = self.given(), self.job.planner.batches.total
         if self.config.scale_batch and size:
             # However few are left, their minima must fit into their part of it.
             size = max(size, self.config.workers * MOST_MINIMUM)
         try:
-            self.job.change_batch_size(size, self.now)
+            self.job.operations.change_batch_size(size, self.now)
             self.sizes.add(size)
-            assert self.job.total == size
+            assert self.job.planner.batches.total == size
         except InvalidRequestError:
-            assert self.job.total == before
-            minima = sum(m.bounds.minimum for m in self.job._members.by_name.values())
+            assert self.job.planner.batches.total == before
+            minima = sum(m.bounds.minimum for m in self.job.members.by_name.values())
             assert self.config.scale_batch or not max(1, minima) <= size <= self.spec.dataset_size
-        assert given <= self.given() or self.job.recovering is not None
+        assert given <= self.given() or self.job.attempts.recovering
         self.settle_change()
 
     @precondition(lambda self: self.workers)
@@ -314,7 +315,7 @@ class AnyFault(RuleBasedStateMachine):
         bounds = Bounds(minimum, max(minimum + more, self.spec.dataset_size))
         if worker.name in self.job.members:
             try:
-                self.job.change_bounds(worker.name, bounds, self.now)
+                self.job.operations.change_bounds(worker.name, bounds, self.now)
                 worker.minimum = minimum
             except InvalidRequestError:
                 # With scaling, those who are silent count here, but the batch has no samples for them.
@@ -328,7 +329,7 @@ class AnyFault(RuleBasedStateMachine):
         worker = self.picked(pick)
         if worker.name in self.job.members:
             try:
-                self.job.drain(worker.name, self.now)
+                self.job.operations.drain(worker.name, self.now)
                 self.drained.add(worker.incarnation)
             except InvalidRequestError:
                 assert worker.name in self.job.members
@@ -338,9 +339,9 @@ class AnyFault(RuleBasedStateMachine):
     def pause_or_resume_the_job(self):
         """Nothing more is planned, or what is next."""
         self.paused = not self.paused
-        planned = self.job.planned
-        _ = self.job.pause(self.now) if self.paused else self.job.resume(self.now)
-        assert not self.paused or self.job.planned <= planned
+        planned = self.job.iterations.planned
+        _ = self.job.operations.pause(self.now) if self.paused else self.job.operations.resume(self.now)
+        assert not self.paused or self.job.iterations.planned <= planned
         self.settle_change()
 
     # -- how workers behave
@@ -414,7 +415,7 @@ class AnyFault(RuleBasedStateMachine):
     def ask(self, worker):
         """Take what the service would answer."""
         known = worker.known if self.config.lookahead else -1
-        if self.job.why_released(*self.me(worker), known) is not None:
+        if self.job.members.why_released(*self.me(worker), known) is not None:
             worker.waiting = False
             if not worker.todo and not worker.finished:
                 del self.workers[worker.name]
@@ -425,7 +426,7 @@ class AnyFault(RuleBasedStateMachine):
             return
         part = self.job.next_assignment(*self.me(worker), known)
         if part is None:
-            if self.job.paused and (worker.todo or worker.finished):
+            if self.job.operations.paused and (worker.todo or worker.finished):
                 worker.waiting = False
             return
         worker.waiting = False
@@ -435,7 +436,7 @@ class AnyFault(RuleBasedStateMachine):
             worker.todo += new
         else:
             worker.todo = [part]
-        for p in self.job._iterations.progress.values():
+        for p in self.job.iterations.progress.values():
             worker.own.update({p.plan.assignments.get(worker.name)} & {*worker.todo})
         worker.known = worker.todo[-1].iteration
         worker.attempt = part.attempt
@@ -497,9 +498,9 @@ class AnyFault(RuleBasedStateMachine):
 
     def has_room(self, worker, beside):
         """Whether a worker's minimum fits beside the other members' into a batch for so many, and for it."""
-        others = [m for name, m in self.job._members.by_name.items() if name != worker.name]
+        others = [m for name, m in self.job.members.by_name.items() if name != worker.name]
         minima = worker.minimum + sum(m.bounds.minimum for m in others)
-        return minima <= self.job._batches.size(len([m for m in others if beside(m)]) + 1)
+        return minima <= self.job.planner.batches.size(len([m for m in others if beside(m)]) + 1)
 
     def waits(self, worker):
         """Whether it has asked, and has no answer yet."""
@@ -507,7 +508,7 @@ class AnyFault(RuleBasedStateMachine):
 
     def open_parts(self, worker):
         """What the job has open for a worker."""
-        return [part for p in self.job._iterations.progress.values() for part in p.open.get(worker.name, ())]
+        return [part for p in self.job.iterations.progress.values() for part in p.open.get(worker.name, ())]
 
     def given(self):
         """The parts that somebody was told of and has still to do."""
@@ -535,36 +536,34 @@ class AnyFault(RuleBasedStateMachine):
 
     def settle(self):
         """Keep what the store would."""
-        new = self.job.recorded - self.seen
-        self.kept += self.job.last_records(new) if new else []
-        self.seen = self.job.recorded
-        self.before = [*self.before[-2:], self.job.saved_members]
+        self.kept += self.job.take_effects().completed
+        self.before = [*self.before[-2:], self.job.members.saved]
 
     def settle_change(self):
         """Keep what the store would before an operator is answered: the members as they are now, too."""
         self.settle()
-        self.before = [self.job.saved_members]
+        self.before = [self.job.members.saved]
 
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
         members = self.before[0] if forgets_members else self.before[-1]
         old = self.job
-        self.job = Job.restore(
+        self.job = restore_job(
             self.spec,
             self.config,
             make_policy(self.policy),
             first_iteration=0,
-            attempt=old.attempt,
+            attempt=old.attempts.number,
             members=members,
             records=records,
-            events=old.events,
+            events=old.outbox.events,
             now=self.now,
-            started=old.started,
-            batch_changes=old.batch_changes,
-            total=old.total,
-            paused=old.paused,
+            started=old.members.started,
+            batch_changes=old.planner.batches.changes,
+            total=old.planner.batches.total,
+            paused=old.operations.paused,
         )
-        self.kept, self.seen = list(records), 0
+        self.kept = list(records)
         self.before = [members]
         for name in self.workers.keys() - set(self.job.members):
             del self.workers[name]  # it would be told that it is no member
@@ -598,48 +597,54 @@ class AnyFault(RuleBasedStateMachine):
     @invariant()
     def attempts_never_go_back(self):
         """Neither the job's nor the shard's."""
-        assert self.job.attempt >= self.highest
-        assert self.shard.attempt <= self.job.attempt
-        self.highest = self.job.attempt
+        assert self.job.attempts.number >= self.highest
+        assert self.shard.attempt <= self.job.attempts.number
+        self.highest = self.job.attempts.number
 
     @invariant()
     def parts_tile_the_batch(self):
         """Of each iteration under way, what is open, pooled and done covers the batch once."""
-        for progress in self.job._iterations.progress.values():
+        for progress in self.job.iterations.progress.values():
             parts = [*progress.pool]
             parts += [part for parts in progress.open.values() for part in parts]
             parts += [done.part for reports in progress.done.values() for done in reports]
             position = progress.plan.start
             for part in sorted(parts, key=lambda part: (part.start, part.count)):
-                assert (part.start, part.attempt) == (position, self.job.attempt)
+                assert (part.start, part.attempt) == (position, self.job.attempts.number)
                 position += part.count
             assert position == progress.plan.start + progress.plan.total
 
     @invariant()
     def parts_are_within_bounds(self):
         """Nobody is given more than it could take when it joined, and only members have parts to come."""
-        for progress in self.job._iterations.progress.values():
+        for progress in self.job.iterations.progress.values():
             assert all(part.count <= self.maximum for part in progress.plan.assignments.values())
 
     @invariant()
     def a_paused_job_plans_nothing(self):
         """However workers and services come and go."""
-        assert self.job.paused == self.paused
-        if self.paused and self.job.recovering is None and self.job.started:
-            assert self.job.planned <= max(self.planned, self.job.completed) or not self.was_paused
-        self.was_paused, self.planned = self.paused, self.job.planned
+        assert self.job.operations.paused == self.paused
+        if self.paused and not self.job.attempts.recovering and self.job.members.started:
+            assert (
+                self.job.iterations.planned <= max(self.planned, self.job.iterations.first_open)
+                or not self.was_paused
+            )
+        self.was_paused, self.planned = self.paused, self.job.iterations.planned
 
     @invariant()
     def what_is_complete_has_arrived(self):
         """The manager never believes a step that the shard has not made, unless the shard forgot it since."""
-        if self.job.recovering is None and self.shard.rewound == self.job.attempt > self.shard.forgot_in:
-            assert self.shard.version >= self.job.completed
+        if (
+            not self.job.attempts.recovering
+            and self.shard.rewound == self.job.attempts.number > self.shard.forgot_in
+        ):
+            assert self.shard.version >= self.job.iterations.first_open
 
     @invariant()
     def the_job_can_go_on(self):
         """There is no failure, and while anybody is there it has not ended."""
-        assert self.job.failure is None
-        assert self.job.ended == (not self.job.size and not self.job._kept_until)
+        assert self.job.attempts.failure is None
+        assert self.job.ended == (not len(self.job.members) and not self.job.presence.awaited_until)
 
     def teardown(self):
         """Whatever has happened: while somebody is there and not frozen, training goes on."""
@@ -651,14 +656,14 @@ class AnyFault(RuleBasedStateMachine):
         # Who sends no heartbeats is waited for ten times as long as iterations took; then another one may be.
         end = 2000.0 + 40.0 * self.now
         while self.shard.version < goal and self.now < end:
-            if not self.job.started or all(worker.frozen for worker in self.workers.values()):
+            if not self.job.members.started or all(worker.frozen for worker in self.workers.values()):
                 self.join()
                 if all(worker.frozen for worker in self.workers.values()):  # there was no room for another
                     for worker in self.workers.values():
                         worker.frozen = False
             self.all_act(3)
             self.tick(20.0)
-        assert self.shard.version >= goal, [*self.job.events][-12:]
+        assert self.shard.version >= goal, [*self.job.outbox.events][-12:]
         self.each_step_has_its_whole_batch()
         self.batches_follow_each_other()
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy, make_remembering
 from batchsize_manager.policies.proportional import Proportional
 from idl.bounds import Bounds
@@ -18,8 +19,10 @@ SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 
 def policy_of(driver, name, **options):
     """Change a driver's policy."""
-    policy = make_remembering(name, PolicyOptions(**{"models": driver.job.models(), **options}))
-    return driver.job.change_policy(policy, "the policy", driver.now)
+    policy = make_remembering(
+        name, PolicyOptions(**{"models": driver.job.planner.policy.models(), **options})
+    )
+    return driver.job.operations.change_policy(policy, "the policy", driver.now)
 
 
 def learn(driver, iterations=6, noise=0.0):
@@ -43,7 +46,7 @@ def test_a_new_policy_knows_what_the_last_iterations_were_like(before, policy):
     given = driver.next("a")
     said = policy_of(driver, policy)
     assert said == "an operator has changed the policy, from iteration 7 on"
-    assert driver.job.events[-1] == said
+    assert driver.job.outbox.events[-1] == said
     assert driver.next("a") is given
     learn(driver, 1)
     counts = [driver.count(name) for name in "ab"]
@@ -64,7 +67,7 @@ def test_plans_that_nobody_has_seen_are_made_anew():
     first = driver.next("a")
     said = policy_of(driver, "proportional")
     assert said.endswith("from iteration 2 on")
-    assert (first.iteration, driver.job.planned) == (1, 4)
+    assert (first.iteration, driver.job.iterations.planned) == (1, 4)
     following = driver.job.assignments_after("a", 1)
     assert [(part.iteration, part.count) for part in following] == [(2, 8), (3, 8)]
     assert [driver.count(name) for name in "ab"] == [16, 16]
@@ -76,29 +79,29 @@ def test_what_a_replaced_policy_learns_does_not_reach_the_new_one():
     learning = PredictorOptions(first_fit=20, refit_every=100)
     policy_of(driver, "proportional", predictor="arima", learning=learning)
     learn(driver, 24, noise=0.2)
-    old, fit = driver.job.policy, driver.job.due_fit()
+    old, fit = driver.job.planner.policy, driver.job.planner.policy.due_fit()
     weights = fit.run()
     policy_of(driver, "even")
-    driver.job.take_fit(old, weights)
-    assert driver.job.due_fit() is None
+    driver.job.planner.take_fit(old, weights)
+    assert driver.job.planner.policy.due_fit() is None
     policy_of(driver, "proportional", predictor="arima", learning=learning)
-    driver.job.take_fit(old, weights)
-    new = driver.job.due_fit()
+    driver.job.planner.take_fit(old, weights)
+    new = driver.job.planner.policy.due_fit()
     assert new is not None
-    driver.job.take_fit(driver.job.policy, new.run())
+    driver.job.planner.take_fit(driver.job.planner.policy, new.run())
 
 
 def test_what_was_learnt_stays_when_the_policy_does_not_need_it():
     """A checkpoint of a job has the models of its earlier policies, too; of the same, the latest."""
     driver = Beating("a", "b", policy="learned")
     learn(driver)
-    curves = driver.job.models()["learned"]["a"]["times"]
+    curves = driver.job.planner.policy.models()["learned"]["a"]["times"]
     policy_of(driver, "proportional")
     learn(driver)
-    models = driver.job.models()
+    models = driver.job.planner.policy.models()
     np.testing.assert_array_equal(models["learned"]["a"]["times"], curves)
     policy_of(driver, "learned", models=models)
-    assert len(driver.job.models()["learned"]["a"]["times"]) >= len(curves)
+    assert len(driver.job.planner.policy.models()["learned"]["a"]["times"]) >= len(curves)
 
 
 def test_the_leader_goes_on_from_the_split_that_it_finds():
@@ -118,9 +121,11 @@ def drive(driver, iterations, *names):
     """Go on, through attempts if need be; each iteration's epoch, start, total and counts."""
     batches = []
     while len(batches) < iterations:
-        if driver.job.recovering is not None:
+        if driver.job.attempts.recovering:
             for name in names:
-                driver.job.rewind(name, name, driver.job.attempt, driver.job.completed, driver.now)
+                driver.job.rewind(
+                    name, name, driver.job.attempts.number, driver.job.iterations.first_open, driver.now
+                )
         parts = [driver.next(name) for name in names]
         batches.append((parts[0].epoch, parts[0].batch_start, parts[0].total, [p.count for p in parts]))
         for part, name in zip(parts, names, strict=True):
@@ -134,9 +139,9 @@ def test_batches_of_another_size_begin_where_the_last_has_ended(policy):
     driver = Beating("a", "b", policy=policy, total=16, size=100)
     drive(driver, 2, "a", "b")
     driver.next("a")
-    said = driver.job.change_batch_size(24, driver.now)
+    said = driver.job.operations.change_batch_size(24, driver.now)
     assert said == "an operator has changed the batch size from 16 to 24, from iteration 3 on"
-    assert driver.job.batch_size == 24
+    assert driver.job.planner.batch_size == 24
     batches = drive(driver, 5, "a", "b")
     assert [batch[:3] for batch in batches] == [
         (0, 32, 16),
@@ -147,14 +152,14 @@ def test_batches_of_another_size_begin_where_the_last_has_ended(policy):
     ]
     assert all(sum(batch[3]) == batch[2] for batch in batches)
     assert [record.iteration for record in driver.job.history(0, 99)] == list(range(7))
-    assert driver.job.attempt == 0
+    assert driver.job.attempts.number == 0
 
 
 def test_a_batch_that_does_not_fit_is_refused():
     """With the reason, and nothing is changed."""
     bounds = {"a": Bounds(4, 40), "b": Bounds(4, 40)}
     driver = Beating("a", "b", total=16, size=100, bounds=bounds)
-    events = list(driver.job.events)
+    events = list(driver.job.outbox.events)
     for size, why in (
         (0, "total_batch_size 0: must be from 1 to the dataset's size, 100"),
         (101, "total_batch_size 101: must be"),
@@ -162,16 +167,20 @@ def test_a_batch_that_does_not_fit_is_refused():
         (81, "could take 80 samples together at most, less than the total batch size, 81"),
     ):
         with pytest.raises(InvalidRequestError, match=why):
-            driver.job.change_batch_size(size, driver.now)
-    assert driver.job.change_batch_size(16, driver.now) == "the batch size is 16 already"
-    assert (list(driver.job.events), driver.job.batch_size, driver.job.attempt) == (events, 16, 0)
+            driver.job.operations.change_batch_size(size, driver.now)
+    assert driver.job.operations.change_batch_size(16, driver.now) == "the batch size is 16 already"
+    assert (list(driver.job.outbox.events), driver.job.planner.batch_size, driver.job.attempts.number) == (
+        events,
+        16,
+        0,
+    )
 
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_the_smallest_batch_and_the_largest(size):
     """One sample, and the whole data set."""
     driver = Beating("a", total=16, size=100)
-    driver.job.change_batch_size(size, driver.now)
+    driver.job.operations.change_batch_size(size, driver.now)
     assert drive(driver, 1, "a")[0][2] == size
 
 
@@ -180,9 +189,9 @@ def test_another_size_during_an_attempt_needs_no_further_one():
     driver = Beating("a", "b", total=16, size=1000)
     drive(driver, 1, "a", "b")
     driver.job.recover("a", "a", 0, driver.now)
-    driver.job.change_batch_size(24, driver.now)
+    driver.job.operations.change_batch_size(24, driver.now)
     assert [batch[1:3] for batch in drive(driver, 2, "a", "b")] == [(16, 24), (40, 24)]
-    assert driver.job.attempt == 1
+    assert driver.job.attempts.number == 1
 
 
 def test_where_the_batch_follows_the_members_it_is_of_the_first():
@@ -191,8 +200,8 @@ def test_where_the_batch_follows_the_members_it_is_of_the_first():
     drive(driver, 1, "a", "b")
     driver.join("c")
     drive(driver, 1, "a", "b", "c")
-    driver.job.change_batch_size(24, driver.now)
-    assert (driver.job.total, driver.job.batch_size) == (24, 36)
+    driver.job.operations.change_batch_size(24, driver.now)
+    assert (driver.job.planner.batches.total, driver.job.planner.batch_size) == (24, 36)
     assert [batch[1:3] for batch in drive(driver, 2, "a", "b", "c")] == [(40, 36), (76, 36)]
 
 
@@ -201,8 +210,8 @@ def test_a_restored_job_has_the_size_that_was_wanted():
     driver = Beating("a", "b", total=16, size=1000)
     drive(driver, 2, "a", "b")
     driver.next("a"), driver.next("b")
-    driver.job.change_batch_size(24, driver.now)
-    driver.job = restored(driver.job, JobConfig(workers=2), total=driver.job.total)
+    driver.job.operations.change_batch_size(24, driver.now)
+    driver.job = restored(driver.job, JobConfig(workers=2), total=driver.job.planner.batches.total)
     driver.job.rewind("a", "a", 1, 5, 100.0)  # by themselves they went on to iteration 5
     driver.job.rewind("b", "b", 1, 5, 100.0)
     part = driver.next("a")
@@ -216,18 +225,18 @@ def test_other_modes_change_the_size_at_once(mode):
     sync = Synchronisation(mode, **kinds.get(mode, {}))
     driver = Beating("a", "b", total=16, size=1000, synchronisation=sync)
     driver.finish("a", "b")
-    driver.job.change_batch_size(24, driver.now)
+    driver.job.operations.change_batch_size(24, driver.now)
     for _ in range(4):
         driver.finish("a", "b")
-    assert (driver.next("a").total, driver.job.attempt) == (24, 0)
+    assert (driver.next("a").total, driver.job.attempts.number) == (24, 0)
     policy_of(driver, "proportional")
-    driver.job.drain("b", driver.now)
+    driver.job.operations.drain("b", driver.now)
     for _ in range(4):
         if "b" in driver.job.members:
             driver.finish("b")
         driver.finish("a")
-    assert driver.job.members == ["a"]
-    assert driver.job.why_released("b", "b") == "drained by an operator"
+    assert list(driver.job.members) == ["a"]
+    assert driver.job.members.why_released("b", "b") == "drained by an operator"
     assert driver.job.heartbeat("b", "b", 0, driver.now) is None  # one that was under way is no error
     assert driver.count("a") == 24
 
@@ -239,7 +248,7 @@ def test_bounds_hold_from_the_next_plan_on():
     """They may be changed both ways; what would not hold the batch is refused."""
     driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
     driver.next("a")
-    said = driver.job.change_bounds("a", Bounds(2, 6, 2), driver.now)
+    said = driver.job.operations.change_bounds("a", Bounds(2, 6, 2), driver.now)
     assert said == "an operator has given a 2 to 6 samples, in multiples of 2, from iteration 1 on"
     assert driver.count("a") == 16
     driver.finish("a", "b")
@@ -247,31 +256,31 @@ def test_bounds_hold_from_the_next_plan_on():
     for bounds, why in ((Bounds(32, 40), "sum to 33"), (Bounds(1, 2**20), None)):
         if why:
             with pytest.raises(InvalidRequestError, match=why):
-                driver.job.change_bounds("a", bounds, driver.now)
+                driver.job.operations.change_bounds("a", bounds, driver.now)
         else:
-            driver.job.change_bounds("a", bounds, driver.now)
+            driver.job.operations.change_bounds("a", bounds, driver.now)
     with pytest.raises(InvalidRequestError, match="no worker 'x'"):
-        driver.job.change_bounds("x", Bounds(), driver.now)
-    driver.job.change_bounds("b", Bounds(1, 8), driver.now)
+        driver.job.operations.change_bounds("x", Bounds(), driver.now)
+    driver.job.operations.change_bounds("b", Bounds(1, 8), driver.now)
     with pytest.raises(InvalidRequestError, match="could take 31 samples together"):
-        driver.job.change_bounds("a", Bounds(1, 23), driver.now)
+        driver.job.operations.change_bounds("a", Bounds(1, 23), driver.now)
 
 
 def test_a_drained_worker_finishes_what_it_was_given():
     """Then it is out, and may come again when it is started again."""
     driver = Beating("a", "b", lookahead=1)
     driver.next("a"), driver.job.assignments_after("a", 0)
-    assert driver.job.drain("b", driver.now) == "an operator has drained b, from iteration 2 on"
-    assert driver.job.drain("b", driver.now) == "b is leaving already"
-    assert driver.job.standings(driver.now)[1].state == "leaving"
+    assert driver.job.operations.drain("b", driver.now) == "an operator has drained b, from iteration 2 on"
+    assert driver.job.operations.drain("b", driver.now) == "b is leaving already"
+    assert driver.job.members.standings(driver.now)[1].state == "leaving"
     driver.finish("b", "a")
     assert driver.next("b").iteration == 1
-    assert driver.job.why_released("b", "b", known=1) == "drained by an operator"
+    assert driver.job.members.why_released("b", "b", known=1) == "drained by an operator"
     driver.finish("b", "a")
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
     assert driver.count("a") == 32
     driver.report("b", 1)  # again: it is told that it was released
-    assert driver.job.why_released("b", "b") == "drained by an operator"
+    assert driver.job.members.why_released("b", "b") == "drained by an operator"
     driver.join("b", "second")
     driver.finish("a", "a")
     assert driver.job.next_assignment("b", "second").count == 16
@@ -282,27 +291,27 @@ def test_a_drained_worker_stays_if_another_has_died_meanwhile():
     driver = Beating("a", "b", "c", total=30, bounds={name: Bounds(1, 20) for name in "abc"})
     for name in "abc":
         driver.next(name)
-    driver.job.drain("c", driver.now)
+    driver.job.operations.drain("c", driver.now)
     driver.job.recover("a", "a", 0, driver.now)
     driver.job.leave("b", "b", driver.now)
     for name in "ac":
         driver.job.rewind(name, name, 1, 0, driver.now)
     assert [driver.count(name) for name in "ac"] == [15, 15]
-    assert any(event.startswith("c stays, since the others cannot") for event in driver.job.events)
+    assert any(event.startswith("c stays, since the others cannot") for event in driver.job.outbox.events)
 
 
 def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
     """Nor the last, nor one that reduces gradients with the others."""
     driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
     with pytest.raises(InvalidRequestError, match="cannot take the batch of 32 samples without it"):
-        driver.job.drain("b", driver.now)
+        driver.job.operations.drain("b", driver.now)
     with pytest.raises(InvalidRequestError, match="no worker 'x'"):
-        driver.job.drain("x", driver.now)
+        driver.job.operations.drain("x", driver.now)
     job = Job(JobSpec(100, 10), JobConfig(workers=2), make_policy("even"))
     for name in "ab":
         job.join(name, name, Bounds(), 0.0, unreleasable=True)
     with pytest.raises(InvalidRequestError, match="reduce gradients among themselves"):
-        job.drain("a", 0.0)
+        job.operations.drain("a", 0.0)
 
 
 def test_a_worker_is_drained_that_the_others_can_just_do_without():
@@ -310,7 +319,7 @@ def test_a_worker_is_drained_that_the_others_can_just_do_without():
     driver = Beating("a", "b", "c", bounds={"a": Bounds(1, 20), "b": Bounds(1, 12)})
     for name in "abc":
         driver.next(name)
-    assert driver.job.drain("c", driver.now) == "an operator has drained c, from iteration 1 on"
+    assert driver.job.operations.drain("c", driver.now) == "an operator has drained c, from iteration 1 on"
     driver.finish("a", "b", "c")
     assert [driver.count(name) for name in "ab"] == [20, 12]
 
@@ -319,9 +328,9 @@ def test_a_worker_is_drained_once_in_another_attempt():
     """As long as nobody has said where it begins, nothing else tells that it is leaving."""
     driver = Beating("a", "b")
     driver.job.recover("a", "a", 0, driver.now)
-    assert driver.job.drain("b", driver.now) == "an operator has drained b, from attempt 1 on"
-    assert driver.job.drain("b", driver.now) == "b is leaving already"
-    assert len([event for event in driver.job.events if "drained b" in event]) == 1
+    assert driver.job.operations.drain("b", driver.now) == "an operator has drained b, from attempt 1 on"
+    assert driver.job.operations.drain("b", driver.now) == "b is leaving already"
+    assert len([event for event in driver.job.outbox.events if "drained b" in event]) == 1
 
 
 def test_a_drained_worker_that_waits_for_nobody_ends_with_what_it_does():
@@ -330,10 +339,10 @@ def test_a_drained_worker_that_waits_for_nobody_ends_with_what_it_does():
     driver.next("b"), driver.next("c")
     for _ in range(4):
         driver.finish("a")
-    driver.job.drain("b", driver.now)
+    driver.job.operations.drain("b", driver.now)
     driver.finish("b")
-    assert driver.job.why_released("b", "b") == "drained by an operator"
-    assert driver.job.members == ["a", "c"]
+    assert driver.job.members.why_released("b", "b") == "drained by an operator"
+    assert list(driver.job.members) == ["a", "c"]
 
 
 def test_a_drained_worker_does_the_pieces_that_it_has():
@@ -343,12 +352,12 @@ def test_a_drained_worker_does_the_pieces_that_it_has():
     driver.finish("a", "b")
     driver.job.leave("c", "c", driver.now)
     piece = driver.next("b")
-    driver.job.drain("b", driver.now)
-    assert driver.job.members == ["a", "b"]
+    driver.job.operations.drain("b", driver.now)
+    assert list(driver.job.members) == ["a", "b"]
     driver.report_part("b", piece)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
     driver.report_part("a", driver.next("a"))
-    assert driver.job.completed == 1
+    assert driver.job.iterations.first_open == 1
     assert driver.count("a") == 30
 
 
@@ -357,15 +366,15 @@ def test_a_drain_outlives_another_attempt_and_the_manager():
     for again in (False, True):
         driver = Beating("a", "b")
         driver.next("a"), driver.next("b")
-        driver.job.drain("b", driver.now)
+        driver.job.operations.drain("b", driver.now)
         if again:
             driver.job = restored(driver.job, JobConfig(workers=2))
         else:
             driver.job.recover("a", "a", 0, driver.now)
         driver.job.rewind("b", "b", 1, 0, 100.0)
         driver.job.rewind("a", "a", 1, 0, 100.0)
-        assert driver.job.members == ["a"]
-        assert driver.job.why_released("b", "b") == "drained by an operator"
+        assert list(driver.job.members) == ["a"]
+        assert driver.job.members.why_released("b", "b") == "drained by an operator"
         assert driver.job.recover("b", "b", 0, 100.0) == 1
         assert driver.count("a") == 32
 
@@ -377,9 +386,9 @@ def test_a_paused_job_runs_dry_and_nobody_is_late():
     """Joins are taken and wait; an hour later it goes on, with everybody."""
     driver = Beating("a", "b", lookahead=1, report_timeout=60.0)
     driver.next("a"), driver.next("b")
-    driver.job.pause(driver.now)
+    driver.job.operations.pause(driver.now)
     assert driver.job.state == "paused"
-    assert driver.job.pause(driver.now) == "the job is paused already"
+    assert driver.job.operations.pause(driver.now) == "the job is paused already"
     driver.finish("a", "b")
     driver.join("c")
     while (now := driver.now + 1.0) < 3600:
@@ -387,11 +396,11 @@ def test_a_paused_job_runs_dry_and_nobody_is_late():
             driver.job.heartbeat(name, name, 0, now)
         driver.tick_at(now)
     assert [driver.next(name) for name in "abc"] == [None] * 3
-    assert driver.job.members == ["a", "b", "c"]
-    assert driver.job.resume(driver.now) == "an operator has resumed the job"
-    assert driver.job.resume(driver.now) == "the job is not paused"
+    assert list(driver.job.members) == ["a", "b", "c"]
+    assert driver.job.operations.resume(driver.now) == "an operator has resumed the job"
+    assert driver.job.operations.resume(driver.now) == "the job is not paused"
     driver.tick_at(driver.now + 1)
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
     assert (driver.job.state, [driver.iteration(name) for name in "abc"]) == ("running", [1, 1, 1])
 
 
@@ -399,13 +408,13 @@ def test_who_is_drained_while_the_job_is_paused_is_told_at_once():
     """There is nothing that it has still to do."""
     driver = Beating("a", "b")
     driver.next("a")
-    driver.job.pause(driver.now)
+    driver.job.operations.pause(driver.now)
     driver.finish("a", "b")
-    news = driver.job.news
-    driver.job.drain("b", driver.now)
-    assert driver.job.news > news
-    assert driver.job.why_released("b", "b") == "drained by an operator"
-    driver.job.resume(driver.now)
+    driver.job.take_effects()
+    driver.job.operations.drain("b", driver.now)
+    assert driver.job.take_effects().answer
+    assert driver.job.members.why_released("b", "b") == "drained by an operator"
+    driver.job.operations.resume(driver.now)
     assert driver.count("a") == 32
 
 
@@ -413,12 +422,12 @@ def test_a_restored_job_is_still_paused():
     """Its members go through the new attempt, and wait in it."""
     driver = Beating("a", "b")
     driver.finish("a", "b")
-    driver.job.pause(driver.now)
+    driver.job.operations.pause(driver.now)
     driver.job = restored(driver.job, JobConfig(workers=2), paused=True)
     for name in "ab":
         driver.job.rewind(name, name, 1, 1, 100.0)
     assert (driver.job.state, driver.next("a")) == ("paused", None)
-    driver.job.resume(100.0)
+    driver.job.operations.resume(100.0)
     assert driver.iteration("a") == 1
 
 
@@ -427,11 +436,11 @@ def test_a_job_may_be_changed_before_it_starts():
     driver = Beating("a", "b", total=16, size=100)
     driver.job = Job(JobSpec(100, 16), JobConfig(workers=2), make_policy("even"))
     driver.join("a")
-    driver.job.change_batch_size(24, 0.0)
+    driver.job.operations.change_batch_size(24, 0.0)
     policy_of(driver, "proportional")
-    driver.job.pause(0.0)
+    driver.job.operations.pause(0.0)
     driver.join("b")
     assert driver.next("a") is None
-    driver.job.resume(0.0)
-    assert (driver.count("a"), driver.job.attempt) == (12, 0)
-    assert isinstance(driver.job.policy.policy, Proportional)
+    driver.job.operations.resume(0.0)
+    assert (driver.count("a"), driver.job.attempts.number) == (12, 0)
+    assert isinstance(driver.job.planner.policy.policy, Proportional)

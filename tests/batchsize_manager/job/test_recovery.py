@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.job.batch_sizes import Batches
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import surviving_records
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -27,13 +29,13 @@ def test_an_attempt_begins_where_the_shards_can_go_on():
     old = driver.next("a")
     assert driver.job.recover("a", "a", 0, 0.0) == 1
     assert driver.job.recover("b", "b", 0, 0.0) == 1
-    assert (driver.job.recovering, driver.job.attempt) == (1, 1)
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     driver.report_part("a", old)
     assert driver.next("a") is driver.next("b") is None
     driver.job.rewind("a", "a", 1, 2, 0.0)
     driver.job.rewind("b", "b", 1, 3, 0.0)
 
-    assert driver.job.recovering is None
+    assert not driver.job.attempts.recovering
     parts = [driver.next(name) for name in "ab"]
     assert [(p.attempt, p.iteration, p.start, p.count, p.batch_start) for p in parts] == [
         (1, 2, 64, 16, 64),
@@ -42,7 +44,7 @@ def test_an_attempt_begins_where_the_shards_can_go_on():
     assert [r.iteration for r in driver.job.history(0, 9)] == [0, 1]
     driver.finish("a", "b")
     assert [(r.iteration, r.attempt, r.start) for r in driver.job.history(1, 9)] == [(1, 0, 32), (2, 1, 64)]
-    assert driver.job.recorded == 5
+    assert len(driver.job.take_effects().completed) == 5
     assert [r.iteration for r in driver.job.last_records(1)] == [2]
 
 
@@ -52,7 +54,7 @@ def test_who_cannot_go_on_in_the_new_attempt_begins_another():
     assert driver.job.recover("a", "a", 0, 0.0) == 1
     assert driver.job.recover("a", "a", 1, 0.0) == 2
     driver.job.rewind("b", "b", 1, 0, 0.0)
-    assert driver.job.recovering == 2
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 2)
     with pytest.raises(InvalidRequestError, match="attempt 3: the job is in attempt 2"):
         driver.job.rewind("b", "b", 3, 0, 0.0)
 
@@ -67,12 +69,12 @@ def test_who_has_not_rewound_is_told_to():
     driver.report_part("b", old)
     assert driver.job.heartbeat("b", "b", 0, 0.0) == 1
     driver.finish("a")
-    assert driver.job.completed == 0
+    assert driver.job.iterations.first_open == 0
     driver.job.rewind("b", "b", 1, 0, 0.0)
     driver.report_part("b", old)
-    assert driver.job.completed == 0
+    assert driver.job.iterations.first_open == 0
     driver.finish("b")
-    assert driver.job.completed == 1
+    assert driver.job.iterations.first_open == 1
 
 
 def test_after_going_back_deadlines_count_from_the_new_work():
@@ -88,9 +90,9 @@ def test_after_going_back_deadlines_count_from_the_new_work():
     driver.now = 510.0
     driver.finish("a")
     driver.tick_at(609.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(610.0)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 def test_a_job_does_not_go_back_before_its_beginning():
@@ -100,7 +102,7 @@ def test_a_job_does_not_go_back_before_its_beginning():
     job.recover("a", "a", 0, 0.0)
     with pytest.raises(InvalidRequestError, match="iteration 6: must be at least 7"):
         job.rewind("a", "a", 1, 6, 0.0)
-    assert job.recovering == 1
+    assert (job.attempts.recovering, job.attempts.number) == (True, 1)
     job.rewind("a", "a", 1, 9, 0.0)
     assert job.next_assignment("a", "a").iteration == 9
 
@@ -136,7 +138,7 @@ def test_a_restored_job_plans_what_it_would_have_planned():
         driver.finish("a", "b", "c")
         twin.finish("a", "b", "c")
     driver.job = restored(driver.job, config, records=driver.job.history(0, 4))
-    assert driver.job.recovering == 1
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     assert [driver.job.must_recover(name, name) for name in "cab"] == [1, 1, 1]
     for name in "cab":
         driver.job.rewind(name, name, 1, 5, 100.0)
@@ -165,9 +167,9 @@ def test_members_have_time_to_come_back():
     driver.join("b")
     driver.report("c", 0)
     driver.tick_at(129.9)
-    assert driver.job.members == ["a", "b", "c", "d"]
+    assert list(driver.job.members) == ["a", "b", "c", "d"]
     driver.tick_at(130.0)
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -194,7 +196,8 @@ def test_a_job_that_had_not_started_gathers_on():
     driver.job = Job(JobSpec(100, 10), config, make_policy("even"))
     driver.join("a")
     driver.job = restored(driver.job, config)
-    assert (driver.job.started, driver.job.recovering, driver.job.attempt) == (False, None, 0)
+    assert not driver.job.members.started
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (False, 0)
     driver.join("a")
     driver.join("b")
     assert driver.span("a") == (0, 0, 5)
@@ -210,7 +213,7 @@ def test_a_job_without_members_is_kept_on():
     driver.tick_at(159.0)
     assert not driver.job.ended
     driver.join("b")
-    assert driver.job.recovering == 1
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     driver.job.rewind("b", "b", 1, 1, driver.now)
     assert driver.span("b") == (1, 32, 32)
 
@@ -223,15 +226,15 @@ def test_what_cannot_go_back_fails(config, unreleasable):
     """Workers that reduce gradients themselves, and modes without common versions, cannot be brought back."""
     job = Job(JobSpec(100, 10), config, make_policy("even"))
     job.join("a", "a", Bounds(), 0.0, unreleasable=unreleasable)
-    assert job.saved_members == [SavedMember("a", "a", Bounds(), unreleasable)]
-    assert "restart the job from its checkpoint" in restored(job, config, started=True).failure
+    assert job.members.saved == [SavedMember("a", "a", Bounds(), unreleasable)]
+    assert "restart the job from its checkpoint" in restored(job, config, started=True).attempts.failure
 
 
 def test_an_attempt_that_was_not_kept_is_gone_beyond():
     """A worker that knows a later attempt than the manager keeps is not taken for one from the past."""
     driver = Beating("a")
     driver.job = restored(driver.job, JobConfig())
-    assert driver.job.attempt == 1
+    assert driver.job.attempts.number == 1
     assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
     assert driver.job.recover("a", "a", 4, 100.0) == 5
 
@@ -297,13 +300,13 @@ def test_records_tell_where_scaled_batches_were():
     driver.join("c")
     for _ in range(3):
         driver.finish("a", "b", "c")
-    job = Job.restore(
+    job = restore_job(
         driver.job.spec,
         config,
         make_policy("even"),
         first_iteration=0,
         attempt=0,
-        members=driver.job.saved_members,
+        members=driver.job.members.saved,
         records=driver.job.history(1, 2),
         now=0.0,
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from tests.batchsize_manager.job.driver import Beating, restored
@@ -161,9 +161,9 @@ def test_a_newcomer_alone_brings_all_back():
     driver.finish("a")
     driver.next("a")
     driver.join("b")
-    assert driver.job.recovering is None
+    assert not driver.job.attempts.recovering
     driver.job.leave("a", "a", 0.0)
-    assert (driver.job.recovering, driver.next("b")) == (1, None)
+    assert (driver.job.attempts.recovering, driver.next("b")) == (1, None)
     driver.job.rewind("b", "b", 1, 1, 0.0)
     assert driver.span("b") == (1, 30, 30)
 
@@ -175,7 +175,7 @@ def test_who_had_no_sample_gets_no_piece():
     assert [driver.count("a"), driver.count("b")] == [1, 0]
     driver.report("b", 1, 0.0)
     driver.job.leave("a", "a", 0.0)
-    assert (driver.job.recovering, driver.next("b")) == (1, None)
+    assert (driver.job.attempts.recovering, driver.next("b")) == (1, None)
 
 
 def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():
@@ -186,7 +186,7 @@ def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():
     driver.job.disconnect("b", "b", 0.0)
     driver.join("b", "second")
     driver.job.leave("a", "a", 0.0)
-    assert driver.job.recovering == 1
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
 
 
 def test_jobs_that_reduce_gradients_redo_nothing():
@@ -199,7 +199,7 @@ def test_jobs_that_reduce_gradients_redo_nothing():
     driver.job.leave("b", "b", 0.0)
     assert driver.span("a") == (2, 60, 15)
     driver.job.recover("a", "a", 0, 0.0)
-    assert driver.job.failure == "a cannot go on; restart the job from its checkpoint"
+    assert driver.job.attempts.failure == "a cannot go on; restart the job from its checkpoint"
 
 
 # -- silence
@@ -230,7 +230,7 @@ def test_who_is_silent_while_others_wait_is_suspended():
     assert driver.next("b") is None
     driver.finish("a", "c")
     assert (driver.span("a"), driver.span("c")) == ((1, 30, 15), (1, 45, 15))
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
     assert driver.next("b") is None
 
 
@@ -257,7 +257,7 @@ def test_who_is_back_before_the_next_plan_is_taken_has_a_part_of_it():
     driver.finish("a", "c")
     driver.report_part("b", late)
     assert [driver.span(name) for name in "abc"] == [(1, 30, 10), (1, 40, 10), (1, 50, 10)]
-    assert (driver.job.tally.suspended, driver.job.tally.gone) == (1, 0)
+    assert (driver.job.outbox.tally.suspended, driver.job.outbox.tally.gone) == (1, 0)
 
 
 def test_who_is_silent_in_one_of_several_iterations_is_suspended():
@@ -270,7 +270,7 @@ def test_who_is_silent_in_one_of_several_iterations_is_suspended():
     driver.now = 5.0
     driver.beat("a", "c")
     driver.tick_at(10.0)
-    standings = driver.job.standings(12.0)
+    standings = driver.job.members.standings(12.0)
     assert [standing.state for standing in standings] == ["working", "silent", "working"]
     assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
 
@@ -397,7 +397,7 @@ def test_who_is_silent_before_anybody_has_reported_is_suspended():
     driver.now = 9.0
     driver.beat("a")
     driver.tick_at(10.0)
-    assert driver.job.standings(10.0)[1].state == "silent"
+    assert driver.job.members.standings(10.0)[1].state == "silent"
     driver.finish("a")
     assert driver.span("a") == (1, 24, 8)
 
@@ -417,16 +417,16 @@ def test_a_death_among_workers_that_are_all_needed_is_waited_with():
     driver.job.disconnect("d", "d", 1.0)
     driver.tick_at(2.1)
     lack = "the workers can take 330 samples together at most, less than a batch of 400"
-    assert f"{lack}: others are awaited for 600 s" in driver.job.events
+    assert f"{lack}: others are awaited for 600 s" in driver.job.outbox.events
     driver.finish("a", "b", "c")
     assert [record.iteration for record in driver.job.history(0, 9)] == [0]
-    assert (driver.next("a"), driver.job.failure, driver.job.state) == (None, None, "gathering")
+    assert (driver.next("a"), driver.job.attempts.failure, driver.job.state) == (None, None, "gathering")
     driver.now = 3.0
     driver.join("e", bounds=Bounds(1, 110))
     assert [driver.count(name) for name in "abce"] == [100] * 4
     assert driver.job.state == "running"
     driver.tick_at(1000.0)
-    assert driver.job.failure is None
+    assert driver.job.attempts.failure is None
 
 
 def test_others_are_not_awaited_for_ever():
@@ -435,10 +435,10 @@ def test_others_are_not_awaited_for_ever():
     driver.now = 5.0
     driver.job.leave("b", "b", driver.now)
     driver.tick_at(64.9)
-    assert driver.job.failure is None
+    assert driver.job.attempts.failure is None
     driver.tick_at(65.0)
     said = "the workers can take 110 samples together at most, less than a batch of 200"
-    assert driver.job.failure == f"{said}, and no other has come for 60 s"
+    assert driver.job.attempts.failure == f"{said}, and no other has come for 60 s"
 
 
 def test_workers_that_come_back_one_after_the_other_are_waited_for():
@@ -449,12 +449,12 @@ def test_workers_that_come_back_one_after_the_other_are_waited_for():
     driver.tick_at(1.0)
     for name in "efg":
         driver.join(name, bounds=Bounds(1, 110))
-    assert (driver.job.failure, driver.job.ended) == (None, False)
+    assert (driver.job.attempts.failure, driver.job.ended) == (None, False)
     driver.job = restored(driver.job, JobConfig(4), now=1.0)
-    assert driver.job.failure is None
+    assert driver.job.attempts.failure is None
     driver.join("h", bounds=Bounds(1, 110))
     for name in "efgh":
-        driver.job.rewind(name, name, driver.job.attempt, 0, driver.now)
+        driver.job.rewind(name, name, driver.job.attempts.number, 0, driver.now)
     assert [driver.count(name) for name in "efgh"] == [100] * 4
 
 
@@ -475,10 +475,10 @@ def test_who_stays_silent_is_taken_out():
     driver = silent_b(absence=50.0)
     driver.tick_at(10.0)
     driver.tick_at(49.9)
-    assert driver.job.members == ["a", "b", "c"]
+    assert list(driver.job.members) == ["a", "b", "c"]
     driver.tick_at(50.0)
-    assert driver.job.members == ["a", "c"]
-    assert "b died: nothing was heard of it for 50 s" in driver.job.events
+    assert list(driver.job.members) == ["a", "c"]
+    assert "b died: nothing was heard of it for 50 s" in driver.job.outbox.events
 
 
 def test_deadlines_follow_the_iterations():
@@ -490,9 +490,9 @@ def test_deadlines_follow_the_iterations():
     driver.finish("a")
     driver.next("b")
     driver.tick_at(449.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(450.0)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
 
 
 def test_a_late_piece_has_its_own_deadline():
@@ -504,9 +504,9 @@ def test_a_late_piece_has_its_own_deadline():
     driver.job.leave("c", "c", 60.0)
     driver.finish("b")
     driver.tick_at(159.0)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(160.0)
-    assert driver.job.members == ["b"]
+    assert list(driver.job.members) == ["b"]
 
 
 def test_a_piece_comes_with_time_to_do_it():
@@ -517,9 +517,9 @@ def test_a_piece_comes_with_time_to_do_it():
     driver.job.leave("c", "c", 99.0)
     driver.finish("b")
     driver.tick_at(198.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(199.0)
-    assert driver.job.members == ["b"]
+    assert list(driver.job.members) == ["b"]
 
 
 def test_a_piece_comes_with_time_to_do_it_also_where_others_get_none():
@@ -530,9 +530,9 @@ def test_a_piece_comes_with_time_to_do_it_also_where_others_get_none():
     driver.job.leave("c", "c", 99.0)
     (taker,) = (name for name in "ab" if driver.next(name))
     driver.tick_at(198.9)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(199.0)
-    assert driver.job.members == [name for name in "ab" if name != taker]
+    assert list(driver.job.members) == [name for name in "ab" if name != taker]
 
 
 # -- all gone
@@ -545,10 +545,10 @@ def test_a_job_whose_members_all_died_is_kept():
     driver.next("a")
     driver.job.disconnect("a", "a", 0.0)
     driver.tick_at(1.0)
-    assert (driver.job.size, driver.job.ended) == (0, False)
+    assert (len(driver.job.members), driver.job.ended) == (0, False)
     driver.tick_at(600.9)
     driver.join("b")
-    assert driver.job.recovering == 1
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     driver.job.rewind("b", "b", 1, 1, driver.now)
     assert driver.span("b") == (1, 32, 32)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from tests.batchsize_manager.job.driver import Beating, restored
@@ -30,7 +30,7 @@ def test_a_member_that_was_only_cut_off_is_welcome_back():
     part = driver.next("a")
     assert (part.iteration, part.start, part.count) == (0, 8, 8)
     driver.report("b", 0)
-    assert driver.job.members == ["a", "b"]
+    assert list(driver.job.members) == ["a", "b"]
     assert driver.span("b") is None
     driver.report_part("a", part)
     assert driver.span("a")[0] == driver.span("b")[0] == 1
@@ -44,10 +44,10 @@ def test_a_member_that_was_cut_off_is_welcome_back_to_a_manager_that_was_started
     for name in "bc":
         cut_off(driver, name)
     driver.job = restored(driver.job, JobConfig(workers=3), now=driver.now)
-    assert driver.job.members == ["a"]
+    assert list(driver.job.members) == ["a"]
     driver.beat("b")
-    assert driver.job.members == ["a", "b"]
-    assert driver.job.events[-1] == "b had not died; it is a member again"
+    assert list(driver.job.members) == ["a", "b"]
+    assert driver.job.outbox.events[-1] == "b had not died; it is a member again"
     rejoin(driver, "c", "c2")
     with pytest.raises(NotMemberError):
         driver.beat("c")
@@ -84,12 +84,12 @@ def test_all_that_were_cut_off_come_back():
         driver.job.disconnect(name, name, driver.now)
     driver.now += 2.0
     driver.job.tick(driver.now)
-    assert driver.job.members == []
+    assert list(driver.job.members) == []
     driver.beat("b")
     driver.beat("a")
-    assert driver.job.members == ["b", "a"]
-    assert driver.job.recovering == 1
-    assert [event for event in driver.job.events if "attempt" in event] == [
+    assert list(driver.job.members) == ["b", "a"]
+    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
+    assert [event for event in driver.job.outbox.events if "attempt" in event] == [
         "attempt 1 is needed: all members had gone"
     ]
     for name in "ab":
@@ -121,14 +121,14 @@ def test_a_name_is_free_if_its_member_is_not_heard_again():
         driver.now += 1.0
     driver.job.disconnect("b", "b", driver.now)
     rejoin(driver, "b", "other")
-    assert driver.job.member("b", "other")
+    assert driver.job.members.known("b", "other")
 
-    driver.job.heartbeat("b", "other", driver.job.attempt, driver.now)
+    driver.job.heartbeat("b", "other", driver.job.attempts.number, driver.now)
     with pytest.raises(UnavailableError):
         rejoin(driver, "b", "third")
     driver.now += 10.0  # without any news of it
     rejoin(driver, "b", "third")
-    assert driver.job.member("b", "third")
+    assert driver.job.members.known("b", "third")
 
 
 def test_a_name_is_taken_if_its_member_is_heard_again():
@@ -161,7 +161,7 @@ def test_a_name_is_kept_for_whoever_comes_back_to_a_manager_that_was_started_aga
         rejoin(driver, "b", "other")
     driver.now += 1.0
     rejoin(driver, "b", "other")
-    assert driver.job.member("b", "other")
+    assert driver.job.members.known("b", "other")
 
 
 def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
@@ -173,9 +173,9 @@ def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
         driver.job.disconnect(name, name, driver.now)
     driver.now += 2.0
     driver.job.tick(driver.now)
-    assert driver.job.members == []
+    assert list(driver.job.members) == []
     driver.beat(*names)
-    assert driver.job.members == list(names)
+    assert list(driver.job.members) == list(names)
     for name in names:
         driver.job.rewind(name, name, 1, 0, driver.now)
     assert sum(driver.span(name)[2] for name in names) == 32

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Uploads
 from batchsize_manager.policies import PolicyOptions

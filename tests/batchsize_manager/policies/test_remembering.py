@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Participant, PolicyOptions, make_remembering
 from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
@@ -83,15 +84,15 @@ def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, pol
             workers.leave(name)
             workers.start(kind)
         else:
-            models = unpack_models(pack_models(workers.job.models()))
-            first = workers.job.completed
+            models = unpack_models(pack_models(workers.job.planner.policy.models()))
+            first = workers.job.iterations.first_open
             workers = Workers(*kinds, models=models, policy=policy, first=first, started=workers.started)
         first = workers.counts()
         assert sum(first.values()) == 400
         for name, kind in workers.kinds.items():
             assert first[name] == pytest.approx({"fast": 150, "slow": 50}[kind], abs=15)
         workers.iterate()
-    models = workers.job.models()
+    models = workers.job.planner.policy.models()
     assert models.keys() == learned
     for known in models.values():
         assert known.keys() == {*workers.kinds, f"{KIND_PREFIX}fast", f"{KIND_PREFIX}slow"}
@@ -115,12 +116,12 @@ def test_a_member_that_comes_back_starts_as_itself():
     """Its own model is better than its kind's, which is another's, as long as nobody has its place."""
     workers = Workers("fast", "fast", "slow")
     workers.iterate(8)
-    own = workers.job.models()["learned"]["host-3"]
+    own = workers.job.planner.policy.models()["learned"]["host-3"]
     workers.leave("host-3")
     workers.iterate(3)
     workers.start("fast", "host-3")
     assert workers.counts()["host-3"] == pytest.approx(400 / 7, abs=8)
-    np.testing.assert_equal(workers.job.models()["learned"]["host-3"], own)
+    np.testing.assert_equal(workers.job.planner.policy.models()["learned"]["host-3"], own)
 
 
 def test_a_network_of_the_same_kind_predicts_for_a_newcomer():
@@ -203,10 +204,14 @@ def test_what_is_known_outlives_any_policy(predictor):
     """A job that goes on with another policy, or from a checkpoint, has what all before it had learned."""
     workers = Workers("fast", "slow")
     workers.iterate(8)
-    before = workers.job.models()
+    before = workers.job.planner.policy.models()
     for _ in range(3):
         workers = Workers(
-            "fast", "slow", models=workers.job.models(), policy="proportional", predictor=predictor
+            "fast",
+            "slow",
+            models=workers.job.planner.policy.models(),
+            policy="proportional",
+            predictor=predictor,
         )
         workers.iterate(3)
-    np.testing.assert_equal(workers.job.models()["learned"], before["learned"])
+    np.testing.assert_equal(workers.job.planner.policy.models()["learned"], before["learned"])

@@ -15,7 +15,8 @@ import pytest
 import idl
 from batchsize_manager import control
 from batchsize_manager.hosted_job import HostedJob
-from batchsize_manager.job.job import Job, JobConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.policies import PolicyOptions
@@ -106,11 +107,11 @@ def train(job: Job, iterations: int) -> list[tuple[int, int, int, list[int]]]:
 
 def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]]:
     """What is planned in another attempt that begins with an iteration; see `train`."""
-    if job.recovering is None:
-        job.recover("a", "a", job.attempt, 0.0)
+    if not job.attempts.recovering:
+        job.recover("a", "a", job.attempts.number, 0.0)
     join(job)
     for name in WORKERS:
-        job.rewind(name, name, job.attempt, iteration, 0.0)
+        job.rewind(name, name, job.attempts.number, iteration, 0.0)
     return train(job, 7)
 
 
@@ -133,7 +134,7 @@ def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, want
         first.change(hosted, balancing=wanted)
         for one in (unchanged, hosted):
             train(one.job, 2)
-        first.archive.keep(hosted)
+        first.archive.keep(hosted, hosted.job.take_effects())
     with manager(tmp_path, policy, options) as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 6)
@@ -146,7 +147,7 @@ def test_batches_are_split_by_what_was_learnt_before_the_job_began(tmp_path):
     models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
     with manager(tmp_path, "learned") as first:
         unaware, hosted = first.begin(name="unaware"), first.begin(learned=pack_models(models))
-        first.archive.keep(hosted)
+        first.archive.keep(hosted, hosted.job.take_effects())
     with manager(tmp_path, "learned") as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 0)
@@ -160,12 +161,14 @@ def test_what_a_replaced_policy_had_learnt_is_still_there(tmp_path):
         hosted = first.begin()
         train(hosted.job, 4)
         first.change(hosted, balancing=_wire.Balancing("proportional"))
-        first.archive.keep(hosted)
+        first.archive.keep(hosted, hosted.job.take_effects())
     for _ in range(2):
         with manager(tmp_path, "learned") as later:
             ((restored,), _) = later.archive.restore()
             later.archive.learnt(restored)
-    np.testing.assert_equal(restored.job.models()["learned"], hosted.job.models()["learned"])
+    np.testing.assert_equal(
+        restored.job.planner.policy.models()["learned"], hosted.job.planner.policy.models()["learned"]
+    )
 
 
 def times_of(name: str) -> dict[str, np.ndarray]:
@@ -180,7 +183,7 @@ def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
         hosted = first.begin()
         train(hosted.job, 3)
         first.change(hosted, total_batch_size=24)
-        first.archive.keep(hosted)
+        first.archive.keep(hosted, hosted.job.take_effects())
     with manager(tmp_path) as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 5)
@@ -192,7 +195,7 @@ def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
     """Also where the manager was killed when it had written that the job began, and nothing more of it."""
     with manager(tmp_path) as first:
         hosted = first.begin(7, (3, 55))
-        first.archive.keep(hosted)
+        first.archive.keep(hosted, hosted.job.take_effects())
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
         file.execute("DELETE FROM members")
         file.execute("UPDATE runs SET batch_changes = '[]'")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from batchsize_manager.job.job import JobConfig
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
@@ -44,7 +44,7 @@ def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
         session.declare(JobSpec(100, 10))
         session.join()
         (hosted,) = service.jobs
-        assert [member.device for member in hosted.job.saved_members] == [kind]
+        assert [member.device for member in hosted.job.members.saved] == [kind]
         session.close()
 
 
@@ -73,7 +73,7 @@ def test_a_worker_is_of_the_kind_that_its_options_say(tmp_path, options, kind):
     """Who gets a quarter of a core is not of the same kind as who has all of them."""
     told = set()
     service = ManagerService(ManagerConfig())
-    service.on_event = lambda hosted: told.update(member.device for member in hosted.job.saved_members)
+    service.on_event = lambda hosted, _: told.update(member.device for member in hosted.job.members.saved)
     (tmp_path / "train.py").write_text(JOINS)
     with serving(service) as address:
         command = [

@@ -1,0 +1,78 @@
+"""Attempts of a job: how often it has gone back to an earlier iteration, and whether it has to now."""
+
+from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.iterations import Iterations
+from batchsize_manager.job.members import Member, Members
+from idl.records import Report
+
+
+class Attempts:
+    """The attempt that a job is in.
+
+    Between `begin` and `end` the job is *recovering*: its members fence the shards with the new attempt, and
+    nothing is planned.
+
+    Args:
+        members: The job's.
+        iterations: The job's.
+        outbox: Takes what happens.
+
+    Attributes:
+        number: The attempt; 0 for the first.
+        why_recovering: Why the job is recovering, in words; empty where it is not.
+        failure: Why the job cannot go on at all, or None.
+    """
+
+    def __init__(self, members: Members, iterations: Iterations, outbox: Outbox) -> None:
+        self.number = 0
+        self.why_recovering = ""
+        self.failure: str | None = None
+        self._members = members
+        self._iterations = iterations
+        self._outbox = outbox
+
+    @property
+    def recovering(self) -> bool:
+        """Whether the job waits for `end`."""
+        return bool(self.why_recovering)
+
+    def begin(self, why: str, after: int = 0) -> None:
+        """Forget what is under way, and have the members bring the shards to one iteration.
+
+        Args:
+            why: In words.
+            after: A later attempt than the present one that is known already.
+        """
+        self.number = max(self.number, after) + 1
+        self.why_recovering = why
+        self._iterations.interrupt()
+        self._outbox.effects.answer = True
+        self._outbox.log(f"attempt {self.number} is needed: {why}")
+
+    def end(self, iteration: int, now: float) -> None:
+        """Go on from an iteration, which all shards are at."""
+        self.why_recovering = ""
+        self._iterations.go_to(iteration, now)
+        self._outbox.effects.answer = True
+
+    def catch_up(self, attempt: int) -> None:
+        """Begin another attempt if a worker knows of a later one, which an earlier manager did not keep."""
+        if self._members.redoes and attempt > self.number:
+            self.begin(f"attempt {attempt} was not kept", after=attempt)
+
+    def must_recover(self, member: Member) -> int | None:
+        """Return the attempt that a member has yet to fence the shards with, if there is one."""
+        return self.number if self.recovering or member.attempt != self.number else None
+
+    def is_void(self, worker: str, member: Member, report: Report) -> bool:
+        """Return whether a report is of another attempt than the present one, so that it tells nothing."""
+        if not self._members.redoes:
+            return False
+        if report.attempt is not None:
+            self.catch_up(report.attempt + self.recovering)  # nobody can have a part of a new one yet
+        if not self.recovering and member.attempt == self.number and report.attempt in (None, self.number):
+            return False
+        self._outbox.log(
+            f"{worker} reported iteration {report.iteration} of another attempt, which does not count", worker
+        )
+        return True

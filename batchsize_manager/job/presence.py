@@ -1,0 +1,168 @@
+"""Members that fall silent, return and go, and what becomes of their parts of iterations.
+
+Decides nothing about time: which members are dead or unresponsive is found in `deadlines`.
+"""
+
+from batchsize_manager.job.attempts import Attempts
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.iterations import Iterations
+from batchsize_manager.job.members import DRAINED, Member, Members
+from batchsize_manager.job.planner import Planner
+from batchsize_manager.policies.solver import InfeasibleError
+
+
+class Presence:
+    """Changes of who takes part in a job, each leaving members, iterations and planner consistent.
+
+    Args:
+        config: How the job is run.
+        members: The job's.
+        iterations: The job's.
+        planner: The job's.
+        attempts: The job's.
+        outbox: Takes what happens.
+
+    Attributes:
+        awaited_until: Where the members cannot take a whole batch, until when others are awaited; else None.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        members: Members,
+        iterations: Iterations,
+        planner: Planner,
+        attempts: Attempts,
+        outbox: Outbox,
+    ) -> None:
+        self.awaited_until: float | None = None
+        self._config = config
+        self._members = members
+        self._iterations = iterations
+        self._planner = planner
+        self._attempts = attempts
+        self._outbox = outbox
+
+    def hear(self, worker: str, incarnation: str, now: float) -> Member:
+        """Note that a member lives; one that seemed dead is a member again.
+
+        Raises:
+            NotMemberError: It is no member.
+        """
+        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
+        if cut_off is not None:
+            self._take_back(worker, cut_off, now)
+        member = self._members.known(worker, incarnation)
+        member.heard_at = now
+        member.back_by, member.is_returning = None, False
+        return member
+
+    def changed(self) -> None:
+        """Have the planner reckon with the members as they are; fail if they cannot take the batch."""
+        if self.awaited_until is not None and not self._planner.can_do_without(()):
+            return
+        self.awaited_until = None
+        try:
+            self._planner.members_changed()
+        except InfeasibleError as error:
+            self._attempts.failure = str(error)
+
+    def remove(self, worker: str, why: str, now: float) -> None:
+        """Take a member out of the job; what it leaves undone is done by others, or lost."""
+        redoes = self._members.redoes
+        del self._members.by_name[worker]
+        self._outbox.tally.gone += 1
+        self._outbox.log(f"{worker} {why}", worker)
+        waits = self.awaited_until is not None
+        if self._members.started and redoes and not waits and not self._planner.can_do_without(()):
+            self.awaited_until = now + self._config.keep
+            if self._members:
+                self._outbox.log(f"{self._planner.lack}: others are awaited for {self._config.keep:g} s")
+        self._iterations.discard_undelivered()
+        self._iterations.take_from(worker, redo=redoes)
+        if self._members:
+            self._hold_back()
+            self.changed()
+
+    def suspend(self, worker: str) -> bool:
+        """Let the others do a silent member's part, if they can.
+
+        Returns:
+            Whether they can.
+        """
+        if not self._planner.can_do_without({worker}):
+            return False
+        self._members.by_name[worker].suspended = True
+        self._outbox.tally.suspended += 1
+        self._outbox.log(f"{worker} is silent; the others do its part meanwhile", worker)
+        self._iterations.discard_undelivered()
+        self._iterations.take_from(worker, redo=self._members.redoes)
+        self.changed()
+        return True
+
+    def welcome(self, worker: str, member: Member, now: float, iteration: int | None = None) -> bool:
+        """Plan for a suspended member again.
+
+        Args:
+            worker: Its name.
+            member: The member.
+            now: The time.
+            iteration: That it has come to report, if any.
+
+        Returns:
+            Whether it goes on where it was, since nobody has got its part yet.
+        """
+        member.suspended = False
+        member.joined_at = now
+        self._outbox.log(f"{worker} is back", worker)
+        self._iterations.discard_undelivered()
+        goes_on = self._iterations.reinstate(worker)
+        if not goes_on:
+            planned = self._iterations.planned
+            if iteration not in self._iterations.progress:
+                member.ready = planned
+            member.first = min(member.first, planned)  # the others may have gone back meanwhile
+            member.go_on_at(planned)
+        self.changed()
+        return goes_on
+
+    def begin_again(self, iteration: int) -> None:
+        """Let all members begin at an iteration; release those that were drained before it, if possible."""
+        drained = [name for name, member in self._members.by_name.items() if member.drained]
+        for member in self._members.by_name.values():
+            member.begin_at(iteration)
+            member.last, member.leaving = None, ""
+        if self._planner.can_do_without(drained):
+            self._members.release(dict.fromkeys(drained, DRAINED), iteration - 1)
+        else:
+            for name in drained:
+                self._log_retained(name)
+        self.changed()
+
+    def _log_retained(self, worker: str) -> None:
+        said = f"{worker} stays, since the others cannot take the batch without it any more"
+        self._outbox.log(said, worker)
+
+    def _hold_back(self) -> None:
+        """Keep the members that are leaving, where those that are left cannot take the batch."""
+        leaving = [name for name, member in self._members.by_name.items() if member.last is not None]
+        if not leaving or not self._members.redoes or self._attempts.recovering:
+            return
+        if self._planner.can_do_without(()):
+            return
+        for name in leaving:
+            member = self._members.by_name[name]
+            member.last, member.leaving = None, ""
+            self._log_retained(name)
+        self._attempts.begin("those who were leaving have to stay")
+
+    def _take_back(self, worker: str, member: Member, now: float) -> None:
+        """Make a member again of one that was cut off only; it is suspended until it asks for work."""
+        # Others may be suspended, too, as this one is: planned for again, all have a larger batch, maybe.
+        self._members.check_room(worker, member.bounds, self._planner.size(len(self._members) + 1))
+        if self._members.started and not self._members and not self._attempts.recovering:
+            self._attempts.begin("all members had gone")
+        member.suspended, member.back_by, member.heard_at = True, None, now
+        self._members.by_name[worker] = member
+        self._outbox.log(f"{worker} had not died; it is a member again", worker)
