@@ -1,4 +1,4 @@
-"""Where each iteration's batch lies in the data, and how large it is; pure values, nothing of the wire."""
+"""Places and sizes of a job's batches in the data; pure values, nothing of the wire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from idl.plan import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """From an iteration on, whose batch begins at a position of an epoch, batches have another size."""
+    """A change of the batch's size, from an iteration on, whose batch begins at a position of an epoch."""
 
     iteration: int
     epoch: int
@@ -46,20 +46,20 @@ class Batches:
 
     @property
     def changes(self) -> list[BatchChange]:
-        """Where the size has changed, oldest first."""
+        """The changes of the size, oldest first; the first is where the job began."""
         return list(self._changes)
 
     @property
     def last_change(self) -> BatchChange:
-        """Where the size has changed last, or where the job began."""
+        """The last change of the size, or where the job began."""
         return self._changes[-1]
 
     def restore(self, changes: Sequence[BatchChange]) -> None:
-        """Take up where the size had changed in an earlier life of the job."""
+        """Go on from the changes in an earlier life of the job."""
         self._changes = list(changes) or self._changes
 
     def size(self, members: int, total: int | None = None) -> int:
-        """The samples of a whole batch for so many members; with another `total`, if one is given."""
+        """Return the samples of a whole batch for `members` members, with another `total` if given."""
         total = self.total if total is None else total
         if self._members is None:
             return total
@@ -67,7 +67,7 @@ class Batches:
         return max(1, min(scaled, self.spec.dataset_size))
 
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
-        """Epoch, first position and size of an iteration's batch, for so many members from there on."""
+        """Return epoch, first position and size of an iteration's batch, for `members` from then on."""
         while len(self._changes) > 1 and self._changes[-1].iteration > iteration:
             self._changes.pop()  # the job has gone back
         size = self.size(members)
@@ -79,12 +79,12 @@ class Batches:
         return self._batch(iteration)
 
     def follow(self, iteration: int, epoch: int, start: int, total: int) -> None:
-        """Note where a later batch was; all that is seen of a change at an epoch's end is its last batch."""
+        """Take over a later batch's place; of a change at an epoch's end only the last batch shows."""
         if self._batch(iteration) != (epoch, start, total):
             self._changes.append(BatchChange(iteration, epoch, start, total))
 
     def _batch(self, iteration: int) -> tuple[int, int, int]:
-        """An iteration's batch, with the size that the last change has brought."""
+        """Return an iteration's batch, with the size since the last change."""
         last, samples = self._changes[-1], self.spec.dataset_size
         epoch, start, after = last.epoch, last.start, iteration - last.iteration
         left = self._in(samples - start, last.size)  # batches in that epoch
@@ -96,5 +96,5 @@ class Batches:
         return epoch, start, min(last.size, samples - start)
 
     def _in(self, samples: int, size: int) -> int:
-        """How many batches there are in so many samples at an epoch's end."""
+        """Return the number of batches in the last `samples` samples of an epoch."""
         return samples // size if self.spec.drop_last else -(-samples // size)

@@ -1,7 +1,7 @@
-"""Who is gone, silent or late: decisions from what members have said and when, without a clock.
+"""Members that are dead, silent or late: decided from what they have sent and when, without a clock.
 
-Somebody who is merely slow is none of these: being slow, it still sends heartbeats, and the time that it has
-for a report grows with the time that iterations take.
+A straggler is none of these: it still sends heartbeats, and the time that it has for a report grows with the
+time that iterations take.
 """
 
 import itertools
@@ -15,22 +15,22 @@ _PATIENCE = 10  # typical durations of an iteration that others wait for a repor
 
 
 def gone(members: Mapping[str, Member], now: float) -> list[str]:
-    """The members whose connection broke, and that did not come back in time."""
+    """Return the members whose connection broke, and that did not come back in time."""
     return [name for name, m in members.items() if m.back_by is not None and now >= m.back_by]
 
 
 def absent(members: Mapping[str, Member], absence: float, now: float) -> list[str]:
-    """The suspended members that have been silent for `absence` seconds."""
+    """Return the suspended members that have been silent for `absence` seconds."""
     return [name for name, m in members.items() if m.suspended and now - m.heard_at >= absence]
 
 
 def silent(
     members: Mapping[str, Member], progress: Mapping[int, IterationProgress], silence: float, now: float
 ) -> list[str]:
-    """The members with something to do that have sent no heartbeat for `silence` seconds.
+    """Return the members with something to do that have sent no heartbeat for `silence` seconds.
 
-    Who has neither sent nor promised one is not expected to. Where nobody was heard of, that is no member's
-    fault.
+    Nothing is expected of members that have neither sent nor promised one. Where no member was heard of, the
+    fault is not theirs.
     """
     there = {name: m for name, m in members.items() if not m.suspended}
     if all(now - m.heard_at >= silence for m in there.values()):
@@ -52,7 +52,7 @@ def late(
     typical: float,
     now: float,
 ) -> Iterator[tuple[str, int]]:
-    """The members that others have waited for for too long, with the iteration that they did not report.
+    """Find the members that others have waited for for too long, with the iteration that they did not report.
 
     Args:
         members: By name.
@@ -81,7 +81,7 @@ def late(
 def waited_since(
     iteration: int, members: Mapping[str, Member], progress: Mapping[int, IterationProgress]
 ) -> float:
-    """When the first of the members was done with a planned iteration; infinity if none is."""
+    """Return when the first of the members was done with a planned iteration; infinity if none is."""
     under_way = progress.get(iteration)
     if under_way is None:
         return -math.inf  # so long ago that it is forgotten

@@ -11,7 +11,7 @@ EVENTS = 200  # that a job keeps
 
 @dataclass(slots=True)
 class Effects:
-    """What the manager has to do after an event of a job, in this order.
+    """Tasks of the manager after an event of a job.
 
     Attributes:
         log: What happened, in words, each with the worker that it is about; None where it is about several
@@ -33,7 +33,7 @@ class Effects:
 
 
 class Outbox:
-    """Collects the effects of a job's events until they are taken.
+    """The effects of a job's events until they are taken.
 
     Attributes:
         effects: What has been collected since the last `take`.

@@ -1,7 +1,7 @@
 """The iterations of a job: those that are planned and under way, and the records of those that are complete.
 
-It keeps what was planned and reported, and says which iterations are complete. Who is planned for what, and
-when, is decided in `job` and `planner`.
+Keeps what was planned and reported, and finds which iterations are complete. Plans are made in `planner`, and
+asked for in `job`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ class Iterations:
         self._outbox = outbox
 
     def add(self, progress: IterationProgress) -> None:
-        """The next iteration is planned."""
+        """Add the plan of the next iteration."""
         self.progress[self.planned] = progress
         self.planned += 1
 
@@ -51,14 +51,14 @@ class Iterations:
         self.planned = self.first_open
 
     def go_to(self, iteration: int, now: float) -> None:
-        """Begin anew at an iteration, and forget whatever was after it."""
+        """Begin again at an iteration, and forget whatever was after it."""
         self.interrupt()
         self.history.forget_from(iteration)
         self.planned = self.first_open = iteration
         self.completed_at = now
 
     def deliver(self, worker: str, iteration: int) -> Assignment | None:
-        """A member's own part of an iteration, if it has still to do that; the plan stands from now on."""
+        """Give a member its own part of an iteration, if it has yet to do it; the plan stands from now on."""
         progress = self.progress.get(iteration)
         part = progress.plan.assignments.get(worker) if progress is not None else None
         if progress is None or part is None or part not in progress.open.get(worker, ()):
@@ -67,7 +67,7 @@ class Iterations:
         return part
 
     def discard_undelivered(self) -> None:
-        """Plans that nobody has seen can be made anew, for the members as they are then."""
+        """Drop plans that no member has been given; they are made again for the members as they are then."""
         while self.progress:
             iteration, progress = next(reversed(self.progress.items()))
             if progress.delivered or progress.done:
@@ -76,11 +76,11 @@ class Iterations:
             self.planned = iteration
 
     def has_piece(self, worker: str) -> bool:
-        """Whether a member has something to do that was another's."""
+        """Return whether a member has a part to do that was another's."""
         return any(progress.has_piece(worker) for progress in self.progress.values())
 
     def take_from(self, worker: str, *, redo: bool, first: int = 0) -> None:
-        """A member does no more of what is planned, from an iteration on; it is redone by others, or lost."""
+        """Take a member's parts from an iteration on; others redo them, or they are lost."""
         for iteration in range(max(first, self.first_open), self.planned):
             if redo:
                 self.progress[iteration].withdraw(worker)
@@ -88,11 +88,16 @@ class Iterations:
                 self.progress[iteration].lose(worker)
 
     def reinstate(self, worker: str) -> bool:
-        """Let a member go on with what was taken from it; whether there was anything left of that."""
+        """Let a member go on with its parts; return whether it has any that nobody else has been given."""
         return any([progress.reinstate(worker) for progress in self.progress.values()])  # noqa: C419 - all of them
 
     def is_complete(self, progress: IterationProgress, members: int) -> bool:
-        """Whether none of so many members waits for more reports of an iteration."""
+        """Return whether no member waits for more reports of an iteration.
+
+        Args:
+            progress: The iteration's.
+            members: How many members there are.
+        """
         if progress.is_settled:
             return True
         if self._sync.mode == "backup":
@@ -103,11 +108,11 @@ class Iterations:
         return self._sync.mode == "asp" and progress.plan.iteration < self.first_kept(members)
 
     def first_kept(self, members: int) -> int:
-        """Who is behind this iteration skips to it, lest the plans that only it needs fill the memory."""
+        """Return the iteration that members further behind skip to: old plans must not fill the memory."""
         return self.planned - max(1, _OPEN_RECORDS // max(1, members))
 
     def complete(self, members: int, now: float) -> Iterator[Mapping[str, Observation]]:
-        """Record the iterations that are complete now, one by one, with what the policy sees of each."""
+        """Record the iterations that are complete now, one by one; yield what the policy sees of each."""
         while self.first_open < self.planned:
             progress = self.progress[self.first_open]
             if not self.is_complete(progress, members):
@@ -123,12 +128,12 @@ class Iterations:
             yield progress.observations()
 
     def forget_before(self, iteration: int) -> None:
-        """Nobody needs to know any more how earlier complete iterations went."""
+        """Forget how complete iterations before this one went."""
         while (oldest := next(iter(self.progress), iteration)) < min(iteration, self.first_open):
             del self.progress[oldest]
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
-        """The slices that are lost of this and later iterations."""
+        """Find the slices that are lost of this and later iterations."""
         oldest = next(iter(self.progress), self.planned)
         for later in range(max(iteration, oldest), self.planned):
             yield from self.progress[later].lost.values()

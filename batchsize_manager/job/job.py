@@ -329,12 +329,12 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nobody is in it, and nobody is awaited any more."""
+        """Whether it has no members, and none are awaited any more."""
         return not self.members and self.presence.awaited_until is None
 
     @property
     def state(self) -> str:
-        """In a word, as in `JobSummary`."""
+        """One of failed, recovering, paused, gathering and running; as in `JobSummary`."""
         if self.attempts.failure:
             return "failed"
         if self.attempts.recovering:
@@ -345,7 +345,7 @@ class Job:
         return "gathering" if waits else "running"
 
     def must_recover(self, worker: str, incarnation: str) -> int | None:
-        """The attempt that a member has yet to fence the shards with and say `rewind` in, if there is one.
+        """Return the attempt that a member has yet to fence the shards with, and to `rewind` in, if any.
 
         Raises:
             NotMemberError: It is no member.
@@ -353,7 +353,7 @@ class Job:
         return self.attempts.must_recover(self.members.known(worker, incarnation))
 
     def next_assignment(self, worker: str, incarnation: str, known: int = -1) -> Assignment | None:
-        """What a member does after the last assignment that it reported or, if later, iteration `known`.
+        """Return a member's part after the last one that it reported or, if later, after iteration `known`.
 
         Returns:
             None while that is not planned.
@@ -374,12 +374,12 @@ class Job:
         return assignment
 
     def assignments_after(self, worker: str, iteration: int) -> list[Assignment]:
-        """What is planned for a member beyond an iteration."""
+        """Return a member's parts of the iterations that are planned beyond one."""
         later = (self.iterations.deliver(worker, i) for i in range(iteration + 1, self.iterations.planned))
         return [assignment for assignment in later if assignment is not None]
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
-        """The slices, of this and later iterations, whose workers have gone without a report.
+        """Find the slices, of this and later iterations, whose workers have gone without a report.
 
         Only in backup: in bsp they are redone, and in the asynchronous modes nobody waits for a slice.
         """
@@ -435,7 +435,7 @@ class Job:
         return goes_on
 
     def _advance(self, now: float) -> None:
-        """Complete the iterations that can be, have redone what must be, then plan as far as allowed."""
+        """Complete iterations, give out what must be redone, then plan as far as allowed."""
         if self.attempts.recovering:
             return
         iterations = self.iterations
@@ -462,7 +462,7 @@ class Job:
             self.outbox.effects.answer = True
 
     def _oldest_needed(self) -> int:
-        """The first iteration that a member may still report, or have to be told the losses of."""
+        """Return the first iteration that a member may still report, or has to learn the losses of."""
         if self.members.redoes:
             return self.iterations.first_open
         slowest = min((member.reported for member in self.members.by_name.values()), default=0)

@@ -1,6 +1,6 @@
 """The members of a job: who they are, what they can take, and when they were last heard of.
 
-It knows nothing of plans beyond the numbers of iterations; what a member has to do lies in `progress`.
+Knows nothing of plans beyond the numbers of iterations; the parts that a member has to do lie in `progress`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ _RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was s
 
 @dataclass(frozen=True, slots=True)
 class SavedMember:
-    """What is kept of a member, for a job to be restored with it."""
+    """A member as it is kept, for a job to be restored with it."""
 
     worker: str
     incarnation: str
@@ -68,7 +68,7 @@ class Member:
         return self.leaving == DRAINED
 
     def standing(self, worker: str, now: float) -> "Standing":
-        """How it stands, for those who look at the job."""
+        """Return its state as clients that look at the job see it."""
         if self.last is not None:
             state = "leaving"
         elif self.back_by is not None:
@@ -82,7 +82,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a member stands; see `MemberStatus` in the IDL, but for who waits, which its connections show."""
+    """A member's state for clients, as `MemberStatus` in the IDL, but for whether it waits."""
 
     worker: str
     state: str
@@ -150,7 +150,7 @@ class Members:
         ]
 
     def standings(self, now: float) -> list[Standing]:
-        """How each member stands, in the order of their slices."""
+        """Return each member's standing, in the order of their slices."""
         return [member.standing(worker, now) for worker, member in self.by_name.items()]
 
     def add(
@@ -186,7 +186,7 @@ class Members:
         return member
 
     def contest(self, worker: str, incarnation: str, now: float) -> None:
-        """Let another incarnation have a member's name, if the member is dead: it shows if that is heard.
+        """Let another incarnation have a member's name, if nothing is heard of the member any more.
 
         Raises:
             InvalidRequestError: The member lives.
@@ -207,12 +207,12 @@ class Members:
         raise UnavailableError(f"{said}it is not known yet whether it lives")
 
     def get(self, worker: str, incarnation: str) -> Member | None:
-        """A member's state; None if there is no such member, or it is another incarnation."""
+        """Return a member's state; None if there is no such member, or it is another incarnation."""
         member = self.by_name.get(worker)
         return member if member is not None and member.incarnation == incarnation else None
 
     def cut_off(self, worker: str, since: float) -> None:
-        """A member's connection broke, and it seems to have died: keep what is known of it, if it has not.
+        """Keep what is known of a member that seems to be dead, since its connection broke.
 
         Others that have not been heard of since then are forgotten.
         """
@@ -220,7 +220,7 @@ class Members:
         self._cut_off[worker] = self.by_name[worker]
 
     def returning(self, worker: str, incarnation: str, since: float) -> Member | None:
-        """What was known of a member that was cut off, if it was heard of since then, and kept its name."""
+        """Return a member that was cut off, if it was heard of since then, and its name is free."""
         member = self._cut_off.get(worker)
         if member is None or member.incarnation != incarnation or worker in self.by_name:
             return None
@@ -242,12 +242,12 @@ class Members:
         return member
 
     def check_bounds(self, changed: Mapping[str, Bounds], total: int, *, complete: bool) -> None:
-        """Whether the members can take a batch of `total` samples; some may be about to have other bounds.
+        """Check that the members can take a batch of `total` samples, some of them with other bounds.
 
         Args:
             changed: Those others, by name.
             total: Samples.
-            complete: Whether nobody else is awaited who might take some of it.
+            complete: Whether no other member is awaited that might take some of it.
 
         Raises:
             InvalidRequestError: They cannot.
@@ -267,7 +267,7 @@ class Members:
             )
 
     def check_room(self, worker: str, bounds: Bounds, total: int) -> None:
-        """Whether a newcomer's minimum fits into a batch of `total` samples beside the others'.
+        """Check that a newcomer's minimum fits into a batch of `total` samples beside the others'.
 
         Raises:
             InvalidRequestError: It does not.
@@ -280,7 +280,7 @@ class Members:
             )
 
     def lower_maximum(self, worker: str, maximum: int, total: int) -> bool:
-        """A member has found out that it can take less; what the others leave of `total` it must take.
+        """Lower a member's maximum, though not below what the others leave of `total`.
 
         Returns:
             Whether its bounds have changed.
@@ -307,7 +307,7 @@ class Members:
         return True
 
     def is_released(self, worker: str, incarnation: str) -> bool:
-        """Whether a worker was released, and is out."""
+        """Return whether a worker was released, and is out."""
         return incarnation in self._released and self.get(worker, incarnation) is None
 
     def release(self, leaving: Mapping[str, str], last: int) -> None:
@@ -316,7 +316,7 @@ class Members:
             self.by_name[worker].last, self.by_name[worker].leaving = last, why
 
     def let_go(self) -> None:
-        """Members that have finished all that was planned for them before they were released are out."""
+        """Take out the members that are released, and have finished all that was planned for them."""
         for worker, member in list(self.by_name.items()):
             if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
                 del self.by_name[worker]
@@ -324,7 +324,7 @@ class Members:
                 self._outbox.log(f"{worker} was released: {member.leaving}", worker)
 
     def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
-        """Why a worker is released, in words; None if it is not.
+        """Return why a worker is released, in words; None if it is not.
 
         One that has been given its last assignment, of iteration `known`, is released before it has reported.
         """

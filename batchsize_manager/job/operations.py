@@ -1,4 +1,4 @@
-"""What an operator does to a running job: another policy, batch size or bounds, a drained worker, a pause.
+"""Changes of a running job by operators: another policy, batch size or bounds, a drained worker, a pause.
 
 Parts that were given to workers stand; what follows is planned again. Who asked, and with what right, is not
 known here.
@@ -57,7 +57,7 @@ class Operations:
         self._advance = advance
 
     def change_policy(self, policy: Policy, what: str, now: float) -> str:
-        """Split batches otherwise; the new policy is shown what the last iterations were like.
+        """Split batches by another policy, which is shown what the last iterations were like.
 
         Args:
             policy: The new one; what is in `models` and not in its own is forgotten.
@@ -95,7 +95,7 @@ class Operations:
         return self._done(f"changed the batch size from {before} to {total}, {self._from_here}", now)
 
     def change_bounds(self, worker: str, bounds: Bounds, now: float) -> str:
-        """Give a member batch sizes between others."""
+        """Give a member other bounds."""
         member = self._named(worker)
         self._members.check_bounds({worker: bounds}, self._planner.batch_size, complete=self._members.started)
         self._iterations.discard_undelivered()
@@ -105,7 +105,7 @@ class Operations:
         return self._done(f"given {worker} {said}, {self._from_here}", now)
 
     def drain(self, worker: str, now: float) -> str:
-        """Let a member finish what it was given, then release it."""
+        """Release a member after the last part that it was given."""
         member = self._named(worker)
         if self._members.reduce:
             raise InvalidRequestError(
@@ -154,7 +154,7 @@ class Operations:
 
     @property
     def _from_here(self) -> str:
-        """Where what is planned from now on begins, in words."""
+        """The place where a change takes effect, in words."""
         if self._attempts.recovering:
             return f"from attempt {self._attempts.number} on"
         return f"from iteration {self._iterations.planned} on"

@@ -1,4 +1,4 @@
-"""Who takes how much of the next batch: asks the policy, for the members that are planned for."""
+"""The next plan: the batch's place and size, split by the policy among the members that are planned for."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -14,7 +14,7 @@ from predictors import Weights
 
 
 class Planner:
-    """Makes one plan after the other.
+    """Maker of one plan after the other.
 
     Args:
         config: How the job is run.
@@ -53,18 +53,18 @@ class Planner:
         return self.batches.size(members)
 
     def can_do_without(self, workers: Collection[str]) -> bool:
-        """Whether the others that are planned for can take a whole batch."""
+        """Return whether the members that are planned for can take a whole batch without some of them."""
         left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
         return bool(left) and sum(left) >= self.batches.size(len(left))
 
     @property
     def lack(self) -> str:
-        """What the members that are planned for cannot take, in words."""
+        """The samples that the members that are planned for cannot take, in words."""
         most = sum(member.bounds.maximum for member in self._members.staying.values())
         return f"the workers can take {most} samples together at most, less than a batch of {self.batch_size}"
 
     def members_changed(self) -> None:
-        """Let the policy know who is planned for.
+        """Give the policy the members that are planned for.
 
         Raises:
             InfeasibleError: They cannot take the batch.
@@ -128,7 +128,7 @@ class Planner:
         return IterationProgress(make_plan(iteration, epoch, start, counts, attempt), now, predicted)
 
     def _releasable(self, dispensable: Mapping[str, str]) -> Mapping[str, str]:
-        """Those of the members that the job may let go, if the others can take the whole batch."""
+        """Return the dispensable members that may be released, with why, if the others can take the batch."""
         members = self._members.by_name
         leaving = {name: why for name, why in dispensable.items() if not members[name].unreleasable}
         return leaving if self._config.release and self.can_do_without(leaving.keys()) else {}

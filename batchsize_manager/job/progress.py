@@ -1,4 +1,4 @@
-"""An iteration under way: who has still what to do of it, what has been reported, what is to be redone.
+"""An iteration under way: parts that are still to be done, reported, or to be redone.
 
 Parts are slices of the iteration's batch. A member's own part is its slice of the plan; others that it is
 given later, of those who have gone, are pieces. No part is ever open with two members at once, and those that
@@ -27,13 +27,13 @@ class Done:
 
 @dataclass(slots=True)
 class IterationProgress:
-    """How far an iteration is.
+    """State of an iteration under way.
 
     Attributes:
         plan: Everybody's own part.
         planned_at: When it was planned.
         predicted_speeds: By name, samples per second.
-        delivered: Whether anybody has been told of it.
+        delivered: Whether any member has been given its part.
         open: By name, the parts that a member has still to do, in that order.
         done: By name, what was reported.
         lost: By name, own parts of members that have gone, where nobody redoes them.
@@ -49,7 +49,7 @@ class IterationProgress:
     lost: dict[str, Assignment] = field(default_factory=dict)
     pool: list[Assignment] = field(default_factory=list)
     _withdrawn: dict[str, list[Assignment]] = field(default_factory=dict)
-    _told: set[Assignment] = field(default_factory=set)  # pieces that their workers have been told of
+    _given: set[Assignment] = field(default_factory=set)  # pieces that their members have been given
 
     def __post_init__(self) -> None:
         self.open = {worker: [part] for worker, part in self.plan.assignments.items()}
@@ -60,7 +60,7 @@ class IterationProgress:
         return not self.open and not self.pool
 
     def has_piece(self, worker: str) -> bool:
-        """Whether a member has a part to do that was another's."""
+        """Return whether a member has a part to do that was another's."""
         parts = self.open.get(worker)
         if not parts:
             return False
@@ -68,32 +68,32 @@ class IterationProgress:
         return len(parts) > 1 or parts[0] is not self.plan.assignments.get(worker)
 
     def next_piece(self, worker: str) -> Assignment | None:
-        """The piece that a member that is through with its own part does next, if there is one."""
+        """Return the piece that a member does next, once it has done its own part; None if there is none."""
         if not self.has_piece(worker):
             return None
         piece = self.open[worker][0]
-        self._told.add(piece)
+        self._given.add(piece)
         return piece
 
     def piece_at(self, worker: str, start: int | None) -> Assignment | None:
-        """The piece that a member reports by its first position or, where it names none, was told of last."""
+        """Return the piece that a member reports, by its first position; without one, the first of them."""
         if not self.has_piece(worker):
             return None
-        pieces = (p for p in self.open[worker] if p in self._told and start in (None, p.start))
+        pieces = (p for p in self.open[worker] if p in self._given and start in (None, p.start))
         return next(pieces, None)
 
     def finish(self, worker: str, part: Assignment, report: Report, now: float) -> None:
-        """A member has reported a part."""
+        """Take in the report of a part."""
         self._close(worker, part)
         self.done.setdefault(worker, []).append(Done(part, report, now))
 
     def lose(self, worker: str) -> None:
-        """A member has gone, and nobody redoes its own part."""
+        """Give up a member's own part, which nobody redoes."""
         if self.open.pop(worker, None):
             self.lost[worker] = self.plan.assignments[worker]
 
     def withdraw(self, worker: str) -> bool:
-        """Pool what a member has still to do.
+        """Pool the parts that a member has still to do.
 
         Returns:
             Whether it had anything to do.
@@ -120,7 +120,7 @@ class IterationProgress:
         Each is given one piece at most, none more than its maximum; what is left stays in the pool.
 
         Returns:
-            Who has got a piece.
+            The members that have got a piece.
         """
         got: dict[str, None] = {}
         while self.pool and len(got) < len(takers):
@@ -141,10 +141,10 @@ class IterationProgress:
         return list(got)
 
     def record(self, released_at: float, duration: float) -> IterationRecord:
-        """What is kept of the iteration; a worker's record covers all its parts together.
+        """Return the iteration's record; a worker's covers all its parts together.
 
         Args:
-            released_at: When whoever waited could go on.
+            released_at: When the members that waited could go on.
             duration: Seconds that it took.
         """
         plan = self.plan
@@ -154,7 +154,7 @@ class IterationProgress:
         )
 
     def observations(self) -> dict[str, Observation]:
-        """What policies see of it: everybody's own part, whose size they chose."""
+        """Return what policies see of the iteration: each member's own part, whose size they chose."""
         own = {
             name: done[0] for name, done in self.done.items() if done[0].part is self.plan.assignments[name]
         }
