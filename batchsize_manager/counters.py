@@ -28,12 +28,8 @@ class JobTally:
         """An iteration is complete."""
         self.durations.add(record.duration)
         self.samples += record.total
-        processing = waiting = 0.0
-        for worker in record.workers.values():
-            processing += worker.batch_processing_time
-            waiting += worker.waiting_time
-        self.processing += processing
-        self.waiting += waiting
+        self.processing += float(record.batch_processing_times.sum())
+        self.waiting += float(record.waiting_times.sum())
 
 
 class LearningTally:

@@ -18,7 +18,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.job import Job
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
-from idl.translation import wire_assignment, wire_history, wire_lost, wire_synchronisation
+from idl.translation import wire_assignment, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
 from rpc.peer import Peer
 from rpc.periodic import Periodic
@@ -116,13 +116,6 @@ class HostedJob:
         """Whether the records from an iteration on are all in memory."""
         oldest = self.job.history(0, 1)
         return bool(oldest) and oldest[0].iteration <= max(iteration, self.job.first_iteration)
-
-    def history(self, first: int, limit: int) -> Any:
-        """The answer to `history`, from what is in memory."""
-        job = self.job
-        return wire_history(
-            list(job.members), job.history(first, limit), self.policy, list(job.outbox.events), self.run
-        )
 
     def wait(self, worker: str, waiting: Waiting) -> None:
         """Have a call wait; an earlier one of the same worker's is over.

@@ -115,7 +115,6 @@ class ManagerService:
             "history": self._history,
             "jobs": self._list_jobs,
             "status": self._status,
-            "records": self._records,
             "control": self._control,
         }
         self._archive: Archive | None = None
@@ -339,10 +338,9 @@ class ManagerService:
         hosted = self._jobs.get(name) or self._ended.get(name)
         if self._archive is not None and (hosted is None or not hosted.remembers(first)):
             self._start(self._look_up(call, self._archive.history(name, hosted, first, limit)))
-        elif hosted is not None:
-            call.reply(hosted.history(first, limit))
         else:
-            raise self._no_such_job(name)
+            known = self._known(name)
+            call.reply(status.history(known.run, known.job.history(first, limit)))
 
     def _list_jobs(self, call: Call) -> None:
         name = call.request.job
@@ -362,17 +360,6 @@ class ManagerService:
         hosted = self._known(check.text("job", call.request.job))
         after = check.integer("events_after", call.request.events_after, -1)
         call.reply(status.status(hosted, after))
-
-    def _records(self, call: Call) -> None:
-        name = check.text("job", call.request.job)
-        first = check.integer("first_iteration", call.request.first_iteration, 0)
-        limit = check.integer("limit", call.request.limit, 1, 1000)
-        hosted = self._jobs.get(name) or self._ended.get(name)
-        if self._archive is not None and (hosted is None or not hosted.remembers(first)):
-            self._start(self._look_up(call, self._archive.packed(name, hosted, first, limit)))
-        else:
-            known = self._known(name)
-            call.reply(status.records(known.run, known.job.packed_history(first, limit)))
 
     def _control(self, call: Call) -> None:
         name = check.text("job", call.request.job)

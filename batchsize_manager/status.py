@@ -1,4 +1,4 @@
-"""What those who look at jobs are told: summaries, members, events, records, as they go over the wire."""
+"""The answers to those who look at jobs: summaries, members, events, records, as they go over the wire."""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 import idl
 from batchsize_manager.hosted_job import HostedJob
-from batchsize_manager.job.packed import PackedRecord
-from idl.translation import wire_bounds, wire_spec
+from idl.records import IterationRecord
+from idl.translation import wire_bounds, wire_history, wire_spec
 
 _wire = idl.batchsize_manager
 
-_RECORDS_BYTES = 2**20  # of one answer
+_HISTORY_BYTES = 2**20  # of one answer
 
 
 def summary(hosted: HostedJob) -> Any:
@@ -58,29 +58,16 @@ def status(hosted: HostedJob, events_after: int) -> Any:
     return _wire.StatusReply(summary=summary(hosted), members=members, events=events)
 
 
-def records(run: str, iterations: Sequence[PackedRecord]) -> Any:
-    """Records, as many as one answer may have."""
-    names: dict[tuple[str, ...], int] = {}
-    packed: list[Any] = []
-    size = 0
-    for one in iterations:
-        if one.names not in names:
-            names[one.names] = len(names)
-            size += sum(map(len, one.names))
-        size += len(one.values)
-        if packed and size > _RECORDS_BYTES:
+def history(run: str, records: Sequence[IterationRecord]) -> Any:
+    """Return the answer to `history`: as many of the records as one answer may have, at least one."""
+    size, fitting = 0, 0
+    names: tuple[str, ...] = ()
+    for record in records:
+        size += len(record.values)
+        if record.workers is not names:
+            names = record.workers
+            size += sum(map(len, names))
+        if fitting and size > _HISTORY_BYTES:
             break
-        record = one.record
-        packed.append(
-            _wire.PackedRecord(
-                iteration=record.iteration,
-                epoch=record.epoch,
-                start=record.start,
-                total=record.total,
-                attempt=record.attempt,
-                duration=record.duration,
-                names=names[one.names],
-                values=one.values,
-            )
-        )
-    return _wire.RecordsReply(run=run, names=[list(workers) for workers in names], iterations=packed)
+        fitting += 1
+    return wire_history(run, records[:fitting])

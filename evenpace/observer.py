@@ -1,4 +1,4 @@
-"""Watches a running job without taking part in it: what the manager recorded, and the parameters."""
+"""Follows a running job without taking part in it: what the manager recorded, and the parameters."""
 
 import time
 import uuid
@@ -7,27 +7,17 @@ from typing import Any
 from numpy.typing import NDArray
 
 import idl
+from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError
 from idl.layout import shard_bounds
+from idl.records import IterationRecord
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 
-_BATCH = 200  # iterations asked for at once
-
-
-def plain_record(record: Any) -> dict[str, Any]:
-    """A Thrift `IterationRecord` as JSON has it, its workers by name."""
-    values = dict(vars(record))
-    values["workers"] = {
-        part.worker: {key: value for key, value in vars(part).items() if key != "worker"}
-        for part in sorted(record.workers, key=lambda part: part.worker)
-    }
-    return values
-
 
 class Observer:
-    """Reads from a job's manager and parameter server.
+    """Follows one job: its records so far, its members, what happened, and its parameters.
 
     Args:
         manager: The manager's address.
@@ -36,9 +26,9 @@ class Observer:
         credentials: A certificate, and a token of the job, where the services ask for them.
 
     Attributes:
-        iterations: The records of all complete iterations seen so far; Thrift's `IterationRecord`.
-        members: The members' names.
-        events: What happened, in words.
+        iterations: The records of all complete iterations seen so far.
+        members: The members' names, in the order of their slices.
+        events: What happened, in words, as far as it was seen.
     """
 
     def __init__(
@@ -48,9 +38,7 @@ class Observer:
         job: str = "default",
         credentials: Credentials | None = None,
     ) -> None:
-        self._manager = Client(
-            idl.batchsize_manager.BatchSizeManager, manager, "BatchSizeManager", credentials=credentials
-        )
+        self._manager = ManagerClient(manager, credentials, timeout=60.0)
         self._shards = [
             Client(idl.parameter_server.ParameterServer, a, "parameter server", credentials=credentials)
             for a in shards
@@ -58,30 +46,35 @@ class Observer:
         self._job = job
         self._run: str | None = None
         self._incarnation = uuid.uuid4().hex
-        self.iterations: list[Any] = []
+        self._known_events = -1  # the number of the last one
+        self.iterations: list[IterationRecord] = []
         self.members: list[str] = []
         self.events: list[str] = []
 
-    def poll(self, timeout: float = 60.0) -> bool:
+    def poll(self) -> bool:
         """Fetch what is new; False while, or once, there is no such job.
 
-        Args:
-            timeout: Seconds within which the manager has to answer.
-
         Raises:
-            EvenpaceError: It did not.
+            EvenpaceError: The manager did not answer.
         """
-        while True:
+        try:
             first = self.iterations[-1].iteration + 1 if self.iterations else 0
-            request = idl.batchsize_manager.HistoryRequest(job=self._job, first_iteration=first, limit=_BATCH)
-            try:
-                history = self._manager.call("history", request, timeout=timeout)
-            except InvalidRequestError:
-                return False
-            self._run, self.members, self.events = history.run, history.members, history.events
-            self.iterations += history.iterations
-            if len(history.iterations) < _BATCH:
-                return True
+            self._run, records = self._manager.history(self._job, first)
+            while records:
+                self.iterations += records
+                _, records = self._manager.history(self._job, records[-1].iteration + 1)
+        except InvalidRequestError:
+            return False
+        try:
+            status = self._manager.status(self._job, self._known_events)
+        except InvalidRequestError:  # it has ended, and is only in the manager's state
+            self.members = []
+            return True
+        self.members = [member.worker for member in status.members]
+        for event in status.events:
+            self.events.append(event.text)
+            self._known_events = event.number
+        return True
 
     def pull(self, parameters: NDArray[Any], version: int = -1, timeout: float = 30.0) -> int:
         """Fill `parameters`, (elements,), with at least this version; -1 takes what there is now.
@@ -106,5 +99,6 @@ class Observer:
 
     def close(self) -> None:
         """Close the connections."""
-        for client in (self._manager, *self._shards):
-            client.close()
+        self._manager.close()
+        for shard in self._shards:
+            shard.close()

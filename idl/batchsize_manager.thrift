@@ -170,34 +170,36 @@ struct LeaveReply {
 struct HistoryRequest {
   1: string job
   2: i64 first_iteration            // records from this iteration on
-  3: i64 limit                      // how many iterations at most; 1 to 1000
+  3: i64 limit                      // how many iterations at most, 1 to 1000; there may be fewer in an answer
+                                    // where that would be too long, but at least one if there is any
 }
 
-struct WorkerRecord {
-  1: string worker
-  2: i64 batch_size
-  3: double batch_processing_time
-  4: double waiting_time            // at the manager's and the parameter server's barriers together
-  5: double cpu_usage
-  6: double memory_usage
-  7: optional double predicted_speed  // samples per second, before the iteration; absent if there was none
-}
-
+/**
+ * A complete iteration. The figures of its workers are in columns, since there may be thousands: each column is an
+ * array of 8 bytes for each worker, little-endian, in the order of the workers' names. Batch sizes are signed
+ * integers (i64), all others are IEEE 754 doubles. So the figure of the worker at place p is at bytes 8 p to 8 p + 7.
+ */
 struct IterationRecord {
   1: i64 iteration
   2: i64 epoch
-  3: i64 total                      // samples
-  4: double duration                // seconds from this iteration's release, or from the completion of the
+  3: i64 start                      // the first position of the batch
+  4: i64 total                      // samples
+  5: i64 attempt                    // that it was completed in
+  6: double duration                // seconds from this iteration's release, or from the completion of the
                                     // one before it if that came later, until it was complete
-  5: list<WorkerRecord> workers     // whose report it was complete with
+  7: i32 workers                    // whose report it was complete with: the index of their names in History.workers
+  8: binary batch_sizes             // samples
+  9: binary batch_processing_times  // seconds, waiting left out
+ 10: binary waiting_times           // seconds, at the manager's and the parameter server's barriers together
+ 11: binary cpu_usages              // share of the worker's CPUs that others take, 0 to 1
+ 12: binary memory_usages           // share of its memory that is in use, 0 to 1
+ 13: binary predicted_speeds        // samples per second, before the iteration; NaN where nothing was predicted
 }
 
 struct History {
-  1: list<string> members           // names, in the order of their slices
-  2: list<IterationRecord> iterations  // complete ones only, oldest first
-  3: string policy
-  4: list<string> events            // the last things that happened, in words
-  5: string run                     // as in AssignmentReply
+  1: string run                     // as in AssignmentReply
+  2: list<list<string>> workers     // names, a list for each set of workers that an iteration had
+  3: list<IterationRecord> iterations  // complete ones only, oldest first
 }
 
 /** Which jobs; a token of all jobs is needed for all, where tokens are asked for. */
@@ -254,33 +256,6 @@ struct StatusReply {
   1: JobSummary summary
   2: list<MemberStatus> members     // in the order of their slices
   3: list<Event> events             // oldest first; of those asked for, the last 200
-}
-
-struct RecordsRequest {
-  1: string job
-  2: i64 first_iteration            // records from this iteration on
-  3: i64 limit                      // how many iterations at most, 1 to 1000; there may be fewer in an answer
-                                    // where that would be too long, but at least one if there is any
-}
-
-/** As IterationRecord, with the workers' figures in columns: for thousands of workers. */
-struct PackedRecord {
-  1: i64 iteration
-  2: i64 epoch
-  3: i64 start                      // the first position of the batch
-  4: i64 total                      // samples
-  5: i64 attempt                    // that it was completed in
-  6: double duration                // as in IterationRecord
-  7: i32 names                      // which of the lists of names is that of its workers
-  8: binary values                  // little-endian: the batch sizes, i64 for each worker; then likewise, as
-                                    // doubles, batch processing times, waiting times, CPU usages, memory usages,
-                                    // and predicted speeds, NaN where there is none
-}
-
-struct RecordsReply {
-  1: string run                     // as in AssignmentReply
-  2: list<list<string>> names
-  3: list<PackedRecord> iterations  // complete ones only, oldest first
 }
 
 /** How batches are split from now on. */
@@ -359,7 +334,10 @@ service BatchSizeManager {
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** For dashboards and reports; open to anybody who may have to do with the job. */
+  /**
+   * What a job's iterations were like, also of one that has ended, as far as it is remembered. To have all, ask
+   * again from the last one's successor until there are none.
+   */
   History history(1: HistoryRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
@@ -371,11 +349,6 @@ service BatchSizeManager {
 
   /** A job, its members, and what happened lately. */
   StatusReply status(1: StatusRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Unauthorised unauthorised)
-
-  /** As history, for those who look at large jobs often. */
-  RecordsReply records(1: RecordsRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 

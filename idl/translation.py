@@ -6,7 +6,7 @@ or that was sent with another type, as None.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import idl
@@ -25,6 +25,11 @@ _MAX_GROUPS = 10_000
 _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
+
+_COLUMNS = (  # of an iteration's record on the wire, in the order that they have in `IterationRecord.values`
+    *("batch_sizes", "batch_processing_times", "waiting_times"),
+    *("cpu_usages", "memory_usages", "predicted_speeds"),
+)
 
 
 # -- assignments
@@ -190,29 +195,58 @@ def read_report(request: Any) -> Report:
     )
 
 
-def wire_record(record: IterationRecord) -> Any:
-    """Make an `IterationRecord`."""
-    wire = idl.batchsize_manager
-    return wire.IterationRecord(
-        iteration=record.iteration,
-        epoch=record.epoch,
-        total=record.total,
-        duration=record.duration,
-        workers=[wire.WorkerRecord(worker=name, **_fields(part)) for name, part in record.workers.items()],
-    )
-
-
-def wire_history(
-    members: Sequence[str], records: Sequence[IterationRecord], policy: str, events: Sequence[str], run: str
-) -> Any:
+def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
     """Make a `History`, the answer to `history`."""
-    return idl.batchsize_manager.History(
-        members=list(members),
-        iterations=[wire_record(record) for record in records],
-        policy=policy,
-        events=list(events),
-        run=run,
-    )
+    numbers: dict[tuple[str, ...], int] = {}  # of the lists of workers
+    iterations = []
+    for record in records:
+        size = 8 * len(record.workers)
+        iterations.append(
+            idl.batchsize_manager.IterationRecord(
+                record.iteration,
+                record.epoch,
+                record.start,
+                record.total,
+                record.attempt,
+                record.duration,
+                numbers.setdefault(record.workers, len(numbers)),
+                *(record.values[size * i : size * (i + 1)] for i in range(len(_COLUMNS))),
+            )
+        )
+    return idl.batchsize_manager.History(run, [list(workers) for workers in numbers], iterations)
+
+
+def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
+    """Read a `History`: the run, and its records; those of the same workers share their names.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range, or a column has another length.
+    """
+    run = check.text("run", struct.run)
+    names = [tuple(workers) for workers in struct.workers or ()]
+    records = []
+    for one in struct.iterations or ():
+        number = check.integer("iteration", one.iteration, 0)
+        workers = names[check.integer("workers", one.workers, 0, len(names) - 1)]
+        columns = [getattr(one, name) or b"" for name in _COLUMNS]
+        if any(len(column) != 8 * len(workers) for column in columns):
+            raise InvalidRequestError(
+                f"iteration {number}: each column must have 8 bytes for each of {len(workers)} workers, "
+                f"not {[len(column) for column in columns]}"
+            )
+        records.append(
+            IterationRecord(
+                number,
+                check.integer("epoch", one.epoch, 0),
+                check.integer("start", one.start, 0),
+                check.integer("total", one.total, 1),
+                check.integer("attempt", one.attempt, 0),
+                check.number("duration", one.duration, 0, math.inf),
+                workers,
+                b"".join(columns),
+            )
+        )
+    return run, records
 
 
 # -- layouts

@@ -1,12 +1,11 @@
 """Iterations of a job whose workers are played, so that the truth is known."""
 
+import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from batchsize_manager.policies import Observation, Participant, Policy
-from evenpace.overview.iterations import Iteration
 from idl.bounds import Bounds
+from idl.records import IterationRecord, WorkerRecord
 
 OVERHEAD = 0.004  # seconds that an iteration takes beyond its slowest worker
 
@@ -19,29 +18,24 @@ def iteration(
     cpu: Sequence[float] | None = None,
     predicted: Sequence[float] | None = None,
     attempt: int = 0,
-) -> Iteration:
+) -> IterationRecord:
     """One iteration; all wait for the slowest."""
-    batch_sizes, seconds = np.array(sizes, dtype=np.int64), np.array(times, dtype=np.float64)
-    slowest = float(seconds.max())
-    return Iteration(
-        iteration=number,
-        epoch=number // 100,
-        total=int(batch_sizes.sum()),
-        attempt=attempt,
-        duration=slowest + OVERHEAD,
-        workers=tuple(names or (f"worker-{i}" for i in range(len(sizes)))),
-        batch_sizes=batch_sizes,
-        batch_processing_times=seconds,
-        waiting_times=slowest - seconds,
-        cpu_usages=np.zeros(len(sizes)) if cpu is None else np.array(cpu, dtype=np.float64),
-        memory_usages=np.full(len(sizes), 0.5),
-        predicted_speeds=np.full(len(sizes), np.nan) if predicted is None else np.array(predicted),
-    )
+    slowest = float(max(times))
+    names = names or [f"worker-{i}" for i in range(len(sizes))]
+    nothing = [math.nan] * len(sizes)
+    parts = {
+        name: WorkerRecord(int(size), float(time), slowest - time, usage, 0.5, speed)
+        for name, size, time, usage, speed in zip(
+            names, sizes, times, cpu or [0.0] * len(sizes), predicted or nothing, strict=True
+        )
+    }
+    duration = slowest + OVERHEAD
+    return IterationRecord.of(number, number // 100, sum(map(int, sizes)), duration, parts, attempt)
 
 
 def play(
     policy: Policy, workers: int, total: int, iterations: int, time_of: Callable[[int, int, int], float]
-) -> list[Iteration]:
+) -> list[IterationRecord]:
     """A job as a real policy splits it.
 
     Args:
@@ -64,6 +58,6 @@ def play(
     return played
 
 
-def seconds(iterations: Sequence[Iteration]) -> float:
+def seconds(iterations: Sequence[IterationRecord]) -> float:
     """That they took."""
     return sum(one.duration for one in iterations)

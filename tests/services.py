@@ -249,6 +249,7 @@ class MemberWorker:
             credentials=credentials,
         )
         reply = self.client.call("join", join_request(self.identity))
+        self.run = reply.run
         self.iteration = 0
         self._check(reply.assignment)
 

@@ -1,5 +1,6 @@
 """Writes a manager's state as a manager does, with runs whose numbers are known."""
 
+import math
 import time
 from pathlib import Path
 
@@ -50,11 +51,11 @@ def records(workers: int, iterations: int, late: int = 0) -> list[IterationRecor
                 float(duration - times[k]),
                 0.25,
                 0.5,
-                float(known[i]) if number else None,
+                float(known[i]) if number else math.nan,
             )
             for k, i in enumerate(there)
         }
-        made.append(IterationRecord(number, 0, total, duration, parts, 0, number * total))
+        made.append(IterationRecord.of(number, 0, total, duration, parts, 0, number * total))
         known = shown if not number else 0.8 * known + 0.2 * shown
     return made
 

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 
-from batchsize_manager.job.packed import PackedRecord, pack
 from idl.records import IterationRecord
 
 _RECORDS = 50_000  # workers times iterations; the oldest go first
@@ -17,36 +16,32 @@ class History:
     """Records by iteration, ascending; some may be missing, which workers went through by themselves."""
 
     def __init__(self) -> None:
-        self._records: deque[PackedRecord] = deque()
+        self._records: deque[IterationRecord] = deque()
         self._size = 0
 
     def add(self, record: IterationRecord) -> None:
-        """An iteration is complete."""
-        self._records.append(pack(record, self._records[-1] if self._records else None))
+        """Keep a complete iteration; who stays shares the names with the one before."""
+        self._records.append(record.named_as(self.last))
         self._size += len(record.workers)
         while self._size > _RECORDS and len(self._records) > 1:
-            self._size -= len(self._records.popleft().names)
+            self._size -= len(self._records.popleft().workers)
 
     def forget_from(self, iteration: int) -> None:
         """The job goes back to an iteration."""
-        while self._records and self._records[-1].record.iteration >= iteration:
-            self._size -= len(self._records.pop().names)
+        while self._records and self._records[-1].iteration >= iteration:
+            self._size -= len(self._records.pop().workers)
 
     def page(self, first: int, limit: int) -> list[IterationRecord]:
-        """Records from an iteration on, oldest first, at most so many."""
-        return [packed.unpack() for packed in self.packed_page(first, limit)]
-
-    def packed_page(self, first: int, limit: int) -> list[PackedRecord]:
-        """As `page`, packed."""
-        skip = bisect_left(self._records, first, key=lambda packed: packed.record.iteration)
+        """Return the records from an iteration on, oldest first, `limit` at most."""
+        skip = bisect_left(self._records, first, key=lambda record: record.iteration)
         return list(itertools.islice(self._records, skip, skip + limit))
 
     def latest(self, limit: int) -> list[IterationRecord]:
-        """The last records, oldest first, at most so many."""
-        return [packed.unpack() for packed in itertools.islice(reversed(self._records), limit)][::-1]
+        """Return the last records, oldest first, `limit` at most."""
+        return list(itertools.islice(reversed(self._records), limit))[::-1]
 
     @property
-    def last(self) -> PackedRecord | None:
+    def last(self) -> IterationRecord | None:
         """The last record, if there is one; from any thread."""
         try:
             return self._records[-1]
@@ -57,7 +52,7 @@ class History:
     def typical_duration(self) -> float:
         """The median duration of the last iterations in seconds; 0 without any."""
         latest = itertools.islice(reversed(self._records), _TYPICAL)
-        return statistics.median([packed.record.duration for packed in latest] or [0.0])
+        return statistics.median([record.duration for record in latest] or [0.0])
 
 
 def surviving_records(records: Iterable[IterationRecord]) -> list[IterationRecord]:

@@ -20,7 +20,6 @@ from batchsize_manager.job.effects import Effects, Outbox
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import Member, Members
 from batchsize_manager.job.operations import Operations
-from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.progress import IterationProgress
@@ -388,16 +387,8 @@ class Job:
         yield from self.iterations.lost_since(iteration)
 
     def history(self, first_iteration: int, limit: int) -> list[IterationRecord]:
-        """Records of complete iterations, oldest first; what is too long ago is forgotten."""
+        """Return records of complete iterations, oldest first; the oldest ones are forgotten."""
         return self.iterations.history.page(first_iteration, limit)
-
-    def packed_history(self, first_iteration: int, limit: int) -> list[PackedRecord]:
-        """As `history`, packed."""
-        return self.iterations.history.packed_page(first_iteration, limit)
-
-    def last_records(self, limit: int) -> list[IterationRecord]:
-        """The last complete iterations, at most so many, oldest first."""
-        return self.iterations.history.latest(limit)
 
     # -- within
 

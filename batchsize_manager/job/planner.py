@@ -97,7 +97,7 @@ class Planner:
                     name: Observation(
                         part.batch_size, part.batch_processing_time, part.cpu_usage, part.memory_usage
                     )
-                    for name, part in record.workers.items()
+                    for name, part in record.parts.items()
                 }
             )
 

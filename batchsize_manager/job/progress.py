@@ -149,7 +149,7 @@ class IterationProgress:
         """
         plan = self.plan
         records = {name: self._worker_record(name, done, released_at) for name, done in self.done.items()}
-        return IterationRecord(
+        return IterationRecord.of(
             plan.iteration, plan.epoch, plan.total, duration, records, plan.attempt, plan.start
         )
 
@@ -186,12 +186,11 @@ class IterationProgress:
                 between = later.arrival - earlier.arrival
                 waiting += max(0.0, between - report.batch_processing_time - report.waiting_time)
             earlier = later
-        predicted = self.predicted_speeds.get(worker, math.nan)
         return WorkerRecord(
             count,
             seconds,
             waiting,
             report.cpu_usage,
             report.memory_usage,
-            None if math.isnan(predicted) else predicted,
+            self.predicted_speeds.get(worker, math.nan),
         )

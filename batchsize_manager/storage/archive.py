@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from batchsize_manager import status
 from batchsize_manager.hosted_job import HostedJob
@@ -15,7 +15,6 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.job.operations import REPLAYED
-from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.storage.changes import (
@@ -30,10 +29,8 @@ from batchsize_manager.storage.changes import (
 )
 from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
 from batchsize_manager.storage.store import Retention, Store
-from idl.translation import wire_history
+from idl.records import IterationRecord
 from rpc.limited_log import LimitedLog
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +204,7 @@ class Archive:
     # -- what is asked for
 
     async def history(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
-        """The answer to `history`, with what is remembered of what the job itself has forgotten.
+        """Return the answer to `history`, with what is remembered of what the job itself has forgotten.
 
         Args:
             name: The job's.
@@ -224,29 +221,16 @@ class Archive:
         run = hosted.run if hosted is not None else None
         past = await asyncio.to_thread(_read_history, self._folder, name, run, first, limit)
         if hosted is None:
-            return past
-        recent = hosted.history(first, limit)
-        if past is not None:
-            both = _joined(past.iterations, recent.iterations, lambda record: record.iteration)
-            recent.iterations = both[:limit]
-        return recent
-
-    async def packed(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
-        """The answer to `records`; otherwise as `history`."""
-        run = hosted.run if hosted is not None else None
-        past = await asyncio.to_thread(_read_packed, self._folder, name, run, first, limit)
-        if hosted is None:
-            return status.records(*past) if past is not None else None
-        recent = hosted.job.packed_history(first, limit)
-        both = _joined(past[1] if past is not None else [], recent, lambda one: one.record.iteration)
-        return status.records(hosted.run, both[:limit])
+            return status.history(*past) if past is not None else None
+        records = _joined(past[1] if past is not None else [], hosted.job.history(first, limit))
+        return status.history(hosted.run, records[:limit])
 
 
-def _joined(remembered: Sequence[T], recent: Sequence[T], iteration: Callable[[T], int]) -> list[T]:
+def _joined(remembered: list[IterationRecord], recent: list[IterationRecord]) -> list[IterationRecord]:
     """What is remembered, then what is in memory, unless the writer has yet to put some between."""
-    begins = iteration(recent[0]) if recent else math.inf
-    earlier = [one for one in remembered if iteration(one) < begins]
-    if earlier and iteration(earlier[-1]) + 1 < begins:
+    begins = recent[0].iteration if recent else math.inf
+    earlier = [record for record in remembered if record.iteration < begins]
+    if earlier and earlier[-1].iteration + 1 < begins:
         return earlier  # the rest is for the next call
     return [*earlier, *recent]
 
@@ -279,34 +263,14 @@ def _why_not_restored(run: SavedRun, members: Sequence[SavedMember], config: Job
     return None
 
 
-def _last_run(reader: StateReader, job: str, run: str | None) -> SavedRun | None:
-    """A run, or a job's last, as the file has it."""
-    runs = [saved for saved in reader.runs(job) if run in (None, saved.run)]
-    return runs[-1] if runs else None
-
-
-def _read_packed(
+def _read_history(
     folder: Path, job: str, run: str | None, first: int, limit: int
-) -> tuple[str, list[PackedRecord]] | None:
-    """A run, or a job's last, and its records from the file alone; None if there is none."""
+) -> tuple[str, list[IterationRecord]] | None:
+    """Read a run, or a job's last, and its records from the file alone; None if there is none."""
     with open_state(folder) as reader:
-        saved = _last_run(reader, job, run)
-        if saved is None:
+        runs = [saved for saved in reader.runs(job) if run in (None, saved.run)]
+        if not runs:
             return None
-        some = max(1, _READ_AT_ONCE // max(1, len(reader.members(saved.run))))
-        return saved.run, reader.packed_records(saved.run, first, min(limit, some))
-
-
-def _read_history(folder: Path, job: str, run: str | None, first: int, limit: int) -> Any:
-    """The answer to `history` from the file alone, of a run or of a job's last; None if there is none."""
-    with open_state(folder) as reader:
-        saved = _last_run(reader, job, run)
-        if saved is None:
-            return None
-        return wire_history(
-            [member.worker for member in reader.members(saved.run)],
-            reader.records(saved.run, first, limit),
-            saved.policy,
-            [event.event for event in reader.last_events(saved.run, EVENTS)],
-            saved.run,
-        )
+        run = runs[-1].run
+        some = max(1, _READ_AT_ONCE // max(1, len(reader.members(run))))
+        return run, reader.records(run, first, min(limit, some))

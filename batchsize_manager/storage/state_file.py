@@ -6,7 +6,7 @@ It knows SQL, and neither threads nor jobs as such: changes go in, `state_reader
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from batchsize_manager.storage.state_format import (
     pack_records,
 )
 from batchsize_manager.storage.state_reader import StateReader
-from idl.records import WorkerRecord
 
 _CHECKED_BYTES = 2**28  # a file up to this size is looked through when it is opened, in a second or so
 _PRUNED_AT_ONCE = 500  # iterations
@@ -222,7 +221,7 @@ class StateFile:
                     execute("UPDATE runs SET policy = ? WHERE id = ?", (balancing.policy, self._id(run)))
             case Completed(run, record, at):
                 number = self._id(run)
-                packed = pack_records(record.workers, self._number_workers(run, record.workers))
+                packed = pack_records(record, self._number_workers(run, record.workers))
                 place = (record.attempt, record.epoch, record.start, record.total)
                 execute(
                     "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -285,18 +284,19 @@ class StateFile:
                 )
         self._members[run] = after
 
-    def _number_workers(self, run: str, workers: Mapping[str, WorkerRecord]) -> Mapping[str, int]:
-        """Workers' numbers in packed records; who has none yet gets one."""
+    def _number_workers(self, run: str, workers: Sequence[str]) -> list[int]:
+        """Return workers' numbers in packed records; who has none yet gets one."""
         execute, number = self._connection.execute, self._id(run)
         if run not in self._numbers:
             self._numbers[run] = dict(
                 execute("SELECT name, number FROM workers WHERE run = ?", (number,)).fetchall()
             )
         numbers = self._numbers[run]
-        for name in workers.keys() - numbers.keys():
-            numbers[name] = len(numbers)
-            execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
-        return numbers
+        for name in workers:
+            if name not in numbers:
+                numbers[name] = len(numbers)
+                execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
+        return [numbers[name] for name in workers]
 
 
 def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:

@@ -6,14 +6,14 @@ Records of an iteration's workers are packed into one blob, 53 bytes each; nothi
 import contextlib
 import sqlite3
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from idl.errors import EvenpaceError
-from idl.records import WorkerRecord
+from idl.records import IterationRecord
 
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # for another process to let go of the file
@@ -21,9 +21,7 @@ BUSY_SECONDS = 5.0  # for another process to let go of the file
 FORMAT = 4  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
-# Worker's number, batch size, batch processing time, waiting time, CPU usage, memory usage, whether there was
-# a predicted speed and, if so, that.
-_RECORD = struct.Struct("<Iqdddd?d")
+# A worker's record in an iteration; the last two: whether there was a predicted speed and, if so, that.
 _FIELDS = ("worker", "batch_size", "time", "waiting", "cpu", "memory", "predicted", "predicted_speed")
 _ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?", "<f8"), strict=True)))
 
@@ -152,39 +150,28 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pack_records(workers: Mapping[str, WorkerRecord], numbers: Mapping[str, int]) -> bytes:
-    """An iteration's workers' records, in their order; `numbers` are the workers' own."""
-    pack = _RECORD.pack
-    return b"".join(
-        [
-            pack(
-                numbers[name],
-                record.batch_size,
-                record.batch_processing_time,
-                record.waiting_time,
-                record.cpu_usage,
-                record.memory_usage,
-                record.predicted_speed is not None,
-                record.predicted_speed or 0.0,
-            )
-            for name, record in workers.items()
-        ]
-    )
+def pack_records(record: IterationRecord, numbers: Sequence[int]) -> bytes:
+    """Pack the parts of an iteration's workers; `numbers` are the workers' own, (workers,)."""
+    rows = np.empty(len(record.workers), _ROW)
+    speeds = record.predicted_speeds
+    predicted = ~np.isnan(speeds)
+    for name, column in zip(
+        _FIELDS,
+        (
+            *(numbers, record.batch_sizes, record.batch_processing_times, record.waiting_times),
+            *(record.cpu_usages, record.memory_usages, predicted, np.where(predicted, speeds, 0.0)),
+        ),
+        strict=True,
+    ):
+        rows[name] = column
+    return rows.tobytes()
 
 
-def unpack_records(packed: bytes, names: Mapping[int, str]) -> dict[str, WorkerRecord]:
-    """The other way."""
-    return {
-        names[number]: WorkerRecord(size, time, waiting, cpu, memory, speed if predicted else None)
-        for number, size, time, waiting, cpu, memory, predicted, speed in _RECORD.iter_unpack(packed)
-    }
-
-
-def unpack_columns(packed: bytes) -> tuple[NDArray[np.uint32], bytes]:
-    """Likewise without an object for each number: what makes a large run's records quick to go through.
+def unpack_records(packed: bytes) -> tuple[NDArray[np.uint32], bytes]:
+    """Unpack the same.
 
     Returns:
-        The workers' numbers, (workers,), and what `PackedRecord.values` has of them.
+        The workers' numbers, (workers,), and `IterationRecord.values`.
 
     Raises:
         ValueError: It is no whole number of records.

@@ -11,21 +11,17 @@ from typing import Any
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.members import SavedMember
-from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
     STATE_FILE,
     StateError,
     check_format,
     explained,
-    unpack_columns,
     unpack_records,
 )
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import IterationRecord
-
-_FROM = "iteration >= ? ORDER BY iteration LIMIT ?"  # of a run's rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +126,7 @@ class StateReader:
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:
         """A run's complete iterations from `first_iteration` on, `limit` at most; the oldest first."""
-        return self._records(run, _FROM, first_iteration, limit)
-
-    def packed_records(self, run: str, first_iteration: int, limit: int) -> list[PackedRecord]:
-        """As `records`, but packed: many times faster where workers are many."""
-        rows, names = self._iterations(run, _FROM, first_iteration, limit)
-        found: list[PackedRecord] = []
-        numbers = b""
-        workers: tuple[str, ...] = ()
-        with explained(self._path):
-            for iteration, epoch, total, duration, attempt, start, packed in rows:
-                its_numbers, values = unpack_columns(packed)
-                if its_numbers.tobytes() != numbers:  # somebody has come or gone
-                    numbers, workers = its_numbers.tobytes(), tuple(names[n] for n in its_numbers.tolist())
-                record = IterationRecord(iteration, epoch, total, duration, {}, attempt, start)
-                found.append(PackedRecord(record, workers, values))
-        return found
+        return self._records(run, "iteration >= ? ORDER BY iteration LIMIT ?", first_iteration, limit)
 
     def last_records(self, run: str, limit: int) -> list[IterationRecord]:
         """A run's last complete iterations, `limit` at most; the oldest first."""
@@ -162,17 +143,8 @@ class StateReader:
         return [SavedEvent(*row) for row in rows][::-1]
 
     def _records(self, run: str, which: str, *values: int) -> list[IterationRecord]:
-        rows, names = self._iterations(run, which, *values)
-        with explained(self._path):
-            return [
-                IterationRecord(number, epoch, total, duration, unpack_records(packed, names), attempt, start)
-                for number, epoch, total, duration, attempt, start, packed in rows
-            ]
-
-    def _iterations(self, run: str, which: str, *values: int) -> tuple[list[Any], dict[int, str]]:
-        """Rows of iterations, the last column a blob of their workers' records, and the names by number."""
         rows = self._rows(
-            "SELECT iteration, epoch, total, duration, attempt, start, workers FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -183,7 +155,18 @@ class StateReader:
                 "SELECT number, name FROM workers WHERE run = (SELECT id FROM runs WHERE run = ?)", run
             )
         )
-        return rows, names
+        found: list[IterationRecord] = []
+        numbers = b""
+        workers: tuple[str, ...] = ()
+        with explained(self._path):
+            for iteration, epoch, start, total, attempt, duration, packed in rows:
+                its_numbers, columns = unpack_records(packed)
+                if its_numbers.tobytes() != numbers:  # somebody has come or gone
+                    numbers, workers = its_numbers.tobytes(), tuple(names[n] for n in its_numbers.tolist())
+                found.append(
+                    IterationRecord(iteration, epoch, start, total, attempt, duration, workers, columns)
+                )
+        return found
 
     def _since(self, version: int, columns: str) -> str:
         """Columns that a format has brought; in a file of an earlier one, as many of nothing."""

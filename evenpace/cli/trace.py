@@ -196,7 +196,7 @@ def _follow(observer: "Observer", recorder: "TraceRecorder", job: str, idle: flo
     with Console(stderr=True).status(f"Waiting for job {job!r}") as status:
         while True:
             try:
-                known = observer.poll(timeout=10.0)
+                known = observer.poll()
             except (ConnectionLostError, DeadlineExceededError):
                 if not taken:
                     raise

@@ -158,8 +158,8 @@ class _Unlocked:
     def status(self, *asked: Any) -> Any:
         return self._call(self._client.status, *asked)
 
-    def records(self, *asked: Any) -> Any:
-        return self._call(self._client.records, *asked)
+    def history(self, *asked: Any) -> Any:
+        return self._call(self._client.history, *asked)
 
     def close(self) -> None:
         self._client.close()

@@ -20,12 +20,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.policies import Observation
+from idl.records import IterationRecord
 from predictors import Array
 
 COLUMNS = ("worker", "iteration", "speed", "cpu", "memory")
@@ -147,8 +148,8 @@ class TraceRecorder:
         if not content:
             self._write([COLUMNS])
 
-    def append(self, records: Iterable[Any]) -> int:
-        """Write the rows of iterations; Thrift's `IterationRecord`, from the job's first on.
+    def append(self, records: Iterable[IterationRecord]) -> int:
+        """Write the rows of iterations, from the job's first on.
 
         Returns:
             How many rows were written.
@@ -179,17 +180,17 @@ class TraceRecorder:
             last = (series.speeds[-1], series.cpu_usage[-1], series.memory_usage[-1])
             self._last[worker] = (int(series.iterations[-1]), tuple(_text(float(value)) for value in last))
 
-    def _rows(self, record: Any) -> Iterator[tuple[str, ...]]:
-        for part in record.workers:
-            before = self._usage.get(part.worker)
-            self._usage[part.worker] = (record.iteration, part.cpu_usage, part.memory_usage)
+    def _rows(self, record: IterationRecord) -> Iterator[tuple[str, ...]]:
+        for worker, part in record.parts.items():
+            before = self._usage.get(worker)
+            self._usage[worker] = (record.iteration, part.cpu_usage, part.memory_usage)
             if before is None or before[0] != record.iteration - 1:
                 continue
             speed = Observation(part.batch_size, part.batch_processing_time).speed
             values = tuple(_text(value) for value in (speed, *before[1:]))
-            if part.worker in self._last and self._has(part.worker, record.iteration, values):
+            if worker in self._last and self._has(worker, record.iteration, values):
                 continue
-            yield (part.worker, str(record.iteration), *values)
+            yield (worker, str(record.iteration), *values)
 
     def _has(self, worker: str, iteration: int, values: tuple[str, ...]) -> bool:
         """Whether the file has the row; its last one must be this job's."""

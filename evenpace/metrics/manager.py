@@ -8,26 +8,16 @@ import time
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchsize_manager.hosted_job import HostedJob
-from batchsize_manager.job.packed import PackedRecord
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
 from idl.measures import prediction_error, waiting_share
+from idl.records import IterationRecord
 from rpc.server import Server
 
 _STATES = ("gathering", "running", "paused", "recovering", "failed")
-_FIGURES = (  # of a worker, as `_figures` has them
-    "batch_samples",
-    "batch_processing_seconds",
-    "waiting_seconds",
-    "cpu_ratio",
-    "memory_ratio",
-    "predicted_samples_per_second",
-    "samples_per_second",
-)
 
 
 def manager_collector(service: ManagerService, server: Server, most_workers: int) -> PartCollector:
@@ -91,39 +81,35 @@ def _job(families: Families, hosted: HostedJob) -> None:
     families.set("job_members_suspended", tally.suspended, name)
 
 
-def last_iteration(families: Families, job: str, packed: PackedRecord, most_workers: int) -> None:
-    """What the last complete iteration of a job showed; see `manager_collector`."""
-    record = packed.record
+def last_iteration(families: Families, job: str, record: IterationRecord, most_workers: int) -> None:
+    """Set the figures of a job's last complete iteration; see `manager_collector`."""
     families.set("job_epoch", record.epoch, job)
     families.set("job_batch_samples", record.total, job)
     families.set("job_last_iteration_seconds", record.duration, job)
-    figures = _figures(packed)
-    _, processing, waiting, _, _, predicted, shown = figures
-    families.set(
-        "job_waiting_ratio", float(np.nan_to_num(waiting_share(waiting.sum(), processing.sum()))), job
-    )
+    shown, predicted = record.speeds, record.predicted_speeds
+    waiting, processing = record.waiting_times, record.batch_processing_times
+    waited = float(np.nan_to_num(waiting_share(waiting.sum(), processing.sum())))
+    families.set("job_waiting_ratio", waited, job)
     error = float(prediction_error(predicted, shown))
     if np.isfinite(error):
         families.set("job_prediction_error_ratio", error, job)
-    for name, values in zip(_FIGURES, figures, strict=True):
+    figures = {
+        "batch_samples": record.batch_sizes,
+        "batch_processing_seconds": processing,
+        "waiting_seconds": waiting,
+        "cpu_ratio": record.cpu_usages,
+        "memory_ratio": record.memory_usages,
+        "predicted_samples_per_second": predicted,
+        "samples_per_second": shown,
+    }
+    for name, values in figures.items():
         known = values[np.isfinite(values)]
         if not len(known):
             continue
         spread = (float(known.min()), float(np.median(known)), float(known.max()))
         for of, value in zip(SPREAD, spread, strict=True):
             families.set(f"workers_{name}", value, job, of)
-        if len(packed.names) <= most_workers:
-            for worker, number in zip(packed.names, values.tolist(), strict=True):
+        if len(record.workers) <= most_workers:
+            for worker, number in zip(record.workers, values.tolist(), strict=True):
                 if number == number:  # not NaN: there is one
                     families.set(f"worker_{name}", number, job, worker)
-
-
-def _figures(packed: PackedRecord) -> NDArray[np.float64]:
-    """(figures, workers) in the order of `_FIGURES`; NaN where there is none."""
-    workers = len(packed.names)
-    sizes = np.frombuffer(packed.values, dtype="<i8", count=workers)  # (workers,)
-    others = np.frombuffer(packed.values, dtype="<f8", offset=8 * workers).reshape(5, workers)
-    processing = others[0]
-    shown = np.full(workers, np.nan)
-    np.divide(sizes, processing, out=shown, where=(sizes > 0) & (processing > 0))
-    return np.vstack([sizes, others, shown])

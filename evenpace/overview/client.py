@@ -3,9 +3,9 @@
 from typing import Any, Self
 
 import idl
-from evenpace.overview.iterations import Iteration, from_wire
 from idl.bounds import Bounds
-from idl.translation import wire_bounds
+from idl.records import IterationRecord
+from idl.translation import read_history, wire_bounds
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -52,16 +52,15 @@ class ManagerClient:
         """A `StatusReply`."""
         return self._call("status", _wire.StatusRequest(job=job, events_after=events_after))
 
-    def records(
+    def history(
         self, job: str, first_iteration: int, limit: int = _ITERATIONS
-    ) -> tuple[str, list[Iteration]]:
-        """A job's run, and at most so many of its complete iterations from one on, oldest first.
+    ) -> tuple[str, list[IterationRecord]]:
+        """Return a job's run, and at most `limit` of its complete iterations from one on, oldest first.
 
         There may be more: ask again from the last one's successor until there are none.
         """
-        request = _wire.RecordsRequest(job=job, first_iteration=first_iteration, limit=limit)
-        reply = self._call("records", request)
-        return reply.run, from_wire(reply)
+        request = _wire.HistoryRequest(job=job, first_iteration=first_iteration, limit=limit)
+        return read_history(self._call("history", request))
 
     def set_policy(
         self, job: str, policy: str, predictor: str | None = None, tolerance: float | None = None

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview.iterations import Iteration
 from evenpace.overview.statistics import Array
+from idl.records import IterationRecord
 
 QUANTITIES = 6
 SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED = range(QUANTITIES)
@@ -105,7 +105,7 @@ class Recent:
         """Which columns hold anything, (columns,)."""
         return np.asarray(~np.isnan(self.values[:, SIZE]).all(axis=0))
 
-    def append(self, iteration: Iteration, columns: NDArray[np.int64]) -> None:
+    def append(self, iteration: IterationRecord, columns: NDArray[np.int64]) -> None:
         """Take an iteration whose workers have these columns."""
         if self._end == len(self._numbers):
             self._make_room()

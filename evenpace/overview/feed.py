@@ -124,7 +124,7 @@ class Feed:
         """Fetch iterations, in pieces, at least one."""
         first = self._next(job)
         while first < job.summary.iteration:
-            run, iterations = self._client.records(job.summary.job, first)
+            run, iterations = self._client.history(job.summary.job, first)
             if run != job.summary.run or not iterations:
                 first = job.summary.iteration if run == job.summary.run else first
                 break
@@ -142,7 +142,7 @@ class Feed:
         last = job.view.last
         if last < 0 or job.summary.attempt == job._attempt:
             return last + 1
-        _, found = self._client.records(job.summary.job, last, 1)
+        _, found = self._client.history(job.summary.job, last, 1)
         if found and (found[0].iteration, found[0].attempt) == (last, job._attempt):
             return last + 1
         job.view = JobView()

@@ -10,10 +10,10 @@ from evenpace.overview.columns import CPU, QUANTITIES, SIZE, TIME, Recent, Slots
 from evenpace.overview.even_split import even_durations
 from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.fixed_costs import FixedCosts
-from evenpace.overview.iterations import Iteration
 from evenpace.overview.recent import RecentFigures
 from evenpace.overview.statistics import Array
 from evenpace.overview.thinned_rows import DURATION, ThinnedRows
+from idl.records import IterationRecord
 
 _RECENT = 100  # iterations that figures of late are made of
 _AT_ONCE = 100_000  # times that are estimated anew for figures; where there are more, the others now and then
@@ -40,7 +40,7 @@ class JobView:
         """The last iteration that was taken; -1 without any."""
         return self._rows.last
 
-    def add(self, iterations: Iterable[Iteration]) -> None:
+    def add(self, iterations: Iterable[IterationRecord]) -> None:
         """Take complete iterations, ascending.
 
         One that is not above the last (the job was rewound) makes void those from its number on.
@@ -92,7 +92,7 @@ class JobView:
                 known[name] = (self._recent.numbers, self._recent.values[:, :, column])
         return timeline.make(self._rows.rows, points, first, known)
 
-    def _add(self, iteration: Iteration) -> None:
+    def _add(self, iteration: IterationRecord) -> None:
         columns = self._slots.find(iteration.workers)
         if columns is None:
             keep = self._slots.give(iteration.workers, self._recent.in_use)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenpace.overview.iterations import Iteration
 from evenpace.overview.statistics import Array
+from idl.records import IterationRecord
 
 MOST = 20_000  # rows
 _COMPLETE = 2000  # the last rows, of which none is left out
@@ -61,7 +61,7 @@ class ThinnedRows:
         count, samples, seconds = row[_SUMS].tolist()
         return Sums(int(count), int(samples), seconds, row[_SAVED].copy())
 
-    def append(self, iteration: Iteration) -> None:
+    def append(self, iteration: IterationRecord) -> None:
         """Add an iteration above the last; what an even split would have brought is for `revise` to say."""
         if self._count == len(self._rows):
             self._make_room()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from evenpace.overview.figures import WorkerTimeline
-from evenpace.overview.iterations import Iteration
+from idl.records import IterationRecord
 
 _KEPT = 1024  # iterations
 
@@ -17,10 +17,10 @@ class Kept:
 
     def __init__(self) -> None:
         self._stride = 1
-        self._kept: dict[int, Iteration] = {}
-        self._last: Iteration | None = None
+        self._kept: dict[int, IterationRecord] = {}
+        self._last: IterationRecord | None = None
 
-    def add(self, iteration: Iteration) -> None:
+    def add(self, iteration: IterationRecord) -> None:
         """Take the next iteration into account."""
         self._last = iteration
         if iteration.iteration % self._stride:
@@ -44,7 +44,7 @@ class Kept:
         return lines
 
 
-def _append(line: WorkerTimeline, one: Iteration | None, place: int | None) -> None:
+def _append(line: WorkerTimeline, one: IterationRecord | None, place: int | None) -> None:
     """Add a worker's part of an iteration, or a gap."""
     if one is None or place is None:
         values: tuple[float, ...] = (math.nan,) * 5

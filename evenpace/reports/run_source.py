@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from batchsize_manager.storage.state_reader import SavedRun, StateReader
 from evenpace.overview.client import ManagerClient
-from evenpace.overview.iterations import Iteration, from_packed
 from idl.errors import EvenpaceError
+from idl.records import IterationRecord
 
 _READ_AT_ONCE = 20_000  # records of workers
 _FIRST_PAGE = 16  # iterations, before it is known how many workers they have
@@ -73,7 +73,7 @@ class RunSource(Protocol):
     first: int
     last: int | None
 
-    def pages(self) -> Iterator[list[Iteration]]:
+    def pages(self) -> Iterator[list[IterationRecord]]:
         """The iterations up to `last`, oldest first; raises `EvenpaceError` where they cannot be read."""
 
     def events(self) -> list[RunEvent]:
@@ -113,17 +113,17 @@ class StoredRun:
         last = reader.last_records(saved.run, 1)
         self.last = last[0].iteration if last else None
 
-    def pages(self) -> Iterator[list[Iteration]]:
+    def pages(self) -> Iterator[list[IterationRecord]]:
         """See `RunSource`."""
         following, some = self.first, _FIRST_PAGE
         while self.last is not None and following <= self.last:
             limit = min(some, self.last + 1 - following)
-            records = self._reader.packed_records(self.facts.run, following, limit)
+            records = self._reader.records(self.facts.run, following, limit)
             if not records:  # gone back over meanwhile
                 return
-            yield [from_packed(record) for record in records]
-            following = records[-1].record.iteration + 1
-            some = max(1, _READ_AT_ONCE // max(1, len(records[-1].names)))
+            yield records
+            following = records[-1].iteration + 1
+            some = max(1, _READ_AT_ONCE // max(1, len(records[-1].workers)))
 
     def events(self) -> list[RunEvent]:
         """See `RunSource`."""
@@ -169,11 +169,11 @@ class LiveRun:
         self.first = 0
         self.last = summary.iteration - 1 if summary.iteration > 0 else None
 
-    def pages(self) -> Iterator[list[Iteration]]:
+    def pages(self) -> Iterator[list[IterationRecord]]:
         """See `RunSource`."""
         following = self.first
         while self.last is not None and following <= self.last:
-            run, page = self._client.records(self.facts.job, following)
+            run, page = self._client.history(self.facts.job, following)
             if run != self.facts.run:
                 raise EvenpaceError(f"job {self.facts.job} was started again meanwhile; ask once more")
             page = [iteration for iteration in page if iteration.iteration <= self.last]

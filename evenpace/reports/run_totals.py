@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview.iterations import Iteration
+from idl.records import IterationRecord
 
 _CHANGES = 25  # of the split that are kept: those that moved most
 _SIZES = 50  # of the whole batch
@@ -88,11 +88,11 @@ class Tally:
         self.sizes: list[SizeChange] = []
         self._present: dict[str, Presence] = {}
         self._changes: list[tuple[int, int, SplitChange]] = []  # a heap, the smallest first
-        self._before: Iteration | None = None
+        self._before: IterationRecord | None = None
         self._pending: SizeChange | None = None
         self._counted: tuple[tuple[str, ...], int, NDArray[np.int64]] = ((), 0, np.zeros(0, np.int64))
 
-    def add(self, iteration: Iteration) -> None:
+    def add(self, iteration: IterationRecord) -> None:
         """Take the next iteration into account."""
         if self._before is None or iteration.workers != self._before.workers:
             self._settle()
@@ -132,7 +132,7 @@ class Tally:
                 presence.samples += its_samples
         self._counted = (workers, 0, np.zeros(len(workers), np.int64))
 
-    def _compare(self, before: Iteration, after: Iteration) -> None:
+    def _compare(self, before: IterationRecord, after: IterationRecord) -> None:
         gained = after.batch_sizes - before.batch_sizes
         moved = int(np.maximum(gained, 0).sum())
         if not moved:
@@ -152,7 +152,7 @@ class Tally:
         if len(self._changes) > _CHANGES:
             heapq.heappop(self._changes)
 
-    def _size(self, iteration: Iteration) -> None:
+    def _size(self, iteration: IterationRecord) -> None:
         """A size counts once a second batch has it: the last batch of an epoch may be smaller."""
         known = self.sizes[-1].samples if self.sizes else None
         if iteration.total == known:

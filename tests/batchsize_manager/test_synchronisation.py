@@ -367,7 +367,7 @@ def test_backup_drops_exactly_the_late(shards):
         assert b.parameters.tolist() == [-13.0] * 3
 
         assert services.observer.poll()
-        took_part = [{part.worker for part in r.workers} for r in services.observer.iterations]
+        took_part = [set(r.workers) for r in services.observer.iterations]
         assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
 
 
@@ -497,7 +497,7 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
         wait_until(is_out, "the taking out")
         # Records of what the others did after it may come later than that.
         wait_until(
-            lambda: observer.poll() and {p.worker for p in observer.iterations[-1].workers} <= {"w0", "w2"},
+            lambda: observer.poll() and set(observer.iterations[-1].workers) <= {"w0", "w2"},
             "the others' iterations",
         )
         observer.close()

@@ -30,12 +30,12 @@ def test_a_killed_worker_is_replaced(tmp_path, wait_until):
         assert {name: worker.wait(240) for name, worker in workers.items()} == {"w0": 0, "w2": 0, "w3": 0}
         observer.poll()
     assert any(event.startswith("w1 died") for event in observer.events)
-    teams = [{part.worker for part in record.workers} for record in observer.iterations]
+    teams = [set(record.workers) for record in observer.iterations]
     assert len(teams) == epochs * 8
     assert teams[0] == {"w0", "w1", "w2"}
     assert {"w0", "w2", "w3"} in teams
     for record in observer.iterations:  # what the killed one left undone was redone
-        assert sum(part.batch_size for part in record.workers) == record.total
+        assert record.batch_sizes.sum() == record.total
     results = [np.load(tmp_path / "out" / f"{name}.npy") for name in workers]
     assert np.isfinite(results[0]).all()
     assert all(np.array_equal(result, results[0]) for result in results)

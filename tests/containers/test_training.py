@@ -75,7 +75,7 @@ def test_a_worker_with_little_bandwidth(tmp_path, wait_until):
     assert 8 * qdisc["bytes"] > 40 * gradient
     times, sizes = {}, {}
     for name in workers:
-        parts = [part for record in observer.iterations for part in record.workers if part.worker == name]
+        parts = [record.parts[name] for record in observer.iterations if name in record.workers]
         times[name] = statistics.median(part.batch_processing_time for part in parts)
         sizes[name] = statistics.mean(part.batch_size for part in parts[8:])  # after the first epoch
     assert times["cut"] > 0.8 * gradient / BITS_PER_SECOND > 2 * times["free"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import re
 import ssl
 import subprocess
@@ -19,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from batchsize_manager.job.packed import pack
 from evenpace.cli import cli
 from evenpace.lab.bench.certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
@@ -155,7 +155,7 @@ def registered(collector):
             st.floats(0, 1e3),
             st.floats(0, 1),
             st.floats(0, 1),
-            st.none() | st.floats(1e-3, 1e6),
+            st.just(math.nan) | st.floats(1e-3, 1e6),
         ),
         min_size=1,
         max_size=8,
@@ -165,8 +165,8 @@ def registered(collector):
 def test_figures_of_workers_are_those_of_the_record(workers, most):
     """Whatever workers are called and show: up to so many have their own figures, and all have a spread."""
     total = sum(worker.batch_size for worker in workers.values())
-    packed = pack(IterationRecord(3, 0, total, 2.0, workers), None)
-    fill = partial(last_iteration, job="job", packed=packed, most_workers=most)
+    record = IterationRecord.of(3, 0, total, 2.0, workers)
+    fill = partial(last_iteration, job="job", record=record, most_workers=most)
     with registered(PartCollector("manager", fill)) as scrape:
         found = scrape()
     own = {labels["worker"]: v for n, labels, v in found if n == "evenpace_worker_batch_samples"}
@@ -180,7 +180,7 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
     errors = [
         abs(w.predicted_speed * w.batch_processing_time / w.batch_size - 1)
         for w in workers.values()
-        if w.batch_size and w.predicted_speed is not None
+        if w.batch_size and not math.isnan(w.predicted_speed)
     ]
     told = value(found, "evenpace_job_prediction_error_ratio")
     assert told == (pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-9) if errors else None)

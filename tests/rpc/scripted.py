@@ -40,14 +40,14 @@ def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
                 connection.socket.close()
 
 
-def answering(members: list[str], method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
+def answering(run: str, method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
     """A script that answers one call of history, under another name or sequence id where given."""
 
     def script(raw: Raw) -> None:
         data = raw.read_frame()
         assert data is not None
         header, _ = codec.read_header(data)
-        result = _manager.BatchSizeManager.history_result(success=_manager.History(members=members))
+        result = _manager.BatchSizeManager.history_result(success=_manager.History(run=run))
         reply = codec.Header(method, TMessageType.REPLY, header.sequence_id + skew)
         raw.send(codec.frame(codec.encode(reply, result)))
 

@@ -40,19 +40,19 @@ def test_late_answer_is_never_taken_for_another():
         raw.read_frame()
 
     def second(raw: Raw) -> None:
-        answer_late = _manager.BatchSizeManager.history_result(success=_manager.History(members=["late"]))
+        answer_late = _manager.BatchSizeManager.history_result(success=_manager.History(run="late"))
         for sequence_id in (1, 2):
             header = codec.Header("history", TMessageType.REPLY, sequence_id)
             first[0].send(codec.frame(codec.encode(header, answer_late)))
         late.set()
-        answering(["right"])(raw)
+        answering("right")(raw)
 
     with scripted(silent, second) as address:
         client = history_client(address)
         client.send("history", HISTORY, deadline=time.monotonic() + 120)
         with pytest.raises(DeadlineExceededError, match=f"at {address} did not answer history"):
             client.receive(deadline=time.monotonic() + 0.3)
-        assert client.call("history", HISTORY, timeout=120).members == ["right"]
+        assert client.call("history", HISTORY, timeout=120).run == "right"
         assert late.is_set()
         client.close()
 
@@ -60,8 +60,8 @@ def test_late_answer_is_never_taken_for_another():
 @pytest.mark.parametrize(
     ("script", "pattern"),
     [
-        (answering([], skew=1), "answered history 2, not history 1"),
-        (answering([], method="leave"), "answered leave 1, not history 1"),
+        (answering("", skew=1), "answered history 2, not history 1"),
+        (answering("", method="leave"), "answered leave 1, not history 1"),
         (lambda raw: (raw.read_frame(), raw.send(b"HTTP/1.1 400 Bad Request\r\n")), "is it evenpace's"),
         (lambda raw: (raw.read_frame(), raw.send(bytes(8))), "a frame of 0 bytes"),
         (lambda raw: (raw.read_frame(), raw.send(message("history", STOP, 2))), "gave no result"),
@@ -70,20 +70,20 @@ def test_late_answer_is_never_taken_for_another():
 )
 def test_answer_that_is_none_is_refused(script, pattern):
     """An answer to another call, or none at all, is an error, and the connection is not used again."""
-    with scripted(script, answering(["right"])) as address:
+    with scripted(script, answering("right")) as address:
         client = history_client(address)
         with pytest.raises(ProtocolError, match=pattern):
             client.call("history", HISTORY, timeout=120)
-        assert client.call("history", HISTORY, timeout=120).members == ["right"]
+        assert client.call("history", HISTORY, timeout=120).run == "right"
         client.close()
 
 
 def test_client_goes_on_after_the_connection_broke():
     """A call whose connection breaks before its answer is sent again over a new one."""
     broken = [lambda raw: raw.socket.close(), lambda raw: (raw.read_frame(), raw.socket.close())]
-    with scripted(*broken, answering(["right"])) as address:
+    with scripted(*broken, answering("right")) as address:
         client = history_client(address)
-        assert client.call("history", HISTORY, timeout=120).members == ["right"]
+        assert client.call("history", HISTORY, timeout=120).run == "right"
         client.close()
 
 
@@ -198,8 +198,8 @@ def test_twin_has_a_connection_of_its_own():
     def silent(raw: Raw) -> None:
         raw.read_frame()
 
-    with scripted(silent, answering(["b"])) as address:
+    with scripted(silent, answering("b")) as address:
         client = history_client(address)
         client.send("history", HISTORY, deadline=time.monotonic() + 120)
-        assert client.twin().call("history", HISTORY).members == ["b"]
+        assert client.twin().call("history", HISTORY).run == "b"
         client.close()

@@ -290,8 +290,8 @@ def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead)
         done = [worker.end() for worker in workers]
         client = Client(idl.batchsize_manager.BatchSizeManager, manager, "manager")
         with contextlib.closing(client):
-            request = idl.batchsize_manager.HistoryRequest("default", 0, 100)
-            events = client.call("history", request).events
+            request = idl.batchsize_manager.StatusRequest("default", -1)
+            events = [event.text for event in client.call("status", request).events]
     slow = workers[1].session
     assert slow.released == "slow takes more time than it saves"
     assert 8 <= len(done[1]) <= 8 + 2 * lookahead + 1

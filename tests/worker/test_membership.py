@@ -187,9 +187,9 @@ def test_dispensable_worker_stays_where_the_job_does_not_allow_it(monkeypatch):
         for _ in range(6):
             assert [part.count for part in iterate(slow, fast)] == [6, 6]
         client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
-        history = client.call("history", idl.batchsize_manager.HistoryRequest("j", 0, 10))
+        status = client.call("status", idl.batchsize_manager.StatusRequest("j", -1))
         client.close()
-        assert history.events.count("8% faster without slow") == 1
+        assert [event.text for event in status.events].count("8% faster without slow") == 1
 
 
 def test_worker_that_the_others_need_is_never_released(monkeypatch):

@@ -131,7 +131,7 @@ def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_unti
         ):
             assert [part.assignment.iteration for part in go_through(session, 4, compute)] == [0, 1, 2, 3]
             wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
-    parts = [record.workers[0] for record in seen.iterations]
+    parts = [next(iter(record.parts.values())) for record in seen.iterations]
     assert [part.batch_processing_time for part in parts] == [2.0, 2.25, 2.25, 2.25]
     assert all(part.waiting_time >= 3600 for part in parts)
 

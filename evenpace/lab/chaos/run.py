@@ -24,7 +24,7 @@ from evenpace.lab.chaos.schedule import schedule
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.verdict import CALM, Outcome, judge
-from evenpace.observer import Observer, plain_record
+from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 
 _TICK_SECONDS = 0.05
@@ -212,7 +212,7 @@ class _Run:
             observer = Observer(self.cluster.manager, (), job)
             try:
                 observer.poll()
-                self.history[job] = [plain_record(record) for record in observer.iterations]
+                self.history[job] = [record.plain() for record in observer.iterations]
             except EvenpaceError as error:
                 self.problems.append(f"{job}: the manager does not tell its history: {error}")
             finally:

@@ -27,7 +27,7 @@ from evenpace.lab.data import ImageSet
 from evenpace.lab.demo.model import make_model
 from evenpace.lab.experiments import analysis
 from evenpace.launch import parse_shares
-from evenpace.observer import Observer, plain_record
+from evenpace.observer import Observer
 from evenpace.reports import demo, files
 from idl.errors import InvalidRequestError
 from idl.measures import waiting_share
@@ -263,9 +263,9 @@ class _Run:
         for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
             table.add_column(column, justify="left" if column == "worker" else "right")
         recent = observer.iterations[-_RECENT:]
-        latest = {part.worker: part for part in recent[-1].workers}
+        latest = recent[-1].parts
         for worker, share in self._config.workers.items():
-            parts = [part for record in recent for part in record.workers if part.worker == worker]
+            parts = [record.parts[worker] for record in recent if worker in record.workers]
             if worker not in latest or not parts:
                 table.add_row(worker, f"{share:g}", "-", "-", "-", "-")
                 continue
@@ -299,7 +299,7 @@ class _Run:
         }
 
     def _result(self, observer: Observer, wall: float) -> dict[str, Any]:
-        records = [plain_record(record) for record in observer.iterations]
+        records = [record.plain() for record in observer.iterations]
         whole = [r for r in records if r["total"] == self._config.total_batch_size]
         progress = [self._evaluate(*snapshot) for snapshot in self._snapshots]
         return {

@@ -1,6 +1,6 @@
 """What a run's records say: iteration times, the oracle's, waiting, the error of predictions.
 
-Records are as `evenpace.observer.plain_record` gives them; times are in seconds, speeds in samples/s.
+Records are as `IterationRecord.plain` gives them; times are in seconds, speeds in samples/s.
 """
 
 import math

@@ -20,7 +20,7 @@ from evenpace.lab.experiments.schedule import Schedule
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.workloads import Training
 from evenpace.lab.traces import TraceRecorder
-from evenpace.observer import Observer, plain_record
+from evenpace.observer import Observer
 from evenpace.processes import Process
 from idl.errors import EvenpaceError
 
@@ -105,7 +105,7 @@ class Run:
 
     Attributes:
         scheme: What was run.
-        records: Of the finished iterations, as `evenpace.observer.plain_record` gives them.
+        records: Of the finished iterations, as `IterationRecord.plain` gives them.
         snapshots: In the order of time; the last is from after the end.
         seconds: For which all workers took part.
         manager_cpu: CPU time of the manager and its training process.
@@ -177,7 +177,7 @@ def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
         _write_trace(observer, folder / "trace.csv")
         return Run(
             scheme,
-            [plain_record(record) for record in observer.iterations],
+            [record.plain() for record in observer.iterations],
             watch.snapshots,
             watch.seconds,
             watch.manager_cpu,

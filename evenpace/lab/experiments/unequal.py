@@ -18,7 +18,7 @@ from evenpace.lab.experiments.run import RunTooShortError, Snapshot
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.workloads import Training
 from evenpace.lab.network import Network
-from evenpace.observer import Observer, plain_record
+from evenpace.observer import Observer
 from idl.errors import NotMemberError
 
 _POLL_SECONDS = 0.05
@@ -71,7 +71,7 @@ class UnequalRun:
 
     Attributes:
         scheme: What was run.
-        records: Of the finished iterations, as `evenpace.observer.plain_record` gives them.
+        records: Of the finished iterations, as `IterationRecord.plain` gives them.
         snapshots: In the order of time, from the start of training to its last update. Their `updates` are
             gradients that went into the parameters, in the synchronous schemes one for each worker and step.
     """
@@ -139,7 +139,7 @@ def run_unequal(
                 time.sleep(_POLL_SECONDS)
         finally:
             observer.close()
-    records = [plain_record(record) for record in observer.iterations]
+    records = [record.plain() for record in observer.iterations]
     return UnequalRun(scheme, records, follower.snapshots)
 
 

@@ -91,7 +91,7 @@ def test_duplicate_reports_and_joins_are_harmless():
 
     assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
     assert list(driver.job.members) == ["a", "b"]
-    assert driver.job.history(0, 9)[0].workers["a"].batch_processing_time == 1.0
+    assert driver.job.history(0, 9)[0].parts["a"].batch_processing_time == 1.0
 
 
 def test_a_delivered_assignment_does_not_change():
@@ -232,7 +232,7 @@ def test_the_others_redo_what_is_missing(go):
     assert [driver.count("a"), driver.count("c")] == [15, 15]
     assert list(driver.job.lost_since(0)) == []
     record = driver.job.history(0, 9)[0]
-    assert (record.total, {name: w.batch_size for name, w in record.workers.items()}) == (
+    assert (record.total, {name: w.batch_size for name, w in record.parts.items()}) == (
         30,
         {"a": 15, "c": 15},
     )
@@ -579,8 +579,8 @@ def test_waiting_is_until_one_may_go_on():
     driver.finish("a", "b")
     first, second = driver.job.history(0, 9)
 
-    assert (first.workers["a"].waiting_time, first.workers["b"].waiting_time) == (0.0, 0.0)
-    assert (second.workers["a"].waiting_time, second.workers["b"].waiting_time) == (3.0, 0.0)
+    assert (first.parts["a"].waiting_time, first.parts["b"].waiting_time) == (0.0, 0.0)
+    assert (second.parts["a"].waiting_time, second.parts["b"].waiting_time) == (3.0, 0.0)
     assert (first.duration, second.duration) == (5.0, 2.0)
 
 
@@ -671,7 +671,7 @@ def test_history_has_durations_and_waiting():
 
     assert (first.iteration, first.epoch, first.total, first.duration) == (0, 0, 30, 5.0)
     assert (second.iteration, second.duration) == (1, 1.0)
-    a, b = first.workers["a"], first.workers["b"]
+    a, b = first.parts["a"], first.parts["b"]
     assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 2.5, 2.25)
     assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 4.0, 0.0)
 

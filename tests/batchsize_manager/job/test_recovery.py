@@ -45,7 +45,7 @@ def test_an_attempt_begins_where_the_shards_can_go_on():
     driver.finish("a", "b")
     assert [(r.iteration, r.attempt, r.start) for r in driver.job.history(1, 9)] == [(1, 0, 32), (2, 1, 64)]
     assert len(driver.job.take_effects().completed) == 5
-    assert [r.iteration for r in driver.job.last_records(1)] == [2]
+    assert [r.iteration for r in driver.job.iterations.history.latest(1)] == [2]
 
 
 def test_who_cannot_go_on_in_the_new_attempt_begins_another():
@@ -241,7 +241,7 @@ def test_an_attempt_that_was_not_kept_is_gone_beyond():
 
 def record(iteration, attempt):
     """A record of an iteration."""
-    return IterationRecord(iteration, 0, 1, 1.0, {}, attempt, iteration)
+    return IterationRecord.of(iteration, 0, 1, 1.0, {}, attempt, iteration)
 
 
 def test_the_final_course_leaves_out_what_was_gone_back_over():

@@ -45,7 +45,7 @@ def test_pieces_keep_within_the_maxima():
     assert driver.next("d") is None
     driver.finish("b")
     assert driver.iteration("d") == 1
-    counts = {name: w.batch_size for name, w in driver.job.history(0, 9)[0].workers.items()}
+    counts = {name: w.batch_size for name, w in driver.job.history(0, 9)[0].parts.items()}
     assert counts == {"a": 15, "b": 15}
 
 
@@ -106,7 +106,7 @@ def test_policies_learn_from_the_parts_that_they_planned():
     driver.now = 20.0
     driver.report("a", 0, 9.0)
     driver.report("b", 0, 0.5)
-    a, b = (driver.job.history(0, 9)[0].workers[name] for name in "ab")
+    a, b = (driver.job.history(0, 9)[0].parts[name] for name in "ab")
 
     assert (a.batch_size, a.batch_processing_time) == (15, 10.0)
     assert (b.batch_size, b.batch_processing_time) == (15, 2.5)
@@ -129,7 +129,7 @@ def test_policies_learn_nothing_from_who_did_a_piece_alone():
     assert driver.span("b") == (1, 45, 5)
     driver.report("b", 1, 50.0)
     driver.finish("a")
-    sizes = {name: part.batch_size for name, part in driver.job.history(1, 9)[0].workers.items()}
+    sizes = {name: part.batch_size for name, part in driver.job.history(1, 9)[0].parts.items()}
     assert sizes == {"a": 15, "b": 5, "c": 10}
     assert [driver.count("a"), driver.count("b")] == [15, 15]
 
@@ -148,7 +148,7 @@ def test_between_its_pieces_a_worker_waits():
     driver.report("a", 0, 3.0, waiting=0.5)
     driver.now = 17.0
     driver.report("b", 0, 7.0)
-    a, b = (driver.job.history(0, 9)[0].workers[name] for name in "ab")
+    a, b = (driver.job.history(0, 9)[0].parts[name] for name in "ab")
 
     # From 1 to 15 it worked for 3 s, then it waited until 17; at the parameter server, for 0.25 s before.
     assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 4.0, 0.25 + 11.0 + 2.0)

@@ -1,5 +1,6 @@
 """A manager whose predictor learns: fits run beside the barrier rounds, and what they learn is kept."""
 
+import math
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ from batchsize_manager.learning.saved_models import load_models
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.policies.remembering import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
+from idl.translation import read_history
 from predictors import PredictorOptions, networks
 from rpc.client import Client
 from tests.services import MemberWorker, serving
@@ -30,7 +32,7 @@ def predictions(address, job):
     client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
     history = client.call("history", idl.batchsize_manager.HistoryRequest(job, 0, 1000))
     client.close()
-    return [record.workers[0].predicted_speed for record in history.iterations]
+    return [float(record.predicted_speeds[0]) for record in read_history(history)[1]]
 
 
 def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
@@ -45,7 +47,7 @@ def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
         worker.client.close()
     models = load_models(file)
 
-    assert predicted[0] is None
+    assert math.isnan(predicted[0])
     assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
     assert models.keys() == {"narx", "ema"}
     assert list(models["narx"]) == [worker.identity.worker, KIND_PREFIX]

@@ -65,7 +65,7 @@ def test_a_job_is_told_of_as_its_records_say(page, run, wait_until):
     told = wait_until(ended, "its end")
     view = JobView()
     with ManagerClient(page.manager) as manager:
-        while records := manager.records("over", view.last + 1)[1]:
+        while records := manager.history("over", view.last + 1)[1]:
             view.add(records)
     figures = view.figures({})
     assert told["figures"]["iterations"] == figures.iterations == view.last + 1

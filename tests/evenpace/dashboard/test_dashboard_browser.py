@@ -288,7 +288,7 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
     expect(slowest.locator("[data-name=Batch]")).to_contain_text("64even: 64")
     wait_until(lambda: len(run.done) > changed_at + 20, "twenty more iterations")
     with ManagerClient(page.manager) as manager:
-        latest = manager.records("digits", len(run.done) - 10)[1]
+        latest = manager.history("digits", len(run.done) - 10)[1]
     assert any(set(one.batch_sizes) == {64} for one in latest)
     form.get_by_label("Policy").select_option("proportional")
     form.get_by_role("button").click()
@@ -299,7 +299,7 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
     iterations, following = [], 0
     with ManagerClient(page.manager) as manager:
         while following < len(run.done) - 10:
-            iterations += manager.records("digits", following)[1]
+            iterations += manager.history("digits", following)[1]
             following = iterations[-1].iteration + 1
     first = iterations[0].iteration  # those before are forgotten, however long the browser took
     assert [one.iteration for one in iterations] == list(range(first, following))

@@ -26,6 +26,7 @@ from evenpace.lab.traces import (
     write_trace,
 )
 from evenpace.observer import Observer
+from idl.records import IterationRecord
 from rpc.client import Client
 from tests.services import join_request, manager_process, manager_service, serving
 
@@ -457,6 +458,11 @@ def history(address):
         return observer.iterations
 
 
+def changed(record, parts):
+    """The same iteration with other parts."""
+    return IterationRecord.of(record.iteration, record.epoch, record.total, record.duration, parts)
+
+
 def test_a_recording_is_continued(tmp_path, observed):
     """A second recorder adds what is new and changes nothing else, wherever the first one stopped."""
     address, workers = observed
@@ -483,8 +489,9 @@ def test_a_worker_that_comes_back_lacks_one_row(tmp_path, observed):
     address, workers = observed
     run_all(workers, 5)
     iterations = history(address)
-    iterations[2].workers = [part for part in iterations[2].workers if part.worker == "w1"]
-    next(part for part in iterations[4].workers if part.worker == "w1").batch_size = 0
+    iterations[2] = changed(iterations[2], {"w1": iterations[2].parts["w1"]})
+    idle = iterations[4].parts["w1"]._replace(batch_size=0)
+    iterations[4] = changed(iterations[4], iterations[4].parts | {"w1": idle})
     with closing(TraceRecorder(tmp_path / "trace.csv")) as recorder:
         assert recorder.append(iterations) == 6
     trace = read_trace(tmp_path / "trace.csv")

@@ -10,16 +10,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.job.packed import pack
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
-from evenpace.overview.iterations import Iteration, from_packed
 from evenpace.overview.job_view import JobView
 from evenpace.reports.run_samples import Kept
 from evenpace.reports.run_totals import Tally
+from idl.records import IterationRecord, WorkerRecord
 from tests.pages import read_page
 from tests.scripts import train_least_squares
 from tests.services import MemberWorker, serving
@@ -53,17 +52,15 @@ def test_the_page_says_what_the_state_has(tmp_path):
     assert numbers["figures"]["samples"] == 80 * 4 * EVEN
     assert numbers["figures"]["seconds"] == pytest.approx(seconds)
     assert numbers["figures"]["headline"] in page.text
-    last = iterations[-1].workers
+    last = iterations[-1].parts
     for name, part in last.items():
         cells = page.row(name)
         assert cells[2:4] == [str(part.batch_size), str(EVEN)]
-        times = [
-            record.workers[name].batch_processing_time for record in iterations if name in record.workers
-        ]
+        times = [record.parts[name].batch_processing_time for record in iterations if name in record.workers]
         assert float(cells[4]) == pytest.approx(np.median(times), abs=0.002)
     came = next(row for row in page.rows if row[:2] == ["worker-3", "20"])
     assert came[3:6] == ["79", "the last", "60"]
-    assert int(came[6].replace(",", "")) == sum(r.workers["worker-3"].batch_size for r in iterations[20:])
+    assert int(came[6].replace(",", "")) == sum(r.parts["worker-3"].batch_size for r in iterations[20:])
     assert said[0] in page.text
     for part in ("proportional", "all workers left", "240 samples over all workers", "seed 3"):
         assert part in page.text
@@ -80,10 +77,10 @@ def test_a_timeline_has_the_records_values(tmp_path):
     assert timeline["iterations"] == list(range(70))
     assert timeline["durations"] == pytest.approx([record.duration for record in iterations])
     sizes = timeline["workers"]["worker-2"]["batch_sizes"]
-    assert sizes == [None] * 30 + [record.workers["worker-2"].batch_size for record in iterations[30:]]
+    assert sizes == [None] * 30 + [record.parts["worker-2"].batch_size for record in iterations[30:]]
     predicted = timeline["workers"]["worker-0"]["predicted_speeds"]
     assert predicted[0] is None
-    assert predicted[1:] == [record.workers["worker-0"].predicted_speed for record in iterations[1:]]
+    assert predicted[1:] == [record.parts["worker-0"].predicted_speed for record in iterations[1:]]
 
 
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
@@ -253,23 +250,14 @@ def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
         kept = reader.records(numbers["facts"]["run"], 0, TRAINED)
     assert numbers["timeline"]["durations"] == pytest.approx([record.duration for record in kept])
     for worker in ("one", "two"):
-        assert page.row(worker)[2] == str(kept[-1].workers[worker].batch_size)
+        assert page.row(worker)[2] == str(kept[-1].parts[worker].batch_size)
     shutil.rmtree(state)
 
 
 def iteration_of(number, sizes):
     """An iteration of some workers by their batch sizes."""
-    count = len(sizes)
-    return Iteration(
-        number,
-        0,
-        sum(sizes.values()),
-        0,
-        0.5,
-        tuple(sizes),
-        np.array(list(sizes.values()), dtype=np.int64),
-        *(np.full(count, 0.25) for _ in range(5)),
-    )
+    parts = {name: WorkerRecord(size, *[0.25] * 5) for name, size in sizes.items()}
+    return IterationRecord.of(number, 0, sum(sizes.values()), 0.5, parts)
 
 
 @given(
@@ -306,7 +294,7 @@ def test_changes_of_sizes_are_told_and_an_epochs_last_batch_is_none():
 def test_every_point_of_a_timeline_is_kept(iterations):
     """Where a job's timeline has a point, the workers' lines have one."""
     kept, view = Kept(), JobView()
-    everything = [from_packed(pack(record, None)) for record in records(2, iterations)]
+    everything = records(2, iterations)
     view.add(everything)
     for iteration in everything:
         kept.add(iteration)

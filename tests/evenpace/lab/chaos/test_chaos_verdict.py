@@ -28,7 +28,7 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.train_worker import train
 from evenpace.lab.chaos.training import SPEC
 from evenpace.lab.chaos.verdict import CALM, judge
-from evenpace.observer import Observer, plain_record
+from evenpace.observer import Observer
 from idl.plan import permutation
 from ps.shard import Shard
 from ps.shard_job import ShardJob
@@ -170,7 +170,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
         in_threads(*(lambda name=name: work(name) for name in WORKERS))
         with contextlib.closing(Observer(manager, (), JOB)) as observer:
             assert observer.poll()
-            history = [plain_record(record) for record in observer.iterations]
+            history = [record.plain() for record in observer.iterations]
     return Run(folder, history)
 
 

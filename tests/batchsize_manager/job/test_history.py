@@ -1,19 +1,19 @@
-"""What is kept of a job's last iterations, and that packing loses nothing."""
+"""What is kept of a job's last iterations."""
+
+import itertools
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsize_manager.job import history
 from batchsize_manager.job.history import History
-from batchsize_manager.job.packed import pack
 from idl.records import IterationRecord, WorkerRecord
 
 _numbers = st.floats(min_value=0, allow_nan=False)
 _workers = st.dictionaries(
     st.text(max_size=5),
-    st.builds(
-        WorkerRecord, st.integers(0, 2**62), _numbers, _numbers, _numbers, _numbers, st.none() | _numbers
-    ),
+    st.builds(WorkerRecord, st.integers(0, 2**62), *[_numbers] * 4, st.just(math.nan) | _numbers),
     max_size=5,
 )
 
@@ -21,21 +21,20 @@ _workers = st.dictionaries(
 def records_of(all_workers, begin=0):
     """A record for each iteration's workers."""
     return [
-        IterationRecord(begin + number, number // 3, 64, 0.5 + number, workers, number // 5, 64 * number)
+        IterationRecord.of(begin + number, number // 3, 64, 0.5 + number, workers, number // 5, 64 * number)
         for number, workers in enumerate(all_workers)
     ]
 
 
 @given(st.lists(_workers, min_size=1, max_size=5))
-def test_records_come_back_as_they_were(all_workers):
-    """A record is the same after packing, to the last bit; who stays shares the names with the one before."""
-    previous = None
-    for record in records_of([*all_workers, all_workers[-1]]):
-        packed = pack(record, previous)
-        assert packed.unpack() == record
-        if previous is not None and packed.names == previous.names:
-            assert packed.names is previous.names
-        previous = packed
+def test_who_stays_shares_the_names(all_workers):
+    """What is kept is what came; records of the same workers hold their names once."""
+    kept_records, records = History(), records_of([*all_workers, all_workers[-1]])
+    for record in records:
+        kept_records.add(record)
+    kept = kept_records.page(0, 99)
+    assert kept == records
+    assert all(a.workers is b.workers for a, b in itertools.pairwise(kept) if a.workers == b.workers)
 
 
 @given(

@@ -1,0 +1,62 @@
+"""Records of iterations: packing loses nothing, nor does the way over the wire."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import idl
+from idl.errors import InvalidRequestError
+from idl.records import IterationRecord, WorkerRecord
+from idl.translation import read_history, wire_history
+from rpc import codec
+
+_numbers = st.just(0.0) | st.floats(min_value=1e-9, allow_nan=False)
+_parts = st.dictionaries(
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
+    st.builds(WorkerRecord, st.integers(0, 2**62), *[_numbers] * 4, st.just(math.nan) | _numbers),
+    max_size=5,
+)
+
+
+def records_of(all_parts):
+    """A record for each iteration's workers."""
+    return [
+        IterationRecord.of(number, number // 3, 64, 0.5 + number, parts, number // 5, 64 * number)
+        for number, parts in enumerate(all_parts)
+    ]
+
+
+@given(_parts)
+def test_parts_come_back_as_they_were(parts):
+    """To the last bit, in their order, as parts and as columns."""
+    (record,) = records_of([parts])
+    assert repr(record.parts) == repr(parts)  # which tells NaN from NaN no better than 1 from 1
+    assert record.batch_sizes.tolist() == [part.batch_size for part in parts.values()]
+    assert record.memory_usages.tolist() == [part.memory_usage for part in parts.values()]
+    for speed, part in zip(record.speeds, parts.values(), strict=True):
+        known = part.batch_size and part.batch_processing_time
+        assert math.isnan(speed) if not known else speed == part.batch_size / part.batch_processing_time
+
+
+@given(st.lists(_parts, min_size=1, max_size=5))
+def test_records_go_over_the_wire(all_parts):
+    """A client reads what the manager wrote; records of the same workers share their names."""
+    records = records_of([*all_parts, all_parts[-1]])
+    result = idl.batchsize_manager.BatchSizeManager.history_result
+    written = codec.encode(codec.Header("history", 2, 1), result(success=wire_history("run", records)))
+    run, read = read_history(codec.decode(written, result).success)
+    assert (run, read) == ("run", records)
+    assert read[-1].workers is read[-2].workers
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 1}, {"waiting_times": b"12345678"}, {"total": None}])
+def test_what_makes_no_sense_is_refused(wrong):
+    """No such list of names, a column of another length, a field that is missing."""
+    parts = {"a": WorkerRecord(1, *[0.5] * 5), "b": WorkerRecord(2, *[1.0] * 5)}
+    history = wire_history("run", records_of([parts]))
+    for name, value in wrong.items():
+        setattr(history.iterations[0], name, value)
+    with pytest.raises(InvalidRequestError, match=next(iter(wrong)).replace("waiting_times", "each column")):
+        read_history(history)
