@@ -1,7 +1,8 @@
-"""A file with all that a shard must know to go on with a job to the last bit: plain bytes, nothing that runs.
+"""The file from which a shard resumes a job bit by bit: plain bytes, no code.
 
-A first line, the length of a JSON header, the header, the parameters and the optimiser's tensors in the order
-that it gives, and a checksum of all before. It knows neither when one is written nor how long it is kept.
+It has a first line, the length of a JSON header, the header, the parameters and the optimiser's tensors in
+the header's order, and a checksum of all of these. This module decides neither when a file is written nor how
+long it is kept.
 """
 
 import json
@@ -18,9 +19,9 @@ import torch
 
 from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
-from ps.model import Model
+from ps.model_tensors import ModelTensors
+from ps.optimizer_state import Snapshot
 from ps.optimizers import DTYPES
-from ps.state import Snapshot
 
 _FIRST_LINE = b"evenpace shard checkpoint 1\n"
 _LENGTH = struct.Struct("<Q")
@@ -29,33 +30,33 @@ _SCALARS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.i
 
 
 class UnreadableError(ValueError):
-    """A file is not a whole checkpoint."""
+    """A file that is not a complete checkpoint."""
 
 
 @dataclass(frozen=True)
 class ShardCheckpoint:
-    """A job at a shard, at one version.
+    """The state of a job's shard at one version.
 
     Attributes:
-        job: Its name.
-        attempt: That it is in.
+        job: The job's name.
+        attempt: The attempt that the job is in.
         synchronisation: How its workers wait for each other.
-        model: As a worker has told it, if one has.
-        snapshot: Parameters and optimiser.
+        model: The model's tensors, if a worker has declared them.
+        snapshot: Parameters and optimiser's state.
     """
 
     job: str
     attempt: int
     synchronisation: Synchronisation
-    model: Model | None
+    model: ModelTensors | None
     snapshot: Snapshot
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:
-    """Write a file and have it on the disk when this returns.
+    """Write a checkpoint; it is on the disk when this returns.
 
     Raises:
-        OSError: It cannot be written; there may be a part of it.
+        OSError: The file cannot be written; a part of it may be there.
     """
     checksum = 0
     with path.open("wb") as stream:
@@ -68,11 +69,11 @@ def write(path: Path, checkpoint: ShardCheckpoint) -> None:
 
 
 def read(path: Path) -> ShardCheckpoint:
-    """The other way.
+    """Read a checkpoint.
 
     Raises:
-        UnreadableError: The file is no checkpoint, or not a whole one.
-        OSError: It cannot be read.
+        UnreadableError: The file is no checkpoint, or an incomplete one.
+        OSError: The file cannot be read.
     """
     data = _checked(path)
     try:
@@ -84,17 +85,17 @@ def read(path: Path) -> ShardCheckpoint:
 
 
 def check(path: Path) -> None:
-    """See that a file is as it was written.
+    """Verify a file's checksum.
 
     Raises:
-        UnreadableError: It is no checkpoint, or not a whole one.
-        OSError: It cannot be read.
+        UnreadableError: The file is no checkpoint, or an incomplete one.
+        OSError: The file cannot be read.
     """
     _checked(path)
 
 
 def _checked(path: Path) -> memoryview:
-    """A file's bytes but for the checksum."""
+    """Return a file's bytes without the checksum, which is verified."""
     data = memoryview(path.read_bytes())
     if data[: len(_FIRST_LINE)] != _FIRST_LINE:
         raise UnreadableError(f"{path} is not a checkpoint of a shard")
@@ -133,7 +134,7 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
 
 
 def _described(value: torch.Tensor | float) -> Any:
-    """A value of the optimiser's state in the header; the numbers of a flat tensor follow behind it."""
+    """Return the header's entry for a value of the optimiser's state; a flat tensor's numbers come later."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.ndim:
@@ -150,7 +151,7 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
     def take(elements: int) -> torch.Tensor:
         nonlocal tensors
         taken, tensors = tensors[: elements * dtype.itemsize], tensors[elements * dtype.itemsize :]
-        # NumPy copies without holding up other threads.
+        # NumPy copies without blocking other threads.
         return torch.from_numpy(np.frombuffer(taken, dtype=laid_out.dtype).copy())
 
     def value(described: Any) -> torch.Tensor | float:
@@ -167,7 +168,7 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
         header["attempt"],
         Synchronisation(**header["synchronisation"]),
         model
-        and Model(
+        and ModelTensors(
             model["worker"],
             [Tensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in model["tensors"]],
         ),

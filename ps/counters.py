@@ -1,4 +1,4 @@
-"""Counts of what a job's shard has done, for metrics, and the sink that times sums; see `rpc.counters`."""
+"""Counters of a job's shard, for metrics, and the sink that times the summing; see `rpc.counters`."""
 
 import time
 
@@ -8,16 +8,16 @@ from rpc.counters import Histogram
 
 
 class ShardTally:
-    """What the shard of a job has done since this process has held it.
+    """Counters of a job's shard since this process has held it.
 
     Attributes:
-        pushes: Gradients that came as a whole and were needed.
-        duplicates: Gradients that were dropped, since what they bring was there.
+        pushes: Gradients that arrived completely and were used.
+        duplicates: Gradients that were dropped, since their samples had been counted.
         pulls: Answers with parameters, or with a slot of the optimiser's state.
-        pushed: Bytes of gradients, of the duplicates, too.
-        pulled: Bytes of these answers.
-        aggregation: Seconds spent on sums of gradients.
-        steps: Seconds that the optimiser's steps took.
+        pushed: Bytes of gradients, duplicates included.
+        pulled: Bytes of the answers that `pulls` counts.
+        aggregation: Seconds spent on summing gradients.
+        steps: Seconds of each of the optimiser's steps.
     """
 
     def __init__(self) -> None:
@@ -28,15 +28,15 @@ class ShardTally:
 
 
 class TimedSink(GradientSink):
-    """Takes a gradient into a shard, and the time that this needs.
+    """A sink that adds a gradient to a shard and measures how long the adding takes.
 
     Args:
-        shard: Where to.
-        contribution: Which gradient.
-        tally: Where it is counted.
+        shard: The shard that the gradient is added to.
+        contribution: The gradient's place in the batch.
+        tally: The counters that the time is added to.
 
     Attributes:
-        began: When its first bytes had come, on the monotonic clock in nanoseconds.
+        began: When its first bytes had arrived, on the monotonic clock in nanoseconds.
     """
 
     def __init__(self, shard: Parameters, contribution: Contribution, tally: ShardTally) -> None:
@@ -45,7 +45,7 @@ class TimedSink(GradientSink):
         self._tally = tally
 
     def advance(self, count: int) -> None:
-        """Add the piece once it is full."""
+        """Add the piece to the shard once it is full, and the time of that to the counters."""
         began = time.perf_counter()
         super().advance(count)
         self._tally.aggregation += time.perf_counter() - began

@@ -1,6 +1,6 @@
-"""The jobs of a shard process: what it may hold, what comes back from its folder, and what is forgotten when.
+"""The jobs of a shard process: their memory, their return from the folder of checkpoints, and their removal.
 
-It knows neither calls nor bytes on the wire: that is for `service`.
+This module knows neither calls nor bytes on the wire: those are for `service`.
 """
 
 import logging
@@ -13,41 +13,41 @@ from pathlib import Path
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Layout
 from idl.synchronisation import Synchronisation
-from ps.asynchronous import AsynchronousShard
-from ps.backup import BackupShard
+from ps.asynchronous_shard import AsynchronousShard
+from ps.backup_shard import BackupShard
 from ps.checkpoint import ShardCheckpoint
+from ps.checkpoint_store import CheckpointStore, JobStore
 from ps.log_fields import log_fields
-from ps.model import Model
+from ps.model_tensors import ModelTensors
 from ps.parameters import Parameters
 from ps.shard import Shard
 from ps.shard_job import ShardJob
-from ps.store import JobStore, Store
 from rpc.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 
-_LINES = 50  # of one level, per second, of log about jobs
-_FORGET_SECONDS = 600.0  # a job that nobody is connected for stays in memory so long
+_LINES = 50  # of one level of log about jobs, per second
+_FORGET_SECONDS = 600.0  # for which a job without connections stays in memory
 _SWEEP_SECONDS = 60.0  # between looks at the folder
 
 
 @dataclass(frozen=True)
 class ParameterServerConfig:
-    """How a shard process serves.
+    """Settings of a shard process.
 
     Attributes:
         deterministic: Whether gradients are summed in the order of their slices; see `ps.shard.Shard`.
             Only for jobs that run with BSP.
-        memory_bytes: Of parameters, over all jobs, and of state that waits for its parameters. Sums and the
-            optimiser's state come on top.
-        state: The folder for checkpoints, of this process alone; None for none.
+        memory_bytes: Bytes of parameters, over all jobs, and of state that waits for its parameters. The
+            gradients' sums and the optimiser's state come on top.
+        state: The folder for checkpoints, which no other process may use; None for no checkpoints.
         checkpoint_every: Versions from one checkpoint to the next.
-        keep: Seconds after which a job is removed from the folder that has not been written to, and that
-            nobody is connected for.
-        ledger: The folder for files in which each job's steps are written down; None for none.
+        keep: Seconds after which a job without connections, whose files have not been written to, is removed
+            from the folder.
+        ledger: The folder for files that record each job's steps; None for no such files.
 
     Raises:
-        ValueError: A number is out of its range, or there is a ledger without a folder for checkpoints.
+        ValueError: A number is out of its range, or a ledger is given without a folder for checkpoints.
     """
 
     deterministic: bool = False
@@ -71,77 +71,79 @@ class ParameterServerConfig:
 
 
 class Jobs:
-    """All jobs of a process.
+    """All jobs of a shard process.
 
     Args:
-        config: What it may hold, and where it keeps it.
+        config: The process's settings.
 
     Raises:
-        UnavailableError: Another process has the folder.
+        UnavailableError: Another process uses the folder.
         OSError: The folder cannot be used.
     """
 
     def __init__(self, config: ParameterServerConfig) -> None:
         self._config = config
         self._jobs: dict[str, ShardJob] = {}
-        self._store = Store(config.state, config.ledger) if config.state else None
+        self._store = CheckpointStore(config.state, config.ledger) if config.state else None
         self._next_sweep: float | None = None
-        self._coming: dict[str, Future[tuple[JobStore, ShardCheckpoint] | None]] = {}  # from the folder
-        self._leaving: dict[str, JobStore] = {}  # whose last checkpoint may still be on its way to the folder
-        self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
+        self._loading: dict[
+            str, Future[tuple[JobStore, ShardCheckpoint] | None]
+        ] = {}  # reading from the folder
+        self._closing: dict[str, JobStore] = {}  # their last checkpoints may not be written yet
+        self._log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
 
     def __iter__(self) -> Iterator[ShardJob]:
         return iter(self._jobs.values())
 
     @property
     def all(self) -> list[ShardJob]:
-        """All of them; from any thread."""
+        """Return all jobs; may be called from any thread."""
         return list(self._jobs.values())
 
     def find(self, name: str) -> ShardJob | None:
-        """A job, which may have to come back from the folder first.
+        """Find a job in memory, or begin to read its checkpoint from the folder.
 
         Raises:
-            UnavailableError: It is being read.
-            InvalidRequestError: There is no room for it.
+            UnavailableError: Its checkpoint is being read or written; a later call may find it.
+            InvalidRequestError: There is not enough memory for it.
         """
-        hosted = self._jobs.get(name)
-        if hosted is not None or self._store is None or not self._store.has(name):
-            return hosted
-        if (leaving := self._leaving.get(name)) is not None and leaving.is_writing:
+        job = self._jobs.get(name)
+        if job is not None or self._store is None or not self._store.has(name):
+            return job
+        if (closing := self._closing.get(name)) is not None and closing.is_writing:
             raise UnavailableError(f"job {name!r}: its checkpoint is being written")
-        self._leaving.pop(name, None)
-        coming = self._coming.get(name)
-        if coming is None:
-            coming = self._coming[name] = self._store.bring(name)
-        if not coming.done():
+        self._closing.pop(name, None)
+        loading = self._loading.get(name)
+        if loading is None:
+            loading = self._loading[name] = self._store.load(name)
+        if not loading.done():
             raise UnavailableError(f"job {name!r}: its checkpoint is being read")
-        del self._coming[name]
-        brought = coming.result()
-        return self._come_back(name, *brought) if brought is not None else None
+        del self._loading[name]
+        loaded = loading.result()
+        return self._restore(name, *loaded) if loaded is not None else None
 
     def add(
-        self, name: str, layout: Layout, synchronisation: Synchronisation, model: Model | None
+        self, name: str, layout: Layout, synchronisation: Synchronisation, model: ModelTensors | None
     ) -> ShardJob:
         """Begin to hold a new job.
 
         Raises:
-            InvalidRequestError: There is no room for it, or it cannot be deterministic.
+            InvalidRequestError: There is not enough memory for it, or its mode cannot be deterministic.
         """
         shard = self._make_shard(layout, synchronisation)
         self.make_room(layout.nbytes)
-        hosted = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
+        job = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
         if self._store is not None and synchronisation.mode == "bsp":
-            hosted.store = self._store.job(name)
+            job.store = self._store.job(name)
         elif self._store is not None:
-            self._tell(
+            self._log(
                 logging.WARNING,
                 "job %s: no checkpoints, there are none with %s",
                 name,
                 synchronisation.mode,
                 extra=log_fields(name),
             )
-        self._tell(
+        self._log(
             logging.INFO,
             "job %s: %d %s parameters, %s",
             name,
@@ -150,18 +152,16 @@ class Jobs:
             layout.optimizer,
             extra=log_fields(name),
         )
-        self._jobs[name] = hosted
-        return hosted
+        self._jobs[name] = job
+        return job
 
     def make_room(self, nbytes: int) -> None:
-        """Drop jobs that everybody has left, oldest first, until `nbytes` more are allowed.
+        """Drop jobs without connections, longest without first, until `nbytes` more fit into the memory.
 
         Raises:
-            InvalidRequestError: They are not, even then.
+            InvalidRequestError: They do not fit even then.
         """
-        left = sorted(
-            (hosted.left_at, name) for name, hosted in self._jobs.items() if hosted.left_at is not None
-        )
+        left = sorted((job.left_at, name) for name, job in self._jobs.items() if job.left_at is not None)
         while self._used() + nbytes > self._config.memory_bytes and left:
             self._drop(left.pop(0)[1])
         if self._used() + nbytes > self._config.memory_bytes:
@@ -171,38 +171,42 @@ class Jobs:
             )
 
     def forget(self, now: float) -> None:
-        """Drop jobs that everybody has left long ago."""
-        self._tell.tick()
-        self._leaving = {name: store for name, store in self._leaving.items() if store.is_writing}
-        for name, hosted in list(self._jobs.items()):
-            if hosted.left_at is not None and now - hosted.left_at > _FORGET_SECONDS:
+        """Drop jobs that have had no connection for long, from memory and from the folder.
+
+        Args:
+            now: Seconds, from `time.monotonic`.
+        """
+        self._log.tick()
+        self._closing = {name: store for name, store in self._closing.items() if store.is_writing}
+        for name, job in list(self._jobs.items()):
+            if job.left_at is not None and now - job.left_at > _FORGET_SECONDS:
                 self._drop(name)
         if self._next_sweep is None:
             # Workers have time to come back, however long this process was away and whatever its clock says.
             self._next_sweep = now + self._config.keep
         if self._store is not None and now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_SECONDS
-            self._store.remove_old(self._config.keep, {*self._jobs, *self._coming, *self._leaving})
+            self._store.remove_old(self._config.keep, {*self._jobs, *self._loading, *self._closing})
 
     def close(self) -> None:
-        """Write down where the jobs are."""
-        stores = [*self._leaving.values()]
-        for hosted in self._jobs.values():
-            hosted.save()
-            if hosted.store is not None:
-                stores.append(hosted.store)
-            hosted.store = None  # calls may still come
+        """Write a checkpoint of each job, and close the folder."""
+        stores = [*self._closing.values()]
+        for job in self._jobs.values():
+            job.save()
+            if job.store is not None:
+                stores.append(job.store)
+            job.store = None  # calls may still come
         for store in stores:
             store.close()
         if self._store is not None:
             self._store.close()
 
-    def _come_back(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
-        """A job from its newest checkpoint."""
+    def _restore(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
+        """Hold a job again, as its newest checkpoint has it."""
         self.make_room(checkpoint.snapshot.layout.nbytes)
         shard = Shard(checkpoint.snapshot.layout, self._config.deterministic)
         shard.restore(checkpoint.snapshot)
-        hosted = ShardJob(
+        job = ShardJob(
             name,
             shard,
             checkpoint.synchronisation,
@@ -212,16 +216,16 @@ class Jobs:
             attempt=checkpoint.attempt,
             left_at=time.monotonic(),
         )
-        store.note({"restored": shard.version, "attempt": hosted.attempt})
-        self._tell(
+        store.append_to_ledger({"restored": shard.version, "attempt": job.attempt})
+        self._log(
             logging.INFO,
-            "job %s: back from its checkpoint of version %d",
+            "job %s: restored from its checkpoint of version %d",
             name,
             shard.version,
-            extra=log_fields(name, attempt=hosted.attempt, iteration=shard.version),
+            extra=log_fields(name, attempt=job.attempt, iteration=shard.version),
         )
-        self._jobs[name] = hosted
-        return hosted
+        self._jobs[name] = job
+        return job
 
     def _make_shard(self, layout: Layout, synchronisation: Synchronisation) -> Parameters:
         if self._config.deterministic and synchronisation.mode != "bsp":
@@ -236,12 +240,12 @@ class Jobs:
         return Shard(layout, self._config.deterministic)
 
     def _used(self) -> int:
-        return sum(hosted.nbytes for hosted in self._jobs.values())
+        return sum(job.nbytes for job in self._jobs.values())
 
     def _drop(self, name: str) -> None:
-        self._tell(logging.INFO, "job %s: dropped, everybody has left", name, extra=log_fields(name))
-        hosted = self._jobs.pop(name)
-        hosted.save()
-        if hosted.store is not None:
-            self._leaving[name] = hosted.store  # it may have to come back at once
-            hosted.store.close(wait=False)
+        self._log(logging.INFO, "job %s: dropped, all workers have left", name, extra=log_fields(name))
+        job = self._jobs.pop(name)
+        job.save()
+        if job.store is not None:
+            self._closing[name] = job.store  # it may be asked for again at once
+            job.store.close(wait=False)

@@ -1,6 +1,6 @@
-"""Keras's optimisers on PyTorch's tensors: the formulas of Keras 3, in the shape of torch.optim.
+"""Keras's optimisers on PyTorch's tensors: the formulas of Keras 3, with the interface of torch.optim.
 
-They differ from torch.optim's: SGD's momentum holds the learning rate, Adam's epsilon stands beside the
+They differ from torch.optim's: SGD's momentum includes the learning rate, Adam's epsilon is added to the
 uncorrected root, and weight decay never goes through the gradient. Some numbers are rounded to float32 first,
 since TensorFlow does that with Python's. Nothing here imports Keras.
 """
@@ -20,8 +20,8 @@ class KerasSGD(torch.optim.Optimizer):
         params: As for every optimiser of torch.optim.
         lr: Learning rate; at least 0.
         momentum: 0 to 1.
-        nesterov: Whether to look ahead.
-        weight_decay: Of which lr times the parameter is taken off before the step; at least 0.
+        nesterov: Whether to use Nesterov's momentum.
+        weight_decay: lr times this times the parameter is subtracted before the step; at least 0.
 
     Raises:
         ValueError: A value is not allowed.
@@ -44,7 +44,7 @@ class KerasSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step with the gradients that are there; a closure is not called."""
+        """Take a step with the parameters' gradients; a closure is not called."""
         for group, parameter, gradient, state in _each(self):
             lr, momentum = group["lr"], _rounded(group["momentum"])
             _decay(parameter, group)
@@ -61,9 +61,9 @@ class KerasSGD(torch.optim.Optimizer):
 
 
 class KerasAdam(torch.optim.Optimizer):
-    """`keras.optimizers.Adam` and AdamW, which are one but for their defaults.
+    """`keras.optimizers.Adam` and AdamW, which differ in their defaults alone.
 
-    m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²; with t the number of this step,
+    m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²; with t the number of this step, from 1,
     w = w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps). With amsgrad, the largest v so far
     takes v's place. The state is "step", as torch.optim's, "momentum", "velocity" and "velocity_hat".
 
@@ -73,7 +73,7 @@ class KerasAdam(torch.optim.Optimizer):
         betas: beta1 and beta2; at least 0, and less than 1.
         eps: The "epsilon hat" of Kingma and Ba's paper, section 2; at least 0.
         amsgrad: Whether v never becomes smaller.
-        weight_decay: Of which lr times the parameter is taken off before the step; at least 0.
+        weight_decay: lr times this times the parameter is subtracted before the step; at least 0.
 
     Raises:
         ValueError: A value is not allowed.
@@ -97,7 +97,7 @@ class KerasAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step with the gradients that are there; a closure is not called."""
+        """Take a step with the parameters' gradients; a closure is not called."""
         for group, parameter, gradient, state in _each(self):
             beta1, beta2 = group["betas"]
             if "step" not in state:
@@ -124,7 +124,7 @@ class KerasAdam(torch.optim.Optimizer):
 def _each(
     optimizer: torch.optim.Optimizer,
 ) -> Iterable[tuple[dict[str, Any], torch.Tensor, torch.Tensor, dict[str, Any]]]:
-    """Group, parameter, gradient and state of all parameters that have a gradient."""
+    """Yield group, parameter, gradient and state of each parameter that has a gradient."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -137,7 +137,7 @@ def _decay(parameter: torch.Tensor, group: dict[str, Any]) -> None:
 
 
 def _rounded(value: float) -> float:
-    """To float32."""
+    """Round a number to float32."""
     return torch.tensor(value, dtype=torch.float32).item()
 
 

@@ -1,11 +1,11 @@
-"""What lines of log about a shard's job say beside their message."""
+"""The structured fields of log lines about a shard's job."""
 
 
 def log_fields(name: str, **more: object) -> dict[str, object]:
-    """The fields for a job.
+    """Return the fields of log lines about a job.
 
     Args:
-        name: As the shards know it: the job's own and its run, as in JOB/RUN.
+        name: The job's name at the shards, which holds its run: JOB/RUN.
         more: Further fields.
     """
     job, slash, run = name.rpartition("/")

@@ -1,6 +1,6 @@
-"""From the wire's names and numbers to optimisers, so that their frameworks' semantics hold exactly.
+"""Optimisers made from the names and numbers of the wire, with exactly their frameworks' semantics.
 
-Those of torch.optim are PyTorch's own; `keras_optimizers` has Keras's in their shape.
+PyTorch's are torch.optim's own; `keras_optimizers` has Keras's with the interface of torch.optim.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from idl.optimizers import OPTIMIZERS
 from ps.keras_optimizers import KerasAdam, KerasSGD
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-"""By the names of `idl.layout.ITEM_BYTES`."""
+"""PyTorch's dtypes by the names of `idl.layout.ITEM_BYTES`."""
 
 _CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -27,7 +27,7 @@ _CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def prepare() -> None:
-    """Import what PyTorch imports only when an optimiser is first made and used, which takes seconds."""
+    """Take a step with an optimiser, so that PyTorch's lazy imports, which take seconds, are done early."""
     parameters = torch.zeros(1)
     parameters.grad = torch.zeros(1)
     torch.optim.SGD([parameters]).step()
@@ -36,7 +36,7 @@ def prepare() -> None:
 def make_optimizer(
     name: str, parts: Sequence[torch.Tensor], options: Sequence[Mapping[str, float]]
 ) -> torch.optim.Optimizer:
-    """An optimiser that steps `parts` in place.
+    """Make an optimiser that steps `parts` in place.
 
     Args:
         name: A name in `idl.optimizers.OPTIMIZERS`.
@@ -44,7 +44,7 @@ def make_optimizer(
         options: Each group's options, by the names in `idl/parameter_server.thrift`.
 
     Raises:
-        InvalidRequestError: The name, an option or its value is not one that there is.
+        InvalidRequestError: The optimiser, or one of its options, is unknown, or a value is not allowed.
     """
     if name not in OPTIMIZERS:
         raise InvalidRequestError(f"optimizer {name!r}: there are {', '.join(OPTIMIZERS)}")
@@ -59,7 +59,7 @@ def make_optimizer(
 
 
 def check_optimizer(layout: Layout) -> None:
-    """See that there is an optimiser that can step a layout with its options.
+    """Check that an optimiser can step a layout with its options.
 
     Raises:
         InvalidRequestError: The optimiser's name, an option or its value is not one that there is.
@@ -68,7 +68,7 @@ def check_optimizer(layout: Layout) -> None:
 
 
 def translate(name: str, options: Mapping[str, float]) -> dict[str, Any]:
-    """A parameter group's options in torch.optim's terms.
+    """Translate a parameter group's options from the wire's names to torch.optim's.
 
     Raises:
         InvalidRequestError: An option is unknown, `lr` is missing, or only one beta is given.

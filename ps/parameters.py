@@ -1,7 +1,7 @@
 """The parameters of one job that one server process holds, and the optimiser that steps them.
 
-When a step is taken, and with which gradients, is for the kinds of shard that build on it: `shard` for
-BSP, `backup` and `asynchronous`.
+The kinds of shard that build on it decide when a step is taken, and with which gradients: `shard` for BSP,
+`backup_shard` and `asynchronous_shard`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,23 +15,24 @@ import torch
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
-from ps import state as optimizer_state
+from ps import optimizer_state
+from ps.optimizer_state import Snapshot, State
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
-from ps.state import Snapshot, State
 
 
 @dataclass
 class Contribution:
-    """One worker's gradient for one slice, on its way into a step.
+    """One worker's gradient for one slice, as far as it has arrived for a step.
 
     Attributes:
         start: First position of the slice in its epoch.
         count: Samples, at least 1; the weight of the gradient.
-        worker: Who brings it.
-        first: The first element that is taken from it; for those before, its samples count already.
+        worker: The worker that sends it.
+        first: The first element that is used; for those before it, the samples were counted already.
         done: The element up to which it has arrived.
-        open: Whether a connection is bringing it right now; what still comes otherwise is dropped.
-        groups: With the options that the step is to be taken with, as its worker says; None if it does not.
+        open: Whether a connection is sending it at present; if not, further elements are dropped.
+        groups: The groups with the options that the worker wants the step to be taken with; None if it says
+            nothing of them.
         held: The gradient itself, where it is not added to a sum at once.
     """
 
@@ -46,21 +47,21 @@ class Contribution:
 
     @property
     def end(self) -> int:
-        """The position after the slice."""
+        """Return the position after the slice."""
         return self.start + self.count
 
 
 class Parameters(ABC):
-    """Flat parameters with an optimiser of torch.optim on them, and what every kind of shard does.
+    """Flat parameters with an optimiser of torch.optim on them: the base of every kind of shard.
 
     Args:
-        layout: What the shard holds.
+        layout: Layout of the shard's part of the parameters.
 
     Attributes:
-        version: Steps done so far, or iterations.
-        initialised: Whether there are parameters yet.
-        steps: That the optimiser has taken.
-        used: What the last step was taken with.
+        version: Steps of the job so far.
+        initialised: Whether the parameters have been set.
+        steps: Steps that the optimiser has taken.
+        used: The contributions that the last step was taken with.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -69,20 +70,20 @@ class Parameters(ABC):
         self.initialised = False
         self.steps = 0
         self.used: Sequence[Contribution] = ()
-        self._groups = layout.groups  # with the options that hold by now
+        self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
-        self._gradient = torch.empty(0, dtype=self._dtype)  # (elements,), which the optimiser steps with
-        self._spare: list[torch.Tensor] = []  # (elements,) each: fresh memory is several times as slow
-        self._slots: dict[str, torch.Tensor] = {}  # (elements,) each, as somebody asked for since the step
+        self._gradient = torch.empty(0, dtype=self._dtype)  # (elements,), that the optimiser steps with
+        self._spare: list[torch.Tensor] = []  # (elements,) each: new memory is several times as slow
+        self._slots: dict[str, torch.Tensor] = {}  # (elements,) each, copied for pulls since the step
 
     def initialise(self, parameters: torch.Tensor, version: int, state: State | None = None) -> bool:
-        """Set the first parameters; False, and no change, if they are set already.
+        """Set the first parameters; return False, and change nothing, if they are set already.
 
         Args:
-            parameters: (elements,), taken over without a copy.
-            version: Of these parameters.
-            state: The optimiser's to go on from, likewise.
+            parameters: (elements,), not copied.
+            version: The version of these parameters.
+            state: The state that the optimiser continues from, not copied.
 
         Raises:
             InvalidRequestError: The optimiser has no such slot.
@@ -97,41 +98,41 @@ class Parameters(ABC):
         return True
 
     def forget(self) -> None:
-        """Have no parameters any more, until they are set again."""
+        """Drop the parameters, until they are set again."""
         self.drop()
         self.initialised = False
 
     def snapshot(self) -> Snapshot:
-        """All that the next steps depend on, but for what has come for them; the same until the next step."""
+        """Return all that the next steps depend on except their gradients; valid until the next step."""
         return Snapshot(
             replace(self.layout, groups=self._groups),
             self.version,
             self.steps,
             self._parameters,
-            optimizer_state.whole(self._optimizer),
+            optimizer_state.full_state(self._optimizer),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, whose tensors are taken over, and forget what has come."""
+        """Continue from a snapshot, whose tensors are not copied, and drop gradients that have arrived."""
         self.layout = snapshot.layout
         self._groups = snapshot.layout.groups
         self._parameters = snapshot.parameters
         self._gradient = torch.zeros_like(snapshot.parameters)
         self._make_optimizer(State())
-        optimizer_state.put_back(self._optimizer, snapshot.state)
+        optimizer_state.restore_state(self._optimizer, snapshot.state)
         self._slots.clear()
         self.version, self.steps, self.initialised = snapshot.version, snapshot.steps, True
         self.drop()
 
     def parameters(self) -> memoryview:
-        """The parameters' bytes, as they are now; valid until the next step."""
+        """Return the parameters' bytes; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
 
     def check_slot(self, slot: str) -> None:
-        """See that the optimiser can go on from such a slot.
+        """Check that the optimiser has a slot of this name with the layout's options.
 
         Raises:
-            InvalidRequestError: It has none of this name.
+            InvalidRequestError: It has no such slot.
         """
         name = self.layout.optimizer
         known = set().union(*(optimizer_state.slot_names(name, o) for o in self.layout.options))
@@ -141,42 +142,42 @@ class Parameters(ABC):
             )
 
     def slots(self) -> list[str]:
-        """The slots of the optimiser's state that there are by now.
+        """Return the names of the slots that the optimiser's state has at present.
 
         Raises:
-            InvalidRequestError: There are no parameters yet.
+            InvalidRequestError: The parameters have not been set yet.
         """
         if not self.initialised:
             raise InvalidRequestError("there is no state before the parameters are initialised")
-        return optimizer_state.present(self._optimizer)
+        return optimizer_state.present_slots(self._optimizer)
 
     def slot(self, name: str) -> memoryview:
-        """A slot's bytes as they are now, with 0 for statistics; they stay as they are.
+        """Return the bytes of a copy of a slot, with 0 for statistics.
 
         Raises:
-            InvalidRequestError: There is no such slot by now.
+            InvalidRequestError: The optimiser's state has no such slot at present.
         """
         there = self.slots()
         if name not in there:
             raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(there) or 'none'}")
         if name not in self._slots:
             flat = self._slots[name] = torch.zeros_like(self._parameters)
-            optimizer_state.read(self._optimizer, name, self._parts(flat))
+            optimizer_state.read_slot(self._optimizer, name, self._parts(flat))
         return self._slots[name].numpy().data.cast("B")
 
     def detach_parameters(self) -> None:
-        """Go on with a copy: somebody is still reading the memory that `parameters` gave."""
+        """Continue with a copy, since the memory that `parameters` returned is still being read."""
         self._parameters = self._parameters.clone()
         for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
             group["params"][0].data = part
 
     @abstractmethod
     def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
-        """Note the options that a contribution's step is to be taken with, as a learning-rate schedule says.
+        """Set the options that a contribution's step is to be taken with, as after a learning-rate schedule.
 
         Args:
-            contribution: Of the worker that says so.
-            groups: The layout's; an option that is left out stays as it is.
+            contribution: The contribution of the worker that sets them.
+            groups: The layout's groups; an option that is left out keeps its value.
 
         Raises:
             InvalidRequestError: The groups are not the layout's, or an option is not allowed.
@@ -184,59 +185,66 @@ class Parameters(ABC):
 
     @abstractmethod
     def check_options(self, worker: str) -> None:
-        """See that a worker's options were those that its gradients' steps were taken with.
+        """Check that the steps with a worker's gradients were taken with that worker's options.
 
         Raises:
-            InvalidRequestError: They were not.
+            InvalidRequestError: One was taken with other options.
         """
 
     @abstractmethod
-    def opened(self, worker: str, groups: Sequence[Group]) -> None:
-        """A worker starts with these options, which may not be the layout's."""
+    def start_worker(self, worker: str, groups: Sequence[Group]) -> None:
+        """Note the options that a worker starts with, which may differ from the layout's."""
 
     @abstractmethod
     def has_used(self, part: Assignment, worker: str = "") -> bool:
-        """Whether a slice's gradient is not needed any more, so that a push of it is taken and dropped."""
+        """Return whether a slice's gradient is not needed any more, so that a push of it is dropped."""
 
     @abstractmethod
     def begin(self, part: Assignment, worker: str = "") -> Contribution:
-        """A worker starts to push its slice's gradient, or sends it again as its connection broke.
+        """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Args:
             part: The slice.
-            worker: Who brings it.
+            worker: The worker that sends it.
 
         Raises:
-            InvalidRequestError: It cannot be taken now.
-            NotMemberError: The slice's worker was taken out.
-            UnavailableError: Another connection is bringing the slice, or parts of it.
+            InvalidRequestError: The slice does not belong to the step that is being prepared.
+            NotMemberError: The slice's worker was removed from the job.
+            UnavailableError: Another connection is sending the slice, or parts of it.
         """
 
     @abstractmethod
     def add(self, contribution: Contribution, piece: torch.Tensor) -> None:
-        """Take the gradient's next elements, (n,)."""
+        """Add the gradient's next elements, (n,)."""
 
     @abstractmethod
-    def broken(self, contribution: Contribution) -> None:
-        """The connection that brought a contribution broke before its end."""
+    def interrupt(self, contribution: Contribution) -> None:
+        """Handle that the connection which sent a contribution broke before its end."""
 
     @abstractmethod
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
-        """A slice's worker has gone: do not wait for what has not come; the same may be said again."""
+        """Stop waiting for a slice whose worker has left the job; may be called again for the same slice.
+
+        Args:
+            iteration: The slice's iteration.
+            start: First position of the slice in its epoch.
+            count: Samples of the slice.
+            total: Samples of the whole batch.
+        """
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget all that has come since the last step."""
+        """Drop all gradients that have arrived since the last step."""
 
     @property
     def contributors(self) -> AbstractSet[str]:
-        """Whose gradients the next step is taken with; for bsp alone."""
+        """Return the workers whose gradients the next step uses; empty in the modes other than bsp."""
         return frozenset()
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Whether it is time for a step."""
+        """Return whether all that a step needs has arrived."""
 
     @abstractmethod
     def step(self) -> None:
@@ -251,11 +259,11 @@ class Parameters(ABC):
             part.grad = gradient
         self._optimizer = make_optimizer(name, parts, options)
         slots = {slot: self._parts(flat) for slot, flat in state.slots.items()}
-        optimizer_state.load(self._optimizer, name, options, state.steps, slots)
+        optimizer_state.load_state(self._optimizer, name, options, state.steps, slots)
         self.steps = state.steps
 
     def _apply(self) -> None:
-        """Let the optimiser step with `_gradient`, and the statistics take their values from there."""
+        """Step the optimiser with `_gradient`, and copy the statistics from there."""
         begin = 0
         for group in self.layout.groups:
             end = begin + group.elements
@@ -267,16 +275,20 @@ class Parameters(ABC):
         self.steps += 1
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a flat tensor, one for each parameter group that the optimiser steps."""
+        """Return views of a flat tensor, one for each parameter group that the optimiser steps."""
         parts = torch.split(flat, [group.elements for group in self.layout.groups])
         return [part for part, group in zip(parts, self.layout.groups, strict=True) if not group.statistics]
 
     def _buffer(self) -> torch.Tensor:
-        """Memory to hold a gradient in, (elements,)."""
+        """Return memory for a gradient, (elements,), with any values."""
         return self._spare.pop() if self._spare else torch.empty_like(self._parameters)
 
     def _checked(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        """Like `_translated`, but refuses groups that are not the layout's and options that torch refuses."""
+        """Return `_translated(groups)` after a check of the groups' sizes and options.
+
+        Raises:
+            InvalidRequestError: The groups are not the layout's, or torch.optim refuses an option.
+        """
         if any(a.statistics != b.statistics for a, b in zip(groups, self.layout.groups, strict=False)):
             raise InvalidRequestError("groups: which of them are of statistics may not change")
         if [g.elements for g in groups] != [g.elements for g in self.layout.groups]:
@@ -288,5 +300,5 @@ class Parameters(ABC):
         return self._translated(groups)
 
     def _translated(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        """In torch.optim's terms, the options of each group that it steps."""
+        """Return the options, by torch.optim's names, of each group that the optimiser steps."""
         return [translate(self.layout.optimizer, group.options) for group in groups if not group.statistics]

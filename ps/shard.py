@@ -1,8 +1,8 @@
 """One shard of one job: its parameters, the sum of the weighted gradients, and the optimiser's steps.
 
-It knows slices and samples, but no sockets and no clock. Gradients come in pieces as they arrive and are
-added at once, while they are in the cache; nothing holds a whole gradient, except in deterministic mode.
-A step has everybody's gradient (BSP); `backup` and `asynchronous` have the other kinds of shard.
+This module knows slices and samples, but no sockets and no clock. Gradients are added piece by piece as they
+arrive, while they are in the cache; a whole gradient is held in deterministic mode only. A step takes all
+workers' gradients (BSP); `backup_shard` and `asynchronous_shard` have the other kinds of shard.
 """
 
 import math
@@ -20,55 +20,57 @@ from ps.optimizers import DTYPES
 from ps.parameters import Contribution, Parameters
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
-_SAME = 1e-5  # relative: a schedule that is computed on another kind of device differs in its last digits
+# Relative: a schedule that is computed on another kind of device differs in its last digits.
+_OPTION_TOLERANCE = 1e-5
 
 
 class Shard(Parameters):
-    """The parameters of one job that one server process holds.
+    """A shard that steps with the weighted mean of all workers' gradients (BSP).
 
-    An iteration is over when each element of the gradient has come for each sample of the batch; then the
-    gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4) takes one step of the optimiser.
+    An iteration is over when each element of the gradient has arrived for each sample of the batch; then the
+    optimiser takes one step with the gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4).
 
-    Slices are known by their place, whoever brings them. One that broke off part way stays in the sum with
-    the elements that had come; it, or slices that share out its samples anew, bring the rest. Contributions
-    are thus rectangles of samples and elements, which never overlap and in the end tile the batch.
+    Slices are known by their place, whichever worker sends them. One whose connection broke stays in the sum
+    with the elements that had arrived; it, or slices that divide its samples otherwise, supply the rest.
+    Contributions are thus rectangles of samples and elements, which never overlap and in the end tile the
+    batch.
 
     Args:
-        layout: What the shard holds.
-        deterministic: Whether gradients are held until all are there and summed in the order of their
+        layout: Layout of the shard's part of the parameters.
+        deterministic: Whether gradients are held until all have arrived and summed in the order of their
             slices, so that two runs are the same to the last bit, at the cost of a copy for each worker. One
-            that broke off is dropped then.
+            whose connection broke is dropped then.
     """
 
     def __init__(self, layout: Layout, deterministic: bool = False) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
-        self._total: int | None = None  # samples of the current batch, once a push has told
-        self._batch_start: int | None = None  # its first position, likewise
-        self._missing = 0  # pairs of a sample and an element that have not come, once the total is known
+        self._total: int | None = None  # samples of the current batch, known from its first push
+        self._batch_start: int | None = None  # the batch's first position, likewise
+        self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
-        self._checked_groups: tuple[Any, ...] = ()  # what `_merged` was asked last, and what it gave
-        self._differences: dict[str, str] = {}  # by worker: how its options were not those of a step
+        self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
+        self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's
 
-    def opened(self, worker: str, groups: Sequence[Group]) -> None:
-        """A worker starts; the job's first options are those of the one that came first."""
+    def start_worker(self, worker: str, groups: Sequence[Group]) -> None:
+        """Forget how the options of an earlier start of the worker differed."""
         self._differences.pop(worker, None)
 
     def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
-        """Note the options for the open iteration's step; see `Parameters.set_options`."""
+        """Set the options for the current iteration's step; see `Parameters.set_options`."""
         contribution.groups = self._merged(tuple(groups))
 
     def check_options(self, worker: str) -> None:
-        """See that a worker's options were those that a step was taken with.
+        """Check that the steps with a worker's gradients were taken with that worker's options.
 
         Raises:
-            InvalidRequestError: They were not; the error names the first that was another, and both values.
+            InvalidRequestError: One was not; the error names the first option that differed, and both values.
         """
         if worker in self._differences:
             raise InvalidRequestError(self._differences[worker])
 
     def has_used(self, part: Assignment, worker: str = "") -> bool:
-        """Whether all samples of the slice are in a step, or in the sum: it came, or others brought it."""
+        """Return whether all samples of the slice are in a step or in the sum, from whichever worker."""
         if not self.initialised or part.iteration != self.version:
             return self.initialised and part.iteration < self.version
         there = sum(
@@ -79,11 +81,11 @@ class Shard(Parameters):
         return there == part.count
 
     def begin(self, part: Assignment, worker: str = "") -> Contribution:
-        """A worker starts to push its slice's gradient, or goes on where that of the same samples broke.
+        """Begin a push of a slice's gradient, or continue where a push of the same samples broke off.
 
         Raises:
-            InvalidRequestError: It is not this iteration's turn, or the slice does not fit in.
-            UnavailableError: Other connections are bringing its samples, or have brought a part of them.
+            InvalidRequestError: The shard is at another iteration, or the slice does not fit into the batch.
+            UnavailableError: Other connections are sending its samples, or have sent a part of them.
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
@@ -92,8 +94,10 @@ class Shard(Parameters):
                 f"push for iteration {part.iteration}, but the parameter server is at {self.version}"
             )
         self._check_batch(part)
-        first = max((self._end_of(other, part) for other in self._overlapping(part)), default=0)
-        # What begins at the first element shares no samples, so these are all that have a place in the batch.
+        first = max(
+            (self._first_missing_element(other, part) for other in self._overlapping(part)), default=0
+        )
+        # Contributions that begin at the first element share no samples: their counts are the samples so far.
         placed = sum(other.count for other in self._contributions if not other.first)
         if not first and placed + part.count > part.total:
             raise InvalidRequestError(
@@ -123,8 +127,8 @@ class Shard(Parameters):
             self._gradient[begin : contribution.done].add_(piece, alpha=weight)
         self._missing -= contribution.count * len(piece)
 
-    def broken(self, contribution: Contribution) -> None:
-        """What has come is in the sum already: whoever brings these samples again goes on from here."""
+    def interrupt(self, contribution: Contribution) -> None:
+        """Keep what has arrived in the sum; a later push of these samples continues from there."""
         if not contribution.open:
             return
         contribution.open = False
@@ -140,26 +144,26 @@ class Shard(Parameters):
             self._total = self._batch_start = None
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
-        """Nothing is given up: the slice is given to others."""
+        """Do nothing: in BSP the manager assigns the slice to other workers."""
 
     def drop(self) -> None:
-        """Forget all that has come since the last step."""
+        """Drop all gradients that have arrived since the last step."""
         self._next_batch([])
         if self.initialised:
             self._gradient.zero_()
 
     @property
     def contributors(self) -> AbstractSet[str]:
-        """The workers that have brought something of this iteration."""
+        """Return the workers that have sent a part of this iteration's gradient."""
         return {contribution.worker for contribution in self._contributions}
 
     @property
     def complete(self) -> bool:
-        """Whether everything of this iteration has come."""
+        """Return whether this iteration's gradient has arrived completely."""
         return self._total is not None and not self._missing
 
     def step(self) -> None:
-        """Take the optimiser's step with what has come."""
+        """Take the optimiser's step with the gradients of the batch."""
         assert self._total is not None
         if self._deterministic:
             self._sum_up(self._contributions, self._total)
@@ -170,7 +174,7 @@ class Shard(Parameters):
         self.version += 1
 
     def _merged(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        """The groups with new options, where they are given; raises as `set_options` does."""
+        """Return the groups with new options where they are given; raise as `set_options` does."""
         asked = (groups, self._groups)
         if self._checked_groups[:2] != asked:
             for group, change in zip(self._optimizer.param_groups, self._checked(groups), strict=True):
@@ -186,27 +190,31 @@ class Shard(Parameters):
         return result
 
     def _settle_options(self, used: Sequence[Contribution]) -> None:
-        """Let the step have the options of whoever brought the first samples, and note who differs.
+        """Take the step's options from the worker that sent the batch's first samples; note which differ.
 
-        Slices lie in the order in which their workers joined, at all shards alike: it is the member that has
-        been there longest. A newcomer whose schedule has begun anew disturbs nobody.
+        Slices lie in the order in which their workers joined, at all shards alike: the first is that of the
+        member that joined first. A newcomer whose schedule has started again does not affect the others.
         """
-        told = sorted((c for c in used if c.groups), key=lambda c: (c.start, c.first))
-        if not told:
+        with_options = sorted((c for c in used if c.groups), key=lambda c: (c.start, c.first))
+        if not with_options:
             return
-        first = told[0]
+        first = with_options[0]
         assert first.groups is not None
         if first.groups != self._groups:
             self._groups = first.groups
             changes = self._translated(first.groups)
             for group, change in zip(self._optimizer.param_groups, changes, strict=True):
                 group.update(change)
-        for other in told[1:]:
+        for other in with_options[1:]:
             if other.groups != first.groups and (difference := _difference(first, other)):
                 self._differences[other.worker] = f"iteration {self.version}: {difference}"
 
     def _check_batch(self, part: Assignment) -> None:
-        """See that a slice is of the batch that others have pushed for."""
+        """Check that a slice lies in the batch that other workers have pushed for.
+
+        Raises:
+            InvalidRequestError: It does not, or its batch has another size.
+        """
         if self._total not in (None, part.total):
             raise InvalidRequestError(f"total {part.total}, but others pushed for a batch of {self._total}")
         if part.batch_start is not None and self._batch_start not in (None, part.batch_start):
@@ -220,8 +228,13 @@ class Shard(Parameters):
                 f"slice {part.start} to {part.end} is not within the batch, {begin} to {begin + part.total}"
             )
 
-    def _end_of(self, other: Contribution, part: Assignment) -> int:
-        """The element from which a slice has to bring what another that overlaps it did not."""
+    def _first_missing_element(self, other: Contribution, part: Assignment) -> int:
+        """Return the first element that is missing of the samples that a slice shares with a contribution.
+
+        Raises:
+            UnavailableError: Another connection is sending the samples, or slices within this one are.
+            InvalidRequestError: The two overlap, and neither contains the other.
+        """
         start, end = part.start, part.end
         if other.start <= start and end <= other.end:
             if other.open:
@@ -240,13 +253,13 @@ class Shard(Parameters):
         return contribution.done == self.layout.elements
 
     def _sum_up(self, contributions: Sequence[Contribution], total: int) -> None:
-        """Add gradients that were held to the sum, in the order of their slices."""
+        """Add held gradients to the sum in the order of their slices."""
         for contribution in sorted(contributions, key=lambda contribution: contribution.start):
             assert contribution.held is not None
             self._gradient.add_(contribution.held, alpha=contribution.count / total)
 
     def _next_batch(self, used: Sequence[Contribution]) -> None:
-        """Forget the batch, of which these were used; what still comes is dropped."""
+        """Begin the next batch; `used` are the contributions to the last step. Later pieces are dropped."""
         for contribution in self._contributions:
             contribution.open = False
             self._release(contribution)
@@ -261,7 +274,7 @@ class Shard(Parameters):
 
 
 class GradientSink:
-    """Takes a gradient from the wire piece by piece into a shard; see `rpc.service.Sink`."""
+    """A sink that adds a gradient to a shard piece by piece as it arrives; see `rpc.service.Sink`."""
 
     def __init__(self, shard: Parameters, contribution: Contribution) -> None:
         self._shard = shard
@@ -273,15 +286,15 @@ class GradientSink:
         self._piece = torch.frombuffer(buffer, dtype=DTYPES[shard.layout.dtype])
         self._filled = 0  # bytes of the piece
         self._received = 0  # bytes in all
-        self._skip = contribution.first * self._itemsize  # bytes whose samples count already
+        self._skip = contribution.first * self._itemsize  # bytes whose samples were counted already
 
     def get_buffer(self) -> memoryview:
-        """The rest of the piece."""
+        """Return the free part of the piece."""
         left = self._total_bytes - self._received
         return self._bytes[self._filled : self._filled + left]
 
     def advance(self, count: int) -> None:
-        """Add the piece once it is full."""
+        """Add the piece to the shard once it is full."""
         self._filled += count
         self._received += count
         if self._filled == len(self._bytes) or self._received == self._total_bytes:
@@ -293,21 +306,25 @@ class GradientSink:
             self._filled = 0
 
     def close(self) -> None:
-        """All has arrived."""
+        """Mark the contribution as complete."""
         self._contribution.open = False
 
     def abort(self) -> None:
-        """The connection broke."""
-        self._shard.broken(self._contribution)
+        """Interrupt the contribution, since its connection broke."""
+        self._shard.interrupt(self._contribution)
 
 
 def _difference(first: Contribution, other: Contribution) -> str | None:
-    """An option in which two workers differ, in words; None if there is none but for rounding."""
+    """Return the first option in which two workers differ by more than rounding, in words, or None."""
     pairs = zip(first.groups or (), other.groups or (), strict=True)
     for number, (theirs, own) in enumerate(pairs):
         for name in sorted({*theirs.options, *own.options}):
             value, expected = own.options.get(name), theirs.options.get(name)
-            if value is None or expected is None or not math.isclose(value, expected, rel_tol=_SAME):
+            if (
+                value is None
+                or expected is None
+                or not math.isclose(value, expected, rel_tol=_OPTION_TOLERANCE)
+            ):
                 return (
                     f"{name} of parameter group {number} is {value} at {other.worker!r}, but {expected} at "
                     f"{first.worker!r}, whose options the step was taken with: all workers' loops must set "

@@ -1,6 +1,6 @@
-"""A job at a shard process: its shard, whose model it is, who is connected, and what is waited for.
+"""A job at a shard process: its shard, its model, its connections, its attempt, and the calls that wait.
 
-It knows who speaks and in which attempt, but answers nobody: that is for `service`.
+This module knows workers and attempts, but answers no calls: that is for `service`.
 """
 
 import uuid
@@ -15,12 +15,12 @@ from idl.errors import InvalidRequestError, NotYetError, RewoundError, Unavailab
 from idl.layout import Layout
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint
+from ps.checkpoint_store import JobStore
 from ps.counters import ShardTally
-from ps.model import Model
+from ps.model_tensors import ModelTensors
+from ps.optimizer_state import State
 from ps.optimizers import DTYPES
 from ps.parameters import Parameters
-from ps.state import State
-from ps.store import JobStore
 from rpc.peer import Peer
 from rpc.periodic import Periodic
 from rpc.service import Call
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class TensorSink:
-    """Takes parameters, or a slot of the optimiser's state, from the wire straight into a tensor."""
+    """A sink that writes parameters, or a slot of the optimiser's state, from the wire into a tensor."""
 
     def __init__(self, layout: Layout) -> None:
         self.tensor = torch.empty(layout.elements, dtype=DTYPES[layout.dtype])  # (elements,)
@@ -37,24 +37,24 @@ class TensorSink:
 
     @property
     def is_full(self) -> bool:
-        """Whether all has arrived."""
+        """Return whether all bytes have arrived."""
         return not self._left
 
     def get_buffer(self) -> memoryview:
-        """The rest of the tensor."""
+        """Return the rest of the tensor."""
         return self._left
 
     def advance(self, count: int) -> None:
-        """Go on behind what has arrived."""
+        """Move on by `count` bytes that have arrived."""
         self._left = self._left[count:]
 
     def abort(self) -> None:
-        """Nobody uses a tensor that is not full."""
+        """Do nothing: a tensor that is not full is not used."""
 
 
 @dataclass(slots=True)
 class _Staged:
-    """The optimiser's state as one worker has sent it, until the job has its first parameters."""
+    """The optimiser's state that one worker has sent, until the job has its first parameters."""
 
     steps: int = 0
     slots: dict[str, TensorSink] = field(default_factory=dict)
@@ -62,36 +62,37 @@ class _Staged:
 
 @dataclass(slots=True)
 class ShardJob:
-    """One job.
+    """One job at a shard process.
 
     Attributes:
-        name: The job's.
-        shard: Its parameters.
+        name: The job's name, JOB/RUN.
+        shard: Its part of the parameters.
         synchronisation: How its workers wait for each other.
-        model: As the first worker told it who did.
+        model: The model's tensors, as the first worker that declared them did.
         checkpoint_every: Versions from one checkpoint to the next.
-        store: Where they are; None if there are none.
+        store: Its checkpoints and ledger; None without them.
         attempt: How often the job has been rewound.
-        instance: Drawn anew when a process begins to hold the job.
-        fenced: Whether the attempt has begun but nobody has said yet from which version it goes on.
+        instance: A random id, drawn each time that a process begins to hold the job.
+        fenced: Whether the attempt has begun, but no worker has said yet from which version it goes on.
         rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
-        peers: The connections.
-        readers: Those that parameters were sent to since the last step.
-        shared: Whether other shards have parts of the gradients that come.
-        settled: The latest version for which somebody has said that every shard has all of the gradient.
-        asked: The workers that have pushed to every shard what they had for the next version.
-        waiting: Pulls, each with its version and the time by which its caller is to ask again; seconds.
-        fences: To be answered once what is being written is on the disk, or at a time that each has.
-        copying: The last checkpoint; done once it has tensors of its own.
-        left_at: Since when there is no connection, or None.
-        tally: Counts of what the shard has done.
-        sweeping: Around each look at the calls that wait.
+        peers: The job's connections.
+        readers: The connections that parameters were sent to since the last step.
+        shared: Whether other shards have parts of the gradients that are pushed.
+        settled: The latest version for which a worker has said that every shard has all of the gradient.
+        pushed_to_all: The workers that have pushed their gradients for the next version to every shard.
+        waiting: Pulls, each with its version and the time, in seconds, after which its caller asks again.
+        fences: Fences, each with the time, in seconds, at which it is answered although a checkpoint is still
+            being written.
+        copying: The last checkpoint's copy; done once its tensors have been copied.
+        left_at: Seconds on the monotonic clock since which there is no connection, or None.
+        tally: Counters of the shard.
+        sweeping: Logs errors of the periodic look at the calls that wait.
     """
 
     name: str
     shard: Parameters
     synchronisation: Synchronisation
-    model: Model | None
+    model: ModelTensors | None
     checkpoint_every: int
     store: JobStore | None = None
     attempt: int = 0
@@ -102,64 +103,69 @@ class ShardJob:
     readers: set[Peer] = field(default_factory=set)
     shared: bool = False
     settled: int = -1
-    asked: set[str] = field(default_factory=set)
+    pushed_to_all: set[str] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
     fences: list[tuple[Call, float]] = field(default_factory=list)
     copying: "Future[None] | None" = None
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's waiting calls"))
-    _pushed_in: int = 0  # the attempt in which all of the next gradient came, while another is fenced for
+    _pushed_in: int = 0  # the attempt that pushed the next gradient completely, while a later one is fenced
     _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None
     _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """The versions that the shard can go back to, ascending."""
+        """Return the versions that the shard has checkpoints of, ascending."""
         return self.store.versions if self.store else ()
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters, and of state that waits for its parameters."""
+        """Return the bytes of the parameters, and of the state that waits for the first parameters."""
         return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
 
     @property
     def is_restored(self) -> bool:
-        """Whether this process has not seen the attempt begin: it has lost what came since the checkpoint."""
+        """Return whether the attempt began before this process, which lost the steps after the checkpoint."""
         return self.shard.initialised and not self.fenced and self.rewound_to is None
 
     @property
     def is_copying(self) -> bool:
-        """Whether a checkpoint is being made of the parameters as they are: they must stay."""
+        """Return whether a checkpoint is copying the parameters, which must not change meanwhile."""
         return self.copying is not None and not self.copying.done()
 
     @property
     def is_due(self) -> bool:
-        """Whether a step is to be taken.
+        """Return whether a step is to be taken now.
 
-        Where other shards have parts of the gradient, too, not before it is certain that these have all of
-        theirs: a step cannot be taken back, should another attempt begin before they have.
+        Where other shards have parts of the gradient, the step waits until all of these have received theirs:
+        it cannot be undone, should another attempt begin before they have.
         """
         shard = self.shard
         if self.fenced or not shard.complete or self.is_copying:
             return False
-        return not self.shared or self.settled > shard.version or shard.contributors <= self.asked
+        return not self.shared or self.settled > shard.version or shard.contributors <= self.pushed_to_all
 
-    def ask(self, worker: str, version: int, *, settled: bool) -> bool:
-        """A worker waits for a version, for which it has pushed to every shard; maybe all have.
+    def note_pull(self, worker: str, version: int, *, settled: bool) -> bool:
+        """Note that a worker waits for a version, for which it has pushed its gradient to every shard.
+
+        Args:
+            worker: The worker's name.
+            version: The version that it waits for.
+            settled: Whether it knows that all workers have pushed theirs to every shard.
 
         Returns:
-            Whether the version is still to come: a step may be due now.
+            Whether the version has not been reached, so that a step may be due now.
         """
         if version <= self.shard.version:
             return False
-        self.asked.add(worker)
+        self.pushed_to_all.add(worker)
         if settled:
             self.settled = max(self.settled, version)
         return True
 
     def stage(self, worker: str, incarnation: str, slot: str, steps: int) -> TensorSink:
-        """Where a slot of the optimiser's state goes until its worker's parameters come.
+        """Return the sink for a slot of the optimiser's state, which is held until the parameters arrive.
 
         Raises:
             InvalidRequestError: The optimiser has no such slot.
@@ -173,14 +179,14 @@ class ShardJob:
     def initialise(
         self, worker: str, incarnation: str, parameters: torch.Tensor, version: int, attempt: int
     ) -> None:
-        """Set the job's first parameters, and the state that the same worker has sent before.
+        """Set the job's first parameters, and the optimiser's state that the same worker has sent before.
 
         Args:
-            worker: Whose they are.
-            incarnation: Of this worker.
-            parameters: (elements,), taken over without a copy.
-            version: Of these parameters.
-            attempt: That begins with them.
+            worker: The worker that sent the parameters.
+            incarnation: The worker's incarnation.
+            parameters: (elements,), not copied.
+            version: The version of these parameters.
+            attempt: The attempt that begins with them.
 
         Raises:
             InvalidRequestError: A part of the state is missing.
@@ -193,22 +199,26 @@ class ShardJob:
         self.shard.initialise(parameters, version, State(staged.steps, slots))
         self._staged.clear()
         self.attempt, self.fenced, self.rewound_to = attempt, False, version
-        self._note({"initialised": version})
+        self._append_to_ledger({"initialised": version})
         self.save()
 
-    def send_away(self, now: float) -> None:
-        """Have those ask again whose answers may not be held back for longer."""
-        late = [entry for entry in self.waiting if now >= entry[2]]
-        if late:
+    def expire_pulls(self, now: float) -> None:
+        """Answer the pulls whose time to wait is over, so that their callers ask again.
+
+        Args:
+            now: Seconds, from `time.monotonic`.
+        """
+        expired = [entry for entry in self.waiting if now >= entry[2]]
+        if expired:
             self.waiting = [entry for entry in self.waiting if now < entry[2]]
-        for call, version, _ in late:
+        for call, version, _ in expired:
             call.fail(NotYetError(f"version {version} is not there yet"))
 
     def check_attempt(self, worker: str, attempt: int, instance: str | None = None) -> None:
-        """See that a worker relies on what is here.
+        """Check that a worker is in the job's attempt and relies on this process.
 
         Raises:
-            RewoundError: It is in another attempt, or relies on what another process held.
+            RewoundError: It is in another attempt, or relies on the state of another process.
         """
         if attempt != self.attempt:
             raise RewoundError(
@@ -219,10 +229,10 @@ class ShardJob:
             raise RewoundError(f"the parameter server was started again since {worker!r} began", self.attempt)
 
     def fence(self, attempt: int) -> bool:
-        """Begin an attempt; False, and no change, if it has begun already.
+        """Begin an attempt; return False, and change nothing, if it has begun already.
 
         Raises:
-            RewoundError: It is an earlier one.
+            RewoundError: A later attempt has begun.
         """
         if attempt < self.attempt:
             raise RewoundError(
@@ -234,20 +244,20 @@ class ShardJob:
             self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
         self.settled = -1
-        self.asked.clear()
-        self._awaited = None  # what an attempt asked for that is given up is not what a later one needs
+        self.pushed_to_all.clear()
+        self._awaited = None  # an attempt that is over began it; a later one may need another version
         if not self.shard.complete:
             self.shard.drop()
         return True
 
     def rewind(self, version: int) -> None:
-        """Go on from a version in the present attempt; the same may be said again.
+        """Go on from a version in the present attempt; may be called again with the same version.
 
         Raises:
-            RewoundError: The version is not here, or this process knows nothing of the attempt's beginning:
-                it was started again meanwhile. Another attempt has to begin.
+            RewoundError: There is no such version, or this process was started after the attempt began.
+                Another attempt has to begin.
             InvalidRequestError: There are no parameters, or the attempt went on from another version.
-            UnavailableError: The disk is waited for; to be said again.
+            UnavailableError: The checkpoint is being read; the call is to be repeated.
         """
         if not self.shard.initialised:
             raise InvalidRequestError(f"rewind to version {version}, but there are no parameters yet")
@@ -256,22 +266,22 @@ class ShardJob:
                 self._go_back(version)
             self.shard.drop()
             self.fenced, self.rewound_to = False, version
-            self._note({"rewound": version})
+            self._append_to_ledger({"rewound": version})
         elif self.rewound_to is None:
             raise RewoundError(
                 f"the parameter server was started again since attempt {self.attempt} began", self.attempt
             )
-        elif version < self.rewound_to:  # a worker that comes late begins with a later iteration
+        elif version < self.rewound_to:  # a worker that joins later begins with a later iteration
             raise InvalidRequestError(
                 f"rewind to version {version}, but attempt {self.attempt} went on from {self.rewound_to}"
             )
 
     def forget(self, version: int) -> None:
-        """Wait for parameters to be set again in the present attempt; the same may be said again.
+        """Drop the parameters, which are to be set again in the present attempt; may be called again.
 
         Raises:
-            InvalidRequestError: There are parameters of another version: something was trained.
-            UnavailableError: The disk is waited for; to be said again.
+            InvalidRequestError: The parameters are of another version, so that some training would be lost.
+            UnavailableError: The checkpoints are being removed; the call is to be repeated.
         """
         if not self.fenced:
             return
@@ -284,9 +294,9 @@ class ShardJob:
         self.shard.forget()
         self.fenced = False
 
-    def stepped(self) -> None:
-        """Write down the step that was just taken, and where the job is if it is time for that."""
-        self.asked.clear()
+    def record_step(self) -> None:
+        """Record the step that was just taken in the ledger, and save a checkpoint if one is due."""
+        self.pushed_to_all.clear()
         if self.store is None:
             return
         used = sorted(self.shard.used, key=lambda part: part.start)
@@ -296,14 +306,14 @@ class ShardJob:
             "slices": [[part.start, part.count, part.worker] for part in used if part.done == elements],
         }
         if broken := [part for part in used if part.done < elements]:
-            # Of these, the elements up to the last number came; slices within them brought the others.
+            # The last number is that of the elements that arrived; slices within these supplied the others.
             record["broken"] = [[part.start, part.count, part.worker, part.done] for part in broken]
-        self._note({"attempt": self._pushed_in, **record} if self.fenced else record)
+        self._append_to_ledger({"attempt": self._pushed_in, **record} if self.fenced else record)
         if self.shard.version % self.checkpoint_every == 0:
             self.save()
 
     def save(self) -> None:
-        """Have a checkpoint written, unless there is one of this version."""
+        """Save a checkpoint in the background, unless there is one of this version."""
         if self.store and self.shard.initialised:
             snapshot = self.shard.snapshot()
             copied = self.store.save(
@@ -311,11 +321,13 @@ class ShardJob:
             )
             self.copying = copied or self.copying
 
-    def check_same(self, worker: str, model: Model | None, layout: Layout, sync: Synchronisation) -> None:
-        """See that another worker trains the same thing in the same way.
+    def check_same(
+        self, worker: str, model: ModelTensors | None, layout: Layout, sync: Synchronisation
+    ) -> None:
+        """Check that another worker trains the same model with the same optimiser in the same mode.
 
         Raises:
-            InvalidRequestError: It does not; the error has both sides.
+            InvalidRequestError: It does not; the error names both sides.
         """
         if self.model and model and (difference := self.model.difference(model)):
             raise InvalidRequestError(f"{difference}: is it the same model?")
@@ -344,7 +356,15 @@ class ShardJob:
         self.readers.clear()
 
     def _await(self, what: tuple[str, int], begin: "Callable[[], Future[T]]") -> T:
-        """What another thread's work comes to; until then, the caller is told to say the same again."""
+        """Return the result of another thread's work, begun by the first of several calls for it.
+
+        Args:
+            what: Names the work.
+            begin: Begins it.
+
+        Raises:
+            UnavailableError: The work is not done yet; the call is to be repeated.
+        """
         if self._awaited is None or self._awaited[0] != what:
             self._awaited = what, begin()
         future = self._awaited[1]
@@ -353,10 +373,10 @@ class ShardJob:
         self._awaited = None
         return future.result()
 
-    def _note(self, record: Mapping[str, Any]) -> None:
-        """Write down what happened, in the ledger."""
+    def _append_to_ledger(self, record: Mapping[str, Any]) -> None:
+        """Append a record of what happened to the ledger, if there is one."""
         if self.store:
-            self.store.note({"attempt": self.attempt, **record})
+            self.store.append_to_ledger({"attempt": self.attempt, **record})
 
 
 def _shape(layout: Layout) -> str:

@@ -12,10 +12,10 @@ from thriftpy2.transport import TFramedTransportFactory
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
-from ps.asynchronous import AsynchronousShard
+from ps.asynchronous_shard import AsynchronousShard
+from ps.optimizer_state import State
 from ps.optimizers import translate
 from ps.shard import Shard
-from ps.state import State
 from tests import ROOT
 from tests.ps.tensors import OPTIMIZERS, TORCH, push, slice_of, values
 from tests.services import serving, shard_service

@@ -16,11 +16,11 @@ from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
+from ps.checkpoint_store import CheckpointStore
 from ps.jobs import Jobs, ParameterServerConfig
-from ps.model import Model
+from ps.model_tensors import ModelTensors
 from ps.optimizers import DTYPES
 from ps.shard import Shard
-from ps.store import Store
 from tests.ps.tensors import OPTIMIZERS, push, slice_of, values
 
 KERAS = [
@@ -84,7 +84,7 @@ def test_a_restored_shard_goes_on_to_the_last_bit(tmp_path, name, options, dtype
 
 def test_all_that_a_job_is_survives(tmp_path):
     """What workers have agreed on comes back as it was, names in any script included."""
-    model = Model("wörker", [Tensor("", (3, 2), "float64"), Tensor("schicht.0", (), "int64")])
+    model = ModelTensors("wörker", [Tensor("", (3, 2), "float64"), Tensor("schicht.0", (), "int64")])
     shard = Shard(LAYOUT)
     shard.initialise(torch.arange(3, dtype=torch.float64), 7)
     written = checkpoint(shard, "jöb/run", 5, model)
@@ -125,7 +125,7 @@ def test_no_torn_file_is_taken(tmp_path_factory, data):
 @pytest.fixture
 def store(tmp_path):
     """A shard's folder."""
-    store = Store(tmp_path / "state", ledger=tmp_path / "ledgers")
+    store = CheckpointStore(tmp_path / "state", ledger=tmp_path / "ledgers")
     yield store
     store.close()
 
@@ -155,10 +155,10 @@ def test_the_latest_stay_and_what_all_have(store):
     """Three checkpoints are kept, and the latest that all shards have, for as long as that is the latest."""
     job = saved(store, range(5))
     assert job.versions == (2, 3, 4)
-    job.keep(3)
+    job.mark_common(3)
     save(job, (5, 6, 7))
     assert job.versions == (3, 5, 6, 7)
-    job.keep(6)
+    job.mark_common(6)
     save(job, (8,))
     assert job.versions == store.job("job/run").versions == (6, 7, 8)
 
@@ -214,7 +214,7 @@ def test_going_back_forgets_what_came_after(store):
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".", "x" * 200, "名前/*?", "a b"])
 def test_any_name_is_a_folder_of_its_own(tmp_path, name):
     """A job's name cannot lead out of the folder, nor into another job's."""
-    store = Store(tmp_path / "state")
+    store = CheckpointStore(tmp_path / "state")
     shard = Shard(LAYOUT)
     shard.initialise(torch.zeros(3, dtype=torch.float64), 1)
     for each in (name, name + "_", "a_b"):
@@ -229,11 +229,11 @@ def test_any_name_is_a_folder_of_its_own(tmp_path, name):
 
 def test_a_folder_has_one_shard(tmp_path):
     """A second shard on a folder is refused with the reason, and may have it once the first has gone."""
-    first = Store(tmp_path)
+    first = CheckpointStore(tmp_path)
     with pytest.raises(UnavailableError, match="in use by another shard"):
-        Store(tmp_path)
+        CheckpointStore(tmp_path)
     first.close()
-    Store(tmp_path).close()
+    CheckpointStore(tmp_path).close()
 
 
 def test_old_jobs_are_removed(store, tmp_path):
@@ -274,11 +274,11 @@ def test_a_shard_that_was_away_for_long_keeps_its_jobs(store, tmp_path):
 def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
     """The ledger goes on behind a line that its process could not finish."""
     job = saved(store, (1,))
-    job.note({"iteration": 1})
+    job.append_to_ledger({"iteration": 1})
     settle(job)
     (ledger,) = tmp_path.glob("ledgers/*.jsonl")
     ledger.write_bytes(ledger.read_bytes() + b'{"iterat')
-    job.note({"iteration": 2})
+    job.append_to_ledger({"iteration": 2})
     settle(job)
     assert ledger.read_text().splitlines() == ['{"iteration": 1}', '{"iterat', '{"iteration": 2}']
 
@@ -323,39 +323,39 @@ def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, determinist
     every = data.draw(st.integers(1, 4), label="every")
     config = ParameterServerConfig(deterministic, state=folder, checkpoint_every=every, ledger=folder / "l")
     jobs = Jobs(config)
-    hosted = jobs.add("j", layout, Synchronisation(), None)
-    hosted.initialise("w", "i", expected[0].clone(), 0, 0)
+    job = jobs.add("j", layout, Synchronisation(), None)
+    job.initialise("w", "i", expected[0].clone(), 0, 0)
     actions = st.tuples(st.sampled_from(["step", "step", "part", "fence", "restart"]), st.integers(0, 99))
     for what, which in data.draw(st.lists(actions, max_size=25), label="actions"):
-        shard = hosted.shard
+        shard = job.shard
         version = shard.version
         if what == "step":
             if not shard.has_used(slice_of(version, 0, 1)):
                 push(shard, 0, 1, 4, gradient(shard, version))
             push(shard, 1, 3, 4, gradient(shard, version + 1))
-            if hosted.copying is not None:
-                hosted.copying.result(120)  # the shard must stay as it is until then
+            if job.copying is not None:
+                job.copying.result(120)  # the shard must stay as it is until then
             shard.step()
-            hosted.stepped()
+            job.record_step()
             if shard.version == len(expected):
                 step(reference, version)
                 expected.append(values(reference))
         elif what == "part" and not shard.has_used(slice_of(version, 0, 1)):
             push(shard, 0, 1, 4, gradient(shard, version))
         elif what == "fence":
-            assert hosted.fence(hosted.attempt + 1)
-            settle(hosted.store)
-            there = [*hosted.checkpoints, version]
-            until_there(hosted.rewind, there[which % len(there)])
-            hosted.rewind(there[which % len(there)])
+            assert job.fence(job.attempt + 1)
+            settle(job.store)
+            there = [*job.checkpoints, version]
+            until_there(job.rewind, there[which % len(there)])
+            job.rewind(there[which % len(there)])
         elif what == "restart":
-            hosted.store.close()  # as if killed once the last checkpoint was written
+            job.store.close()  # as if killed once the last checkpoint was written
             jobs._store.close()
             jobs = Jobs(config)
-            hosted = until_there(jobs.find, "j")
-            assert hosted.shard.version == version - version % every
-        torch.testing.assert_close(values(hosted.shard), expected[hosted.shard.version], rtol=1e-9, atol=0)
-    version = hosted.shard.version
+            job = until_there(jobs.find, "j")
+            assert job.shard.version == version - version % every
+        torch.testing.assert_close(values(job.shard), expected[job.shard.version], rtol=1e-9, atol=0)
+    version = job.shard.version
     jobs.close()
     check_ledger(folder, version)
     jobs = Jobs(config)
@@ -366,17 +366,17 @@ def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, determinist
 def test_the_ledger_tells_what_broke_off(tmp_path):
     """The slices of a step tile its batch; of one that broke off, the elements that counted are named."""
     jobs = Jobs(ParameterServerConfig(state=tmp_path, ledger=tmp_path / "l"))
-    hosted = jobs.add("j", LAYOUT, Synchronisation(), None)
-    shard = hosted.shard
-    hosted.initialise("w", "i", torch.zeros(3, dtype=torch.float64), 7, 2)
+    job = jobs.add("j", LAYOUT, Synchronisation(), None)
+    shard = job.shard
+    job.initialise("w", "i", torch.zeros(3, dtype=torch.float64), 7, 2)
     ones = torch.ones(3, dtype=torch.float64)
     for start, count, worker, brings in ((0, 6, "a", 2), (0, 2, "b", 1), (2, 4, "c", 1), (6, 2, "d", 3)):
         contribution = shard.begin(slice_of(7, start, count, 8, batch_start=0), worker)
         shard.add(contribution, ones[:brings])
-        shard.broken(contribution)
+        shard.interrupt(contribution)
     assert shard.complete
     shard.step()
-    hosted.stepped()
+    job.record_step()
     jobs.close()
     (ledger,) = tmp_path.glob("l/*.jsonl")
     assert [json.loads(line) for line in ledger.read_text().splitlines()] == [

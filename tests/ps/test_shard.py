@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.layout import Group, Layout
-from ps.asynchronous import AsynchronousShard
-from ps.backup import BackupShard
+from ps.asynchronous_shard import AsynchronousShard
+from ps.backup_shard import BackupShard
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
 from ps.shard import GradientSink, Shard
 from tests.ps.tensors import OPTIMIZERS, TORCH, plain_sgd, push, send, slice_of, slices, tensor, values, wire
@@ -345,7 +345,7 @@ def test_a_step_has_the_options_of_the_first_samples(order):
         InvalidRequestError, match=r"iteration 0: lr of parameter group 1 is 0\.25 at 'w2', but 2\.0 at 'w0'"
     ):
         shard.check_options("w2")
-    shard.opened("w2", shard.layout.groups)
+    shard.start_worker("w2", shard.layout.groups)
     shard.check_options("w2")
 
 
@@ -387,7 +387,7 @@ def test_bad_options_leave_the_old(groups, said):
     contribution = shard.begin(slice_of(0, 0, 1, 1))
     with pytest.raises(InvalidRequestError, match=said):
         shard.set_options(contribution, groups)
-    shard.broken(contribution)
+    shard.interrupt(contribution)
     push(shard, 0, 1, 1, tensor(1, 1))
     shard.step()
 
@@ -403,7 +403,7 @@ def test_amsgrad_cannot_be_switched_on_later():
     contribution = shard.begin(slice_of(1, 0, 1, 1))
     with pytest.raises(InvalidRequestError, match="amsgrad"):
         shard.set_options(contribution, [Group(1, {"lr": 1.0, "amsgrad": 1.0})])
-    shard.broken(contribution)
+    shard.interrupt(contribution)
     push(shard, 0, 1, 1, tensor(1))
     shard.step()
 
@@ -563,8 +563,8 @@ def test_asynchronous_options_are_each_workers_own():
     """A learning rate that one worker lowers is not used for the gradients of another."""
     shard = asynchronous()
     group = shard.layout.groups[0]
-    shard.opened("a", shard.layout.groups)
-    shard.opened("b", [Group(2, {"lr": 3.0})])
+    shard.start_worker("a", shard.layout.groups)
+    shard.start_worker("b", [Group(2, {"lr": 3.0})])
     shard.set_options(
         shard.begin(slice_of(0, 0, 1, 8), "a"), [Group(group.elements, {"lr": 0.5, "momentum": 0.0})]
     )
@@ -580,7 +580,7 @@ def test_asynchronous_amsgrad_is_everybodys():
     """A worker cannot switch on what the optimiser's state depends on."""
     shard = asynchronous(optimizer="adam")
     with pytest.raises(InvalidRequestError, match="amsgrad must be the same"):
-        shard.opened("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
+        shard.start_worker("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
 
 
 def test_asynchronous_push_before_parameters_is_refused():

@@ -66,7 +66,7 @@ class Redone:
     def break_off(self, brought, cut):
         """Break a push off; its slice is given out again, in two parts if `cut` lies within."""
         self.under_way.remove(brought)
-        self.shard.broken(brought.contribution)
+        self.shard.interrupt(brought.contribution)
         if brought.repeated:
             return
         start, count = brought.contribution.start, brought.contribution.count
@@ -94,7 +94,7 @@ class Redone:
         """What nobody waits for any more comes all the same."""
         for stale in self.stale:
             self.shard.add(stale.contribution, stale.gradient)
-            self.shard.broken(stale.contribution)
+            self.shard.interrupt(stale.contribution)
 
 
 @pytest.mark.parametrize("says_batch_start", [False, True])

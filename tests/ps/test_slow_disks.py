@@ -9,7 +9,7 @@ import pytest
 import idl
 from idl.errors import RewoundError
 from ps import checkpoint as files
-from ps import store as stores
+from ps import checkpoint_store
 from rpc.client import Client
 from tests.ps.attempts import AttemptWorker
 from tests.services import ShardWorker, serving, shard_service
@@ -76,7 +76,7 @@ def test_a_step_waits_until_the_parameters_before_it_are_copied(tmp_path, monkey
         if version:
             worker = ShardWorker(address, name="slow/run")
             worker.iterate()
-        with held_up(monkeypatch, stores, "replace", "slow") as called:
+        with held_up(monkeypatch, checkpoint_store, "replace", "slow") as called:
             if version:
                 worker.iterate()
             else:

@@ -12,8 +12,8 @@ from torch import nn
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
-from ps.asynchronous import AsynchronousShard
-from ps.backup import BackupShard
+from ps.asynchronous_shard import AsynchronousShard
+from ps.backup_shard import BackupShard
 from ps.shard import GradientSink, Shard
 from tests.ps.tensors import push, send, slice_of, slices, tensor, values, wire
 from tests.services import in_threads, manager_service, open_request, serving, shard_service
@@ -51,7 +51,7 @@ def test_statistics_are_the_mean_over_the_samples(deterministic, data):
     for (start, count), done, new in zip(slices(counts), arrived, told, strict=True):
         contribution = shard.begin(slice_of(0, start, count, total))
         shard.add(contribution, new[:done])
-        shard.broken(contribution)
+        shard.interrupt(contribution)
         if done < elements:
             again = shard.begin(slice_of(0, start, count, total))
             shard.add(again, new[again.first :])

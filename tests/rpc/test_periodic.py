@@ -73,7 +73,7 @@ def test_a_job_that_fails_leaves_the_others_their_deadlines(monkeypatch, wait_un
             client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
             client.call("join", join_request(idl.common.Identity(name, "w", "i"), dataset_size=size))
             client.close()
-        wait_until(lambda: [hosted.name for hosted in service.jobs] == ["first"], "the end of the second job")
+        wait_until(lambda: [job.name for job in service.jobs] == ["first"], "the end of the second job")
 
 
 def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(monkeypatch):
@@ -103,14 +103,14 @@ def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(
 
 def test_a_job_whose_calls_cannot_be_looked_at_leaves_the_others_theirs(monkeypatch):
     """A call that must not wait any longer is answered."""
-    send_away = ShardJob.send_away
+    expire_pulls = ShardJob.expire_pulls
 
-    def fail(hosted, now):
-        if hosted.name == "first/run":
+    def fail(job, now):
+        if job.name == "first/run":
             raise RuntimeError("a broken job")
-        send_away(hosted, now)
+        expire_pulls(job, now)
 
-    monkeypatch.setattr(ShardJob, "send_away", fail)
+    monkeypatch.setattr(ShardJob, "expire_pulls", fail)
     with serving(shard_service()) as address:
         first, second = (ShardWorker(address, name=f"{name}/run") for name in ("first", "second"))
         request = idl.parameter_server.PullRequest(second.identity, 1, wait=0.1)

@@ -12,7 +12,7 @@ from torch import nn
 import idl
 from idl.errors import InvalidRequestError
 from idl.layout import Tensor
-from ps.model import Model
+from ps.model_tensors import ModelTensors
 from rpc.client import Client
 from tests.services import in_threads, manager_service, open_request, serving
 from tests.worker.squares import Squares
@@ -91,8 +91,8 @@ def test_rubbish_is_refused(opened, bad, said):
 
 def test_a_model_agrees_with_itself():
     """There is no difference where there is none, scalars included."""
-    model = Model("a", (Tensor("x", (), "float64"), Tensor("", (0, 3), "float32")))
-    assert model.difference(Model("b", model.tensors)) is None
+    model = ModelTensors("a", (Tensor("x", (), "float64"), Tensor("", (0, 3), "float32")))
+    assert model.difference(ModelTensors("b", model.tensors)) is None
 
 
 class Network(nn.Module):

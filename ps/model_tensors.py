@@ -1,6 +1,6 @@
-"""The tensors of a model, as workers tell them: those whose models differ cannot train together.
+"""The tensors of a model, as workers declare them: workers whose models differ cannot train together.
 
-It knows neither the wire nor what the tensors hold.
+This module knows neither the wire nor the tensors' values.
 """
 
 import itertools
@@ -11,14 +11,14 @@ from idl.layout import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model's tensors in the order of their elements, and the worker that told them."""
+class ModelTensors:
+    """A model's tensors in the order of their elements, and the worker that declared them."""
 
     worker: str
     tensors: Sequence[Tensor]
 
-    def difference(self, other: "Model") -> str | None:
-        """The first tensor in which another model differs from this one, in words; None if none does."""
+    def difference(self, other: "ModelTensors") -> str | None:
+        """Return the first tensor in which another model differs from this one, in words, or None."""
         for number, (mine, others) in enumerate(itertools.zip_longest(self.tensors, other.tensors)):
             if mine is None or others is None or not mine.agrees_with(others):
                 return (

@@ -1,7 +1,7 @@
-"""A shard for ASP and SSP: every worker's gradient is a step of its own, taken when it is there.
+"""A shard for ASP and SSP: every worker's gradient is a step of its own, taken once it has arrived.
 
-This is what TensorFlow's asynchronous parameter server does. How far workers may be apart, which is all
-that tells SSP from ASP, is the manager's business. It knows no sockets and no clock.
+This is what TensorFlow's asynchronous parameter server does. How far workers may be apart, the only
+difference between SSP and ASP, is the manager's business. This module knows no sockets and no clock.
 """
 
 from collections.abc import Sequence
@@ -24,27 +24,27 @@ class _Push(Contribution):
 
 
 class AsynchronousShard(Parameters):
-    """Steps with each worker's mean gradient over its own slice, however many samples that has.
+    """A shard that steps with each worker's mean gradient over its own slice, however many samples it has.
 
-    A gradient is held until it is whole; if its connection breaks, what had come is forgotten. The version
-    is the number of steps, over all workers. Options are each worker's own, since a learning rate that one
-    lowers in its next epoch is not meant for the gradients of those who are behind.
+    A gradient is held until it is complete; if its connection breaks, the part that had arrived is dropped.
+    The version is the number of steps, over all workers. Options are each worker's own, since a learning
+    rate that one worker lowers in its next epoch is not meant for the gradients of the workers behind it.
 
     Args:
-        layout: What the shard holds.
+        layout: Layout of the shard's part of the parameters.
     """
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._pushes: dict[str, _Push] = {}  # by worker: what is arriving, or waits for its step
-        self._applied: dict[str, int] = {}  # by worker: the last iteration that it made a step with
-        self._options: dict[str, list[dict[str, Any]]] = {}  # by worker: those of its next step
+        self._pushes: dict[str, _Push] = {}  # by worker: the gradient that is arriving, or waits for its step
+        self._applied: dict[str, int] = {}  # by worker: the iteration of its last gradient that was applied
+        self._options: dict[str, list[dict[str, Any]]] = {}  # by worker: for its next step, by group
 
-    def opened(self, worker: str, groups: Sequence[Group]) -> None:
-        """A worker starts with these options.
+    def start_worker(self, worker: str, groups: Sequence[Group]) -> None:
+        """Set the options that a worker starts with.
 
         Raises:
-            InvalidRequestError: Its use of amsgrad is not the job's.
+            InvalidRequestError: It uses amsgrad and the job does not, or the other way round.
         """
         self._options[worker] = [{} for _ in self.layout.options]
         self._set_options(worker, groups)
@@ -54,7 +54,7 @@ class AsynchronousShard(Parameters):
         self._set_options(contribution.worker, groups)
 
     def check_options(self, worker: str) -> None:
-        """Each worker's own options hold for its gradients."""
+        """Accept any options: each worker's own hold for its gradients."""
 
     def _set_options(self, worker: str, groups: Sequence[Group]) -> None:
         changes = self._checked(groups)
@@ -66,11 +66,11 @@ class AsynchronousShard(Parameters):
             options.update(change)
 
     def has_used(self, part: Assignment, worker: str = "") -> bool:
-        """Whether the worker's gradient made its step already: only the answer got lost."""
+        """Return whether the worker's gradient was applied already, so that only the answer was lost."""
         return part.iteration <= self._applied.get(worker, -1)
 
     def begin(self, part: Assignment, worker: str = "") -> Contribution:
-        """A worker pushes its gradient; one that is not whole, or has not made its step, gives way.
+        """Begin a worker's push; it replaces an earlier one that is incomplete or not applied yet.
 
         Raises:
             InvalidRequestError: There are no parameters yet.
@@ -82,27 +82,27 @@ class AsynchronousShard(Parameters):
         return push
 
     def add(self, contribution: Contribution, piece: torch.Tensor) -> None:
-        """Hold the gradient's next elements, (n,)."""
+        """Store the gradient's next elements, (n,)."""
         assert contribution.held is not None
         begin = contribution.done
         contribution.done += len(piece)
         contribution.held[begin : contribution.done] = piece
 
-    def broken(self, contribution: Contribution) -> None:
-        """Forget the gradient: whoever brings it again begins anew."""
+    def interrupt(self, contribution: Contribution) -> None:
+        """Drop the gradient; a worker that pushes it again starts from its first element."""
         contribution.open = False
         self._pushes = {w: push for w, push in self._pushes.items() if push is not contribution}
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
-        """Nobody waits for anybody."""
+        """Do nothing: in these modes no worker waits for another."""
 
     def drop(self) -> None:
-        """Forget the gradients that are arriving, or wait for their steps."""
+        """Drop the gradients that are arriving or wait for their steps."""
         self._pushes.clear()
 
     @property
     def complete(self) -> bool:
-        """Whether a gradient is here as a whole."""
+        """Return whether a gradient has arrived completely."""
         return self._next_push() is not None
 
     def step(self) -> None:

@@ -1,8 +1,8 @@
-"""A shard's folder: the jobs' checkpoints and ledgers, written and read by threads beside the service.
+"""The folder of a shard process: the jobs' checkpoints and ledgers, written and read by background threads.
 
-Each job has a thread of its own, so that a disk that stalls for one holds up no other. It knows files and how
-long they are kept, but neither gradients nor workers. What fails is logged, and training goes on: the
-checkpoints that are there stay.
+Each job has a thread of its own, so that a disk that stalls for one blocks no other. This module knows files
+and how long they are kept, but neither gradients nor workers. Failures are logged, and training goes on with
+the checkpoints that there are.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
-_LATEST = 3  # checkpoints of a job that are kept in any case
+_LATEST = 3  # newest checkpoints of a job that are always kept
 _SUFFIX = ".checkpoint"
-_PART = ".part"  # of a file that is being written
+_PART = ".part"  # suffix of a file that is being written
 
 
-class Store:
+class CheckpointStore:
     """The folder of one shard process.
 
     Args:
-        folder: Made if it is not there.
-        ledger: The folder for files in which each job's steps are written down; None for none.
+        folder: The folder; it is created if it does not exist.
+        ledger: The folder for files that record each job's steps; None for no such files.
 
     Raises:
-        UnavailableError: Another process has it.
-        OSError: It cannot be used.
+        UnavailableError: Another process uses the folder.
+        OSError: The folder cannot be used.
     """
 
     def __init__(self, folder: Path, ledger: Path | None = None) -> None:
@@ -59,12 +59,12 @@ class Store:
             raise UnavailableError(
                 f"{folder} is in use by another shard of the parameter server: each needs a folder of its own"
             ) from error
-        self._names = {path.name for path in folder.iterdir()}  # of the folders that there may be
+        self._names = {path.name for path in folder.iterdir()}  # of the jobs' folders that may exist
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._removing = Periodic("removing old jobs from the folder")
 
     def job(self, name: str) -> "JobStore":
-        """The part of one job; nothing is made before there is something to write."""
+        """Return the store of one job; its folder is created with its first checkpoint."""
         own = _folder_name(name)
         ledger = self._ledger / f"{own}.jsonl" if self._ledger is not None else None
         found = own in self._names
@@ -72,23 +72,28 @@ class Store:
         return JobStore(self._folder / own, name, ledger, found=found)
 
     def has(self, name: str) -> bool:
-        """Whether there may be something of a job."""
+        """Return whether the folder may hold something of a job."""
         return _folder_name(name) in self._names
 
-    def bring(self, name: str) -> "Future[tuple[JobStore, ShardCheckpoint] | None]":
-        """Have a job's part looked at, and its newest checkpoint read; None if there is none."""
-        return self._thread.submit(self._bring, name)
+    def load(self, name: str) -> "Future[tuple[JobStore, ShardCheckpoint] | None]":
+        """Read a job's newest checkpoint in the background; the result is None if there is none."""
+        return self._thread.submit(self._load, name)
 
     def remove_old(self, seconds: float, but: Collection[str]) -> None:
-        """Have removed what is left of jobs that have not been written to for so long, except for some."""
+        """Remove, in the background, the folders of jobs that have not been written to for long.
+
+        Args:
+            seconds: Age of the last write from which on a folder is removed.
+            but: Names of jobs that are kept.
+        """
         self._thread.submit(self._remove_old, seconds, {_folder_name(name) for name in but})
 
     def close(self) -> None:
-        """Write what is to be written, and let others have the folder."""
+        """Wait for the background work, and release the folder for other processes."""
         self._thread.shutdown(wait=True)
         self._lock.close()
 
-    def _bring(self, name: str) -> "tuple[JobStore, ShardCheckpoint] | None":
+    def _load(self, name: str) -> "tuple[JobStore, ShardCheckpoint] | None":
         store = self.job(name)
         checkpoint = store.newest()
         if checkpoint is None:
@@ -103,7 +108,7 @@ class Store:
                     if path.is_dir() and path.name not in spared:
                         written = max(file.stat().st_mtime for file in (path, *path.iterdir()))
                         if time.time() - written > seconds:
-                            log.info("%s: removed, everybody has left the job long ago", path)
+                            log.info("%s: removed, the job has had no worker for long", path)
                             shutil.rmtree(path)
                             self._names.discard(path.name)
 
@@ -112,18 +117,18 @@ class JobStore:
     """The checkpoints and the ledger of one job.
 
     Args:
-        folder: Of this job alone.
-        job: Its name.
-        ledger: The file; None if there is none.
+        folder: The folder of this job's checkpoints.
+        job: The job's name.
+        ledger: The ledger's file; None for no ledger.
         found: Whether the folder may hold checkpoints already.
 
     Attributes:
-        versions: Of which there is a checkpoint, ascending.
-        written: How many this process has written.
-        failed: How many it could not write.
+        versions: Versions of which there is a checkpoint, ascending.
+        written: Checkpoints that this process has written.
+        failed: Checkpoints that it could not write.
         writing: Seconds that it took to write them.
-        written_bytes: Of them.
-        written_at: When the last was written, on the monotonic clock; None before.
+        written_bytes: Bytes of the checkpoints that it has written.
+        written_at: Seconds on the monotonic clock when the last was written; None before.
     """
 
     def __init__(self, folder: Path, job: str, ledger: Path | None, *, found: bool = True) -> None:
@@ -131,53 +136,58 @@ class JobStore:
         self._job = job
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._ledger = ledger
-        self._under_way: int | None = None  # the version that is being written
+        self._writing_version: int | None = None  # the version that is being written
         self.written = self.failed = self.written_bytes = 0
         self.writing = 0.0
         self.written_at: float | None = None
         self.versions = tuple(sorted(self._readable())) if found else ()  # changed by the job's thread alone
-        self._kept = -1  # the latest version of which all shards have a checkpoint, as far as is known
+        self._common = -1  # the latest version of which all shards have a checkpoint, as far as is known
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
-        return self._under_way is not None
+        """Return whether a checkpoint is being written."""
+        return self._writing_version is not None
 
     def save(self, checkpoint: ShardCheckpoint) -> "Future[None] | None":
-        """Have a checkpoint copied, and then written, after the one before: the disk sets the pace at worst.
+        """Copy a checkpoint and then write it, in the background, after the one before.
 
         Returns:
-            Done when its tensors have been copied; None if there is one of this version, or will be.
+            A future that is done once the tensors have been copied; None if a checkpoint of this version
+            exists or is being written.
         """
         version = checkpoint.snapshot.version
-        if version in (*self.versions, self._under_way):
+        if version in (*self.versions, self._writing_version):
             return None
-        self._under_way = version
+        self._writing_version = version
         copied: Future[None] = Future()
         self._thread.submit(self._copy_and_write, checkpoint, copied)
         return copied
 
     def go_back(self, version: int) -> "Future[ShardCheckpoint]":
-        """Have a checkpoint read, as `read` does, and later ones removed that are written by then."""
+        """Read a checkpoint in the background, as `read` does, and remove later ones."""
         return self._thread.submit(self._go_back, version)
 
     def forget(self) -> "Future[None]":
-        """Have all checkpoints removed, those that are still to be written included."""
+        """Remove all checkpoints in the background, those that are still to be written included."""
         return self._thread.submit(self._remove_after, -1)
 
     def close(self, *, wait: bool = True) -> None:
-        """Take nothing more; what is to be written is."""
+        """Accept no more work; what was accepted is still written.
+
+        Args:
+            wait: Whether to return only once it is written.
+        """
         self._thread.shutdown(wait=wait)
 
-    def keep(self, version: int) -> None:
-        """All shards have a checkpoint of this version."""
-        self._kept = max(version, self._kept)
+    def mark_common(self, version: int) -> None:
+        """Note that all shards have a checkpoint of this version, which is therefore kept."""
+        self._common = max(version, self._common)
 
     def read(self, version: int) -> ShardCheckpoint:
-        """One of the checkpoints.
+        """Read the checkpoint of a version.
 
         Raises:
-            InvalidRequestError: There is none of this version, or not any more.
+            InvalidRequestError: There is none of this version, or it cannot be read.
         """
         try:
             checkpoint = files.read(self._path(version))
@@ -188,7 +198,7 @@ class JobStore:
         return checkpoint
 
     def newest(self) -> ShardCheckpoint | None:
-        """The newest that can be read."""
+        """Read the newest checkpoint that is readable; None if there is none."""
         for version in reversed(self.versions):
             try:
                 return self.read(version)
@@ -197,8 +207,8 @@ class JobStore:
                 self.versions = tuple(v for v in self.versions if v != version)
         return None
 
-    def note(self, record: Mapping[str, Any]) -> None:
-        """Append a line to the ledger, if there is one."""
+    def append_to_ledger(self, record: Mapping[str, Any]) -> None:
+        """Append a record to the ledger in the background, if there is one."""
         if self._ledger is not None:
             self._thread.submit(self._append, self._ledger, json.dumps(record).encode() + b"\n")
 
@@ -208,7 +218,7 @@ class JobStore:
         return checkpoint
 
     def _remove_after(self, version: int) -> None:
-        self._kept = min(self._kept, version)
+        self._common = min(self._common, version)
         later = [v for v in self.versions if v > version]
         self.versions = tuple(v for v in self.versions if v <= version)
         for each in later:
@@ -225,8 +235,8 @@ class JobStore:
         finally:
             if not copied.done():
                 copied.set_result(None)
-            if self._under_way == version:
-                self._under_way = None
+            if self._writing_version == version:
+                self._writing_version = None
 
     def _note_failure(self, checkpoint: ShardCheckpoint, error: Exception) -> None:
         self.failed += 1
@@ -261,8 +271,8 @@ class JobStore:
                 part.unlink(missing_ok=True)
 
     def _retire(self) -> None:
-        """Remove checkpoints that nobody will go back to."""
-        common = [v for v in self.versions if v <= self._kept]
+        """Remove checkpoints that no recovery can need: all but the newest, and the newest common to all."""
+        common = [v for v in self.versions if v <= self._common]
         staying = {*self.versions[-_LATEST:], *common[-1:]}
         retired = [version for version in self.versions if version not in staying]
         self.versions = tuple(sorted(staying))
@@ -274,14 +284,14 @@ class JobStore:
             with ledger.open("ab+") as stream:
                 if stream.tell():
                     stream.seek(-1, os.SEEK_END)
-                    if stream.read(1) != b"\n":  # the process was killed within the last line
+                    if stream.read(1) != b"\n":  # the process was killed while it wrote the last line
                         line = b"\n" + line
                 stream.write(line)
         except OSError as error:
             log.error("job %s: the ledger misses a line: %s", self._job, error, extra=log_fields(self._job))
 
     def _readable(self) -> list[int]:
-        """The versions of whole files; parts of files are removed."""
+        """Return the versions of the complete files, and remove incomplete ones."""
         versions = []
         for path in sorted(self._folder.glob("*")) if self._folder.is_dir() else []:
             if path.suffix == _PART:
@@ -314,13 +324,13 @@ class JobStore:
 
 
 def _folder_name(job: str) -> str:
-    """Readable, and another for each job, whatever its name is made of."""
+    """Return a readable folder name, different for each job whatever characters its name has."""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", job)[:60]
     return f"{readable}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder's names on the disk."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """An optimiser's state: as slots, which are flat arrays by the optimiser's own names, or copied as it is.
 
-What it keeps for a parameter and is of the parameter's shape is a slot; under "step" it may count its steps.
-No optimiser is named here, so that whatever `ps.optimizers` has can be saved.
+A slot is a tensor that the optimiser keeps for a parameter and that has the parameter's shape; under "step"
+it may count its steps. No optimiser is named here, so that each of `ps.optimizers` can be saved.
 """
 
 import functools
@@ -20,8 +20,8 @@ class State:
     """An optimiser's state.
 
     Attributes:
-        steps: That it has taken.
-        slots: By name, (elements,) each; what is left out is zero.
+        steps: Steps that it has taken.
+        slots: Flat tensors by name, (elements,) each; a slot that is left out is zero.
     """
 
     steps: int = 0
@@ -30,14 +30,14 @@ class State:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters and optimiser, to go on from as if nothing had happened.
+    """Parameters and optimiser's state, from which a shard continues as if it had not been interrupted.
 
     Attributes:
-        layout: With the options that hold by now.
+        layout: The shard's layout, with the options that hold now.
         version: Steps of the job so far.
-        steps: That the optimiser has taken.
+        steps: Steps that the optimiser has taken.
         parameters: (elements,).
-        state: For each group that the optimiser steps, what it keeps by its own names: tensors of the group's
+        state: The optimiser's entries for each group that it steps, by its own names: tensors of the group's
             elements, and numbers.
     """
 
@@ -48,7 +48,7 @@ class Snapshot:
     state: Sequence[Mapping[str, torch.Tensor | float]]
 
     def copied(self) -> "Snapshot":
-        """The same in memory of its own, so that the shard can go on; other threads can do so meanwhile."""
+        """Copy the snapshot, so that the shard can continue; other threads are not blocked meanwhile."""
         state = [
             {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in own.items()}
             for own in self.state
@@ -57,13 +57,13 @@ class Snapshot:
 
 
 def slot_names(name: str, options: Mapping[str, float]) -> set[str]:
-    """The slots that an optimiser has once it steps with these options."""
-    one = kept(name, frozenset(options.items()))
+    """Return the names of the slots that an optimiser has once it has stepped with these options."""
+    one = state_template(name, frozenset(options.items()))
     return {key for key, value in one.items() if _is_slot(key, value, torch.Size([1]))}
 
 
-def present(optimizer: torch.optim.Optimizer) -> list[str]:
-    """The slots that there are by now, in any of the parameters' states."""
+def present_slots(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the slots that an optimiser has at present, for any of its parameters."""
     return sorted(
         {
             key
@@ -74,35 +74,35 @@ def present(optimizer: torch.optim.Optimizer) -> list[str]:
     )
 
 
-def read(optimizer: torch.optim.Optimizer, slot: str, into: Sequence[torch.Tensor]) -> None:
-    """Copy a slot into a tensor for each parameter group, which has one parameter; 0 where there is none."""
+def read_slot(optimizer: torch.optim.Optimizer, slot: str, into: Sequence[torch.Tensor]) -> None:
+    """Copy a slot into one tensor for each parameter group (of one parameter); 0 where it is missing."""
     for group, target in zip(optimizer.param_groups, into, strict=True):
         own = optimizer.state.get(group["params"][0], {})
         target.copy_(own[slot]) if slot in own else target.zero_()
 
 
-def load(
+def load_state(
     optimizer: torch.optim.Optimizer,
     name: str,
     options: Sequence[Mapping[str, float]],
     steps: int,
     slots: Mapping[str, Sequence[torch.Tensor]],
 ) -> None:
-    """Let a new optimiser go on from a state, as if it had taken its steps.
+    """Give a new optimiser a state, as if it had taken the steps itself.
 
     Args:
-        optimizer: With one parameter in each group.
-        name: As it was made with.
-        options: Of each group, as it was made with. Where they have no use for a slot, it is left out, as
-            torch.optim would have it.
-        steps: Taken so far.
-        slots: A tensor for each group, taken over without a copy; a slot that is left out is zero.
+        optimizer: An optimiser with one parameter in each group.
+        name: The name that it was made with.
+        options: The options of each group that it was made with. A slot that they do not use is left out, as
+            in torch.optim.
+        steps: Steps taken so far.
+        slots: By name, a tensor for each group, which is not copied; a slot that is left out is zero.
     """
     if not slots:
         return  # before the first step
     for number, (group, values) in enumerate(zip(optimizer.param_groups, options, strict=True)):
         part = group["params"][0]
-        for key, value in kept(name, frozenset(values.items())).items():
+        for key, value in state_template(name, frozenset(values.items())).items():
             if key == "step":
                 counted = torch.full_like(value, steps) if isinstance(value, torch.Tensor) else steps
                 optimizer.state[part][key] = counted
@@ -111,14 +111,16 @@ def load(
                 optimizer.state[part][key] = torch.zeros_like(part) if given is None else given[number]
 
 
-def whole(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor | float]]:
-    """All that an optimiser keeps, for each parameter in turn: its own tensors of its shape, and numbers."""
+def full_state(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor | float]]:
+    """Return an optimiser's entries for each parameter in turn: its own tensors, not copies, and numbers."""
     parts = [part for group in optimizer.param_groups for part in group["params"]]
     return [dict(optimizer.state.get(part, {})) for part in parts]
 
 
-def put_back(optimizer: torch.optim.Optimizer, state: Sequence[Mapping[str, torch.Tensor | float]]) -> None:
-    """Let a new optimiser go on from what `whole` gave, which is taken over without a copy."""
+def restore_state(
+    optimizer: torch.optim.Optimizer, state: Sequence[Mapping[str, torch.Tensor | float]]
+) -> None:
+    """Give a new optimiser the state that `full_state` returned; its tensors are not copied."""
     parts = [part for group in optimizer.param_groups for part in group["params"]]
     for part, own in zip(parts, state, strict=True):
         if own:
@@ -126,8 +128,8 @@ def put_back(optimizer: torch.optim.Optimizer, state: Sequence[Mapping[str, torc
 
 
 @functools.lru_cache(maxsize=64)  # most groups have the same options
-def kept(name: str, options: frozenset[tuple[str, float]]) -> Mapping[str, Any]:
-    """What an optimiser keeps for a parameter of one element after its first step; not to be changed."""
+def state_template(name: str, options: frozenset[tuple[str, float]]) -> Mapping[str, Any]:
+    """Return an optimiser's entries for a parameter of one element after its first step; read-only."""
     part = torch.zeros(1)
     part.grad = torch.zeros(1)
     optimizer = make_optimizer(name, [part], [dict(options)])
