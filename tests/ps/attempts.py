@@ -1,4 +1,4 @@
-"""A well-behaved worker of a shard that goes back with the others: it says in which attempt it is."""
+"""A worker of a shard that takes part in recoveries: it names its attempt in each call."""
 
 import time
 import uuid
@@ -13,7 +13,7 @@ _ps = idl.parameter_server
 
 
 class AttemptWorker(ShardWorker):
-    """A worker that says in which attempt it is, and which process it relies on.
+    """A worker that names its attempt, and the shard process that it relies on, in each call.
 
     Args:
         address: The shard's.
@@ -37,34 +37,34 @@ class AttemptWorker(ShardWorker):
             self.initialise(self.attempt)
 
     def open(self):
-        """Open the job; what the shard answers."""
+        """Open the job, and return the shard's answer."""
         opened = self.client.call("open", open_request(self.identity, self.elements))
         self.attempt, self.instance = opened.attempt, opened.instance
         return opened
 
     def initialise(self, attempt):
-        """Set parameters of 0; whether they were accepted."""
+        """Set the parameters to 0, and return whether they were accepted."""
         request = _ps.InitialiseRequest(self.identity, self.version, attempt=attempt)
         return self.client.call("initialise", request, bulk=self.expected.data.cast("B")).accepted
 
     def push_request(self, start=0, count=8, total=8):
-        """As every worker's, with the attempt."""
+        """Make a push request as of any worker, with the attempt."""
         request = super().push_request(start, count, total)
         request.assignment.attempt, request.instance = self.attempt, self.instance
         request.shared = self.shared
         return request
 
     def fence(self, attempt):
-        """Begin an attempt; its reply."""
+        """Begin an attempt, and return the shard's answer."""
         return self.client.call("fence", _ps.FenceRequest(self.identity, attempt))
 
     def rewind(self, attempt, version):
-        """Go on from a version, in an attempt."""
+        """Go on from a version in an attempt."""
         reply = self.client.call("rewind", _ps.RewindRequest(self.identity, attempt, version))
         self.attempt, self.instance, self.version = attempt, reply.instance, version
 
     def pull(self, version, client=None):
-        """The parameters of a version."""
+        """Return the parameters of a version."""
         into = np.empty(self.elements, dtype=np.float32)
         request = _ps.PullRequest(self.identity, version, None, self.attempt, self.instance)
         (client or self.client).call("pull", request, into=into.data.cast("B"))
@@ -78,5 +78,5 @@ class AttemptWorker(ShardWorker):
         self.client.receive(into=into.data.cast("B"), deadline=deadline)
 
     def check(self):
-        """Pull, and see that the parameters are the expected ones to the last bit."""
+        """Pull, and check that the parameters are the expected ones to the last bit."""
         np.testing.assert_array_equal(self.pull(self.version), self.expected)

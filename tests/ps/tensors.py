@@ -1,4 +1,4 @@
-"""Tensors to and from a shard without a connection, and the optimizers that shards are tried with."""
+"""Tensors to and from a shard without a connection, and the optimisers that shards are tested with."""
 
 import torch
 
@@ -50,12 +50,12 @@ def wire(gradient):
 
 
 def slice_of(iteration, start, count, total=None, batch_start=None):
-    """A slice of an iteration's batch; by default it is all of it."""
+    """Make a slice of an iteration's batch, by default all of it."""
     return Assignment(iteration, 0, start, count, count if total is None else total, batch_start=batch_start)
 
 
 def push(shard, start, count, total, gradient, chunks=None, groups=None, worker=""):
-    """Bring a whole slice, with a worker's options for the step if they are given."""
+    """Push a whole slice, with a worker's options for the step if they are given."""
     contribution = shard.begin(slice_of(shard.version, start, count, total), worker)
     if groups is not None:
         shard.set_options(contribution, groups)

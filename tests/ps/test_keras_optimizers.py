@@ -19,7 +19,7 @@ from ps.optimizers import make_optimizer
     ],
 )
 def test_bad_options_are_named(name, options, said):
-    """An option's value that makes no sense is refused."""
+    """An option's value that is not allowed is refused by name."""
     with pytest.raises(InvalidRequestError, match=said):
         make_optimizer(name, [torch.zeros(1)], [options])
 
@@ -34,7 +34,7 @@ def test_bad_options_are_named(name, options, said):
     ],
 )
 def test_the_state_has_keras_names(name, options, state):
-    """A checkpoint finds what it looks for, of the parameter's shape."""
+    """The optimiser's state has Keras's names, and tensors of the parameter's shape."""
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
     optimizer = make_optimizer(name, [parameter], [{"lr": 1.0, **options}])
@@ -45,7 +45,7 @@ def test_the_state_has_keras_names(name, options, state):
 
 
 def test_only_what_has_a_gradient_is_stepped():
-    """Weight decay included."""
+    """A parameter without a gradient keeps its value, in spite of weight decay."""
     parameter = torch.ones(2)
     make_optimizer("keras_sgd", [parameter], [{"lr": 1.0, "weight_decay": 0.5}]).step()
     assert parameter.tolist() == [1, 1]

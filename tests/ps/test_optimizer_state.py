@@ -114,7 +114,7 @@ def test_slots_are_torchs(name, options):
 
 
 def test_a_group_without_momentum_stays_without():
-    """A slot that a group has no use for is zero, and absent again for whoever goes on."""
+    """A slot that a group does not use is zero when pulled, and absent again when loaded."""
     with_, without = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, {"lr": 0.1, "dampening": 0.5}
     shards = [Shard(Layout("float64", "sgd", (Group(2, with_), Group(2, without)))) for _ in range(2)]
     shards[0].initialise(torch.ones(4, dtype=torch.float64), 0)
@@ -131,7 +131,7 @@ def test_a_group_without_momentum_stays_without():
 
 
 def test_slots_that_are_left_out_are_zero():
-    """Half a state is a state: the rest of it starts from zero, and nothing breaks."""
+    """A state with some slots left out is accepted, and these start from zero."""
     options = {"lr": 0.1, "amsgrad": 1.0}
     shard, whole = (Shard(Layout("float64", "adam", (Group(2, options),))) for _ in range(2))
     average = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_slots_that_are_left_out_are_zero():
 
 
 def test_slots_stay_as_they_were_given_out():
-    """Memory that was given out is not touched by the next step."""
+    """A slot's memory that was handed out is not changed by the next step."""
     shard = AsynchronousShard(Layout("float64", "sgd", (Group(3, {"lr": 1.0, "momentum": 0.5}),)))
     shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
     held = []
@@ -167,7 +167,7 @@ def test_slots_stay_as_they_were_given_out():
     ],
 )
 def test_unknown_slots_are_refused(name, options, slot):
-    """A slot that the optimiser would not have is refused, with those that it has."""
+    """A slot that the optimiser does not have is refused, and the error lists those that it has."""
     shard = Shard(Layout("float64", name, (Group(2, options),)))
     zeros = torch.zeros(2, dtype=torch.float64)
     with pytest.raises(InvalidRequestError, match=f"slot '{slot}': {name} with these options has"):
@@ -179,7 +179,7 @@ def test_unknown_slots_are_refused(name, options, slot):
 
 
 class Peer:
-    """A worker of one job of four float64 elements, by means of a stock Thrift client."""
+    """A worker of one job of four float64 elements that uses a stock Thrift client."""
 
     ELEMENTS = 4
 
@@ -196,18 +196,18 @@ class Peer:
         self.opened = self.client.open(stock.OpenRequest(self.identity, "float64", optimizer, groups))
 
     def initialise(self, values, slot=None, steps=None, version=0):
-        """Set the parameters, or a slot before them; whether it was accepted."""
+        """Set the parameters, or a slot before them, and return whether they were accepted."""
         request = stock.InitialiseRequest(self.identity, version, slot, steps)
         return self.client.initialise(request, np.full(self.ELEMENTS, values, float).tobytes()).accepted
 
     def state(self):
-        """The steps and the slots, by name."""
+        """Return the optimiser's steps, and its slots by name."""
         reply = self.client.state(stock.StateRequest(self.identity))
         assert reply.identity == self.identity
         return reply.steps, {slot: self.pull(slot).tolist() for slot in reply.slots}
 
     def pull(self, slot=None, version=-1):
-        """The parameters or a slot, (elements,)."""
+        """Return the parameters or a slot, (elements,)."""
         return np.frombuffer(
             self.client.pull(stock.PullRequest(self.identity, version, slot)).parameters, float
         )
@@ -221,7 +221,7 @@ class Peer:
 
 @pytest.fixture
 def peer(shard):
-    """Gives a function that lets workers open one job at a shard; they are closed at the end."""
+    """Yield a function that lets workers open one job at a shard; they are closed at the end."""
     peers, job = [], f"job-{uuid.uuid4().hex}/run"
 
     def peer(worker, address=shard, **options):
@@ -234,7 +234,7 @@ def peer(shard):
 
 
 def test_only_the_accepted_workers_slots_count(peer):
-    """Two workers bring a state; the job starts from that of the one whose parameters are taken."""
+    """Two workers send a state; the job starts from that of the worker whose parameters are taken."""
     a, b = peer("a"), peer("b")
     assert not b.opened.initialised
     assert a.initialise(1, "exp_avg", steps=3)
@@ -254,7 +254,7 @@ def test_only_the_accepted_workers_slots_count(peer):
 
 
 def test_slots_of_another_incarnation_do_not_count(peer):
-    """A worker that has started anew does not go on from what it sent before."""
+    """A worker that has been restarted does not start from the slots that it sent before."""
     peer("a").initialise(1, "exp_avg", steps=3)
     again = peer("a")
     assert again.initialise(0)
@@ -262,7 +262,7 @@ def test_slots_of_another_incarnation_do_not_count(peer):
 
 
 def test_a_slot_that_is_sent_again_counts_once(peer):
-    """Of the same slot, the latest holds."""
+    """Of a slot that is sent twice, the later values hold."""
     a = peer("a", optimizer="sgd", momentum=0.9)
     a.initialise(1, "momentum_buffer", steps=3)
     a.initialise(2, "momentum_buffer", steps=3)
@@ -271,7 +271,7 @@ def test_a_slot_that_is_sent_again_counts_once(peer):
 
 
 def test_what_makes_no_sense_is_refused(peer):
-    """Each mistake is named; the connection goes on, and nothing has changed."""
+    """Each invalid request is refused by name; the connection stays open, and nothing changes."""
     a = peer("a")
     with pytest.raises(stock.common.InvalidRequest, match="before the parameters are initialised"):
         a.state()
@@ -300,7 +300,7 @@ def test_what_makes_no_sense_is_refused(peer):
 
 
 def test_slots_that_wait_take_memory(peer):
-    """State that waits for its parameters counts against the limit, until it is dropped."""
+    """State that waits for its parameters counts against the memory limit, until it is dropped."""
     nbytes = 8 * Peer.ELEMENTS
     with serving(shard_service(memory_bytes=3 * nbytes)) as address:
         a, b = peer("a", address), peer("b", address)

@@ -1,4 +1,4 @@
-"""A shard's checkpoints: files that are whole or not there, from which it goes on to the last bit."""
+"""A shard's checkpoints: complete files or none, from which it continues to the last bit."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def step(shard, seed, options=None):
 
 
 def checkpoint(shard, job="job/run", attempt=0, model=None):
-    """Make the checkpoint of a shard as it is now."""
+    """Make the checkpoint of a shard's present state."""
     return ShardCheckpoint(job, attempt, Synchronisation(), model, shard.snapshot())
 
 
@@ -63,7 +63,7 @@ def checkpoint(shard, job="job/run", attempt=0, model=None):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "options"), [*OPTIMIZERS, *KERAS])
 def test_a_restored_shard_goes_on_to_the_last_bit(tmp_path, name, options, dtype, before):
-    """Parameters, statistics and every optimiser's state, through a file: the same steps from then on."""
+    """A shard restored from a file takes the same steps, with every optimiser and with statistics."""
     first = Shard(Layout(dtype, name, groups(options, 0.01)))
     first.initialise(torch.ones(10, dtype=DTYPES[dtype]), 40)
     for seed in range(before):
@@ -83,7 +83,7 @@ def test_a_restored_shard_goes_on_to_the_last_bit(tmp_path, name, options, dtype
 
 
 def test_all_that_a_job_is_survives(tmp_path):
-    """What workers have agreed on comes back as it was, names in any script included."""
+    """What workers have agreed on is read as it was written, names in any script included."""
     model = ModelTensors("wörker", [Tensor("", (3, 2), "float64"), Tensor("schicht.0", (), "int64")])
     shard = Shard(LAYOUT)
     shard.initialise(torch.arange(3, dtype=torch.float64), 7)
@@ -101,7 +101,7 @@ def test_all_that_a_job_is_survives(tmp_path):
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_no_torn_file_is_taken(tmp_path_factory, data):
-    """A file that ends early, or of which any bit has changed, is known as torn."""
+    """A file that ends early, or of which any bit has changed, is refused as torn."""
     path = tmp_path_factory.mktemp("torn") / "file"
     shard = Shard(LAYOUT)
     shard.initialise(torch.ones(3, dtype=torch.float64), 0)
@@ -124,19 +124,19 @@ def test_no_torn_file_is_taken(tmp_path_factory, data):
 
 @pytest.fixture
 def store(tmp_path):
-    """A shard's folder."""
+    """Make the folder of a shard process."""
     store = CheckpointStore(tmp_path / "state", ledger=tmp_path / "ledgers")
     yield store
     store.close()
 
 
 def settle(job):
-    """Wait for what is to be written."""
+    """Wait until a job's checkpoints are written."""
     job._thread.submit(int).result(120)
 
 
 def save(job, versions):
-    """Have checkpoints of some versions written."""
+    """Save checkpoints of some versions."""
     for version in versions:
         shard = Shard(LAYOUT)
         shard.initialise(torch.full((3,), float(version), dtype=torch.float64), version)
@@ -145,14 +145,14 @@ def save(job, versions):
 
 
 def saved(store, versions):
-    """Make what keeps a job's checkpoints, with some of them."""
+    """Make a job's store with checkpoints of some versions."""
     job = store.job("job/run")
     save(job, versions)
     return job
 
 
 def test_the_latest_stay_and_what_all_have(store):
-    """Three checkpoints are kept, and the latest that all shards have, for as long as that is the latest."""
+    """The three newest checkpoints are kept, and the newest that all shards have."""
     job = saved(store, range(5))
     assert job.versions == (2, 3, 4)
     job.mark_common(3)
@@ -164,7 +164,7 @@ def test_the_latest_stay_and_what_all_have(store):
 
 
 def test_a_checkpoint_is_on_the_disk_before_others_go(store, tmp_path, disk_calls):
-    """All of the file before it has its name, and the name before an older one goes."""
+    """A file is complete before it is renamed, and renamed before an older one is removed."""
     job = saved(store, (10, 20, 30, 40))
     (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
     expected = [("fsync", str(folder.parent))]  # where the job's folder has been made
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_on_the_disk_before_others_go(store, tmp_path, disk_call
 
 
 def test_a_torn_checkpoint_is_skipped(store, tmp_path, caplog):
-    """After a restart, a file that is torn is not counted, an older one serves, and leftovers go."""
+    """After a restart, a torn file is ignored, an older one is used, and leftovers are removed."""
     saved(store, (10, 20, 30))
     (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
     newest = max(folder.glob("*.checkpoint"))
@@ -197,7 +197,7 @@ def test_a_torn_checkpoint_is_skipped(store, tmp_path, caplog):
 
 
 def test_going_back_forgets_what_came_after(store):
-    """Checkpoints of a future that is no more go, even those that are being written right then."""
+    """Going back removes later checkpoints, even one that is being written at the time."""
     job = saved(store, (10, 20, 30))
     shard = Shard(LAYOUT)
     shard.initialise(torch.zeros(3, dtype=torch.float64), 40)
@@ -213,7 +213,7 @@ def test_going_back_forgets_what_came_after(store):
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".", "x" * 200, "名前/*?", "a b"])
 def test_any_name_is_a_folder_of_its_own(tmp_path, name):
-    """A job's name cannot lead out of the folder, nor into another job's."""
+    """A job's name, whatever its characters, leads to a folder of its own inside the shard's."""
     store = CheckpointStore(tmp_path / "state")
     shard = Shard(LAYOUT)
     shard.initialise(torch.zeros(3, dtype=torch.float64), 1)
@@ -228,7 +228,7 @@ def test_any_name_is_a_folder_of_its_own(tmp_path, name):
 
 
 def test_a_folder_has_one_shard(tmp_path):
-    """A second shard on a folder is refused with the reason, and may have it once the first has gone."""
+    """A second shard on a folder is refused with the reason, and accepted once the first has closed."""
     first = CheckpointStore(tmp_path)
     with pytest.raises(UnavailableError, match="in use by another shard"):
         CheckpointStore(tmp_path)
@@ -237,7 +237,7 @@ def test_a_folder_has_one_shard(tmp_path):
 
 
 def test_old_jobs_are_removed(store, tmp_path):
-    """What has not been written to for long goes, unless the job is still held."""
+    """A job that has not been written to for long is removed, unless it is still held."""
     saved(store, (10,))
     (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
     store.remove_old(3600, ())
@@ -254,7 +254,7 @@ def test_old_jobs_are_removed(store, tmp_path):
 
 
 def test_a_shard_that_was_away_for_long_keeps_its_jobs(store, tmp_path):
-    """Their workers have as much time to come back as if it had been there, and its clock had not jumped."""
+    """Workers have the full time to return, however long the shard was away and if its clock jumped."""
     saved(store, (10,))
     store.close()
     (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
@@ -272,7 +272,7 @@ def test_a_shard_that_was_away_for_long_keeps_its_jobs(store, tmp_path):
 
 
 def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
-    """The ledger goes on behind a line that its process could not finish."""
+    """The ledger continues on a new line after one that its process could not finish."""
     job = saved(store, (1,))
     job.append_to_ledger({"iteration": 1})
     settle(job)
@@ -293,7 +293,7 @@ def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
     ],
 )
 def test_configurations_that_make_no_sense(arguments, said):
-    """Each mistake is named."""
+    """Each value that is not allowed is refused by name."""
     with pytest.raises(ValueError, match=said):
         ParameterServerConfig(**arguments)
 
@@ -302,7 +302,7 @@ def test_configurations_that_make_no_sense(arguments, said):
 
 
 def until_there(ask, *arguments):
-    """Ask as clients do, until the disk is not waited for any more; what comes of it."""
+    """Repeat a call, as clients do, until the disk has answered, and return the result."""
     while True:
         try:
             return ask(*arguments)
@@ -314,7 +314,7 @@ def until_there(ask, *arguments):
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, deterministic, data):
-    """Through steps, new attempts at any version there is, and restarts: what steps alone would give."""
+    """Through steps, attempts at any version, and restarts, parameters are those of the steps alone."""
     layout = Layout("float64", "adam", (Group(4, {"lr": 0.1}),))
     expected = [torch.zeros(4, dtype=torch.float64)]  # by version
     reference = Shard(layout, deterministic)
@@ -364,7 +364,7 @@ def test_a_job_that_goes_back_takes_the_same_steps(tmp_path_factory, determinist
 
 
 def test_the_ledger_tells_what_broke_off(tmp_path):
-    """The slices of a step tile its batch; of one that broke off, the elements that counted are named."""
+    """The slices of a step tile its batch; one that broke off is listed with its counted elements."""
     jobs = Jobs(ParameterServerConfig(state=tmp_path, ledger=tmp_path / "l"))
     job = jobs.add("j", LAYOUT, Synchronisation(), None)
     shard = job.shard
@@ -391,7 +391,7 @@ def test_the_ledger_tells_what_broke_off(tmp_path):
 
 
 def check_ledger(folder, version):
-    """See that every step up to a version is there, each with the whole batch, and follows from the last."""
+    """Check that the ledger has every step up to a version, each with the whole batch, in order."""
     (path,) = folder.glob("l/*.jsonl")
     at = None
     for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Shards that are killed and started again, as processes: they come back, and go on together."""
+"""Shards that are killed and restarted as processes: they return, and agree on a version."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ _ps = idl.parameter_server
 
 @pytest.fixture
 def shards(tmp_path):
-    """Gives a function that starts a shard with a folder, and its process and address."""
+    """Return a function that starts a shard with a folder, and returns its process and address."""
     with contextlib.ExitStack() as stack:
 
         def start(name):
@@ -34,13 +34,13 @@ def shards(tmp_path):
 
 @contextlib.contextmanager
 def here(folder, every=5):
-    """Serve from such a folder in this process."""
+    """Serve a shard with such a folder in this process."""
     with serving(shard_service(state=folder, checkpoint_every=every, ledger=folder / "l")) as address:
         yield address
 
 
 class Resumed(AttemptWorker):
-    """A worker that goes on at a shard that was started again; its gradients depend on the version alone."""
+    """A worker that continues at a restarted shard; its gradients depend on the version alone."""
 
     def __init__(self, address, old):
         super().__init__(address, old.elements, old.identity.job, initialise=False)
@@ -55,19 +55,19 @@ class Resumed(AttemptWorker):
 
 
 def iterate(worker, times):
-    """Take so many steps, each checked to the last bit."""
+    """Take some steps, each checked to the last bit."""
     for _ in range(times):
         worker.iterate()
 
 
 def ledger(folder):
-    """What the ledger of the only job says."""
+    """Read the ledger of the only job."""
     (path,) = folder.glob("l/*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until):
-    """After SIGKILL a shard is at its newest checkpoint, and refuses whoever relies on the process before."""
+    """After SIGKILL a shard has its newest checkpoint, and refuses workers of the former process."""
     popen, address = shards("a")
     worker = AttemptWorker(address)
     iterate(worker, 13)
@@ -110,7 +110,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until
 
 
 def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
-    """One shard is killed and lags behind: both go on from the latest version that both can go back to."""
+    """After one shard is killed and lags behind, both continue from the newest common version."""
     popen, address = shards("a")
     with here(tmp_path / "b") as b:
         workers = [AttemptWorker(address, name="j/r"), AttemptWorker(b, name="j/r")]
@@ -136,7 +136,7 @@ def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
 
 
 def test_workers_say_what_all_shards_have(tmp_path):
-    """Answers to pushes name the latest checkpoint, and what workers say is common is not removed."""
+    """Answers to pushes name the latest checkpoint, and one that workers call common is kept."""
     with here(tmp_path, every=1) as address:
         worker = AttemptWorker(address)
         request = worker.push_request
@@ -156,7 +156,7 @@ def test_workers_say_what_all_shards_have(tmp_path):
 
 
 def test_a_full_disk_stops_nothing(shards, tmp_path, wait_until):
-    """While files cannot be written, training goes on and what is there stays; later there is more."""
+    """While files cannot be written, training goes on and old checkpoints stay; later ones are written."""
     popen, address = shards("a")
     worker = AttemptWorker(address, 100_000)
     iterate(worker, 5)
@@ -176,7 +176,7 @@ def test_a_full_disk_stops_nothing(shards, tmp_path, wait_until):
 
 
 def test_one_folder_is_for_one_shard(tmp_path):
-    """A second process on a folder ends with the reason, and the first goes on."""
+    """A second process on a folder ends with the reason, and the first continues."""
     with here(tmp_path) as address:
         line = [sys.executable, "-m", "evenpace", "ps", "--listen", "127.0.0.1:0", "--state", str(tmp_path)]
         ended = subprocess.run(line, check=False, capture_output=True, text=True, timeout=240)
@@ -189,7 +189,7 @@ def test_one_folder_is_for_one_shard(tmp_path):
 
 
 def test_other_modes_have_no_checkpoints(tmp_path, caplog):
-    """Where a step is not everybody's, there is nothing to go back to, which the log says once."""
+    """In the other modes there are no checkpoints, which the log says once."""
     with serving(shard_service(state=tmp_path, checkpoint_every=1)) as address:
         client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
         identity = idl.common.Identity("j/r", "w", "i")
@@ -210,7 +210,7 @@ def test_other_modes_have_no_checkpoints(tmp_path, caplog):
 
 
 def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
-    """A job that was dropped from memory is as it was when somebody asks for it."""
+    """A job that was dropped from memory is restored when a worker asks for it."""
     service = shard_service(state=tmp_path, memory_bytes=4000)
 
     def all_have_left():

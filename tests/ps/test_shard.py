@@ -71,7 +71,7 @@ def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gradient_larger_than_a_piece(dtype):
-    """A gradient of several of the sink's pieces, in chunks that are no whole elements, arrives whole."""
+    """A gradient longer than the sink's pieces, in chunks that split elements, arrives correctly."""
     elements = 200_003
     shard = plain_sgd(elements, dtype)
     first, second = torch.randn(2, elements, dtype=DTYPES[dtype], generator=torch.Generator().manual_seed(1))
@@ -151,7 +151,7 @@ def test_deterministic_mode_does_not_depend_on_the_order(order, seed, dtype):
 
 
 def test_detached_parameters_stay_as_they_are():
-    """After a detach, the memory that a reader has is left alone, and the steps go on as ever."""
+    """After a detach, the memory that a reader has stays unchanged, and steps continue."""
     options = {"lr": 0.5, "momentum": 0.9}
     shards = [Shard(Layout("float64", "sgd", (Group(1, options), Group(2, options)))) for _ in range(2)]
     for shard in shards:
@@ -169,7 +169,7 @@ def test_detached_parameters_stay_as_they_are():
 
 
 def test_parameters_show_the_step_without_a_copy():
-    """Without a detach, the memory that was given out is the parameters themselves."""
+    """Without a detach, the memory that was handed out is the parameters themselves."""
     shard = plain_sgd(1)
     held = shard.parameters()
     push(shard, 0, 1, 1, tensor(2))
@@ -193,7 +193,7 @@ def test_first_initialisation_holds():
 
 
 def test_nothing_is_given_up():
-    """Where everybody's gradient counts, a slice that is told to be lost is waited for all the same."""
+    """In BSP, a slice that is reported lost is waited for all the same."""
     shard = plain_sgd(1)
     shard.forfeit(0, 0, 1, 4)
     push(shard, 1, 3, 4, tensor(5))
@@ -209,7 +209,7 @@ def test_nothing_is_given_up():
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 2 * 2**18 + 40), max_size=4), seed=st.integers(0, 99))
 def test_abort_then_resume(deterministic, cuts, seed):
-    """A push that breaks anywhere, and is sent anew from its start, counts each element once."""
+    """A push that breaks anywhere, and is sent again from its start, counts each element once."""
     elements = 2**16 + 5
     shard = plain_sgd(elements, deterministic=deterministic)
     ones = torch.arange(1, elements + 1, dtype=torch.float64)
@@ -230,7 +230,7 @@ def test_abort_then_resume(deterministic, cuts, seed):
 
 
 def test_push_before_parameters_is_refused():
-    """Nobody may push before someone has initialised."""
+    """A push before the parameters are set is refused."""
     shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
         shard.begin(slice_of(0, 0, 1, 1))
@@ -285,7 +285,7 @@ def test_a_slice_comes_through_one_connection_at_a_time():
 
 
 def test_what_has_been_used_is_known():
-    """All of earlier iterations is used, and of the current one what has come as a whole, in any parts."""
+    """Slices of earlier iterations are used, and of the current one those that arrived completely."""
     shard = plain_sgd(1)
     assert not shard.has_used(slice_of(0, 0, 1))
     push(shard, 0, 2, 6, tensor(1))
@@ -305,19 +305,19 @@ def test_what_has_been_used_is_known():
 
 
 def two_groups():
-    """A shard of two parameters, each in a group of its own with a learning rate of 1."""
+    """Make a shard of two parameters, each in a group of its own with a learning rate of 1."""
     shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}))))
     shard.initialise(tensor(0, 0), 0)
     return shard
 
 
 def rates(*rates):
-    """Options of groups of one parameter each."""
+    """Make the options of groups of one parameter each."""
     return [Group(1, {"lr": rate}) for rate in rates]
 
 
 def test_options_change_the_learning_rate():
-    """New options hold from the step on that they came for, for each group its own."""
+    """New options hold from the step of their push on, for each group its own."""
     shard = two_groups()
     push(shard, 0, 1, 1, tensor(1, 1), groups=rates(0.5, 2.0))
     shard.step()
@@ -329,7 +329,7 @@ def test_options_change_the_learning_rate():
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_a_step_has_the_options_of_the_first_samples(order):
-    """Whoever comes last; of the others, those who differ are told, until they open the job anew."""
+    """A step takes the first slice's options; workers that differ get an error until they reopen."""
     shard = two_groups()
     told = [rates(0.5, 2.0), rates(0.5 * (1 + 1e-9), 2.0), rates(0.5, 0.25)]
     for number in order:
@@ -350,7 +350,7 @@ def test_a_step_has_the_options_of_the_first_samples(order):
 
 
 def test_an_option_that_only_one_of_two_workers_names_is_a_difference():
-    """Without it, an option is what it was."""
+    """An option that is left out keeps its value, which may differ from the other worker's."""
     shard = two_groups()
     push(shard, 0, 1, 2, tensor(1, 1), groups=rates(1.0, 1.0), worker="w0")
     named = [Group(1, {"lr": 1.0, "momentum": 0.5}), Group(1, {"lr": 1.0})]
@@ -361,7 +361,7 @@ def test_an_option_that_only_one_of_two_workers_names_is_a_difference():
 
 
 def test_options_of_what_was_dropped_are_forgotten():
-    """Another attempt begins with those of the last step."""
+    """Another attempt begins with the options of the last step."""
     shard = two_groups()
     push(shard, 0, 1, 2, tensor(1, 1), groups=rates(0.5, 0.5))
     shard.drop()
@@ -464,7 +464,7 @@ def test_describe_refuses_what_the_parameter_server_lacks():
     """Other optimisers, subclasses that may step otherwise, and Adam as AdamW are refused by name."""
 
     class MySGD(torch.optim.SGD):
-        """Might do anything in its step."""
+        """An optimiser whose step may differ from its base class's."""
 
     with pytest.raises(ValueError, match=r"RMSprop.*SGD, Adam and AdamW"):
         describe(torch.optim.RMSprop([torch.zeros(1)]))
@@ -485,7 +485,7 @@ def asynchronous(elements=2, optimizer="sgd", **options):
 
 
 def push_as(shard, worker, iteration, gradient, start=0, count=1, total=8):
-    """Bring a worker's gradient and take the step."""
+    """Push a worker's gradient and take the step."""
     sink = GradientSink(shard, shard.begin(slice_of(iteration, start, count, total), worker))
     send(sink, wire(gradient))
     sink.close()
@@ -495,7 +495,7 @@ def push_as(shard, worker, iteration, gradient, start=0, count=1, total=8):
 
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
 def test_asynchronous_steps_are_torchs_bit_for_bit(name, options):
-    """Whoever pushes, in whatever iteration, with however many samples: each push is torch.optim's step."""
+    """Each push, of any worker, iteration and count, is one step of torch.optim."""
     shard = asynchronous(3, name, **options)
     parameter = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     reference = TORCH[name]([{"params": [parameter], **translate(name, options)}])
@@ -510,7 +510,7 @@ def test_asynchronous_steps_are_torchs_bit_for_bit(name, options):
 
 
 def test_asynchronous_pushes_interleave():
-    """Gradients that arrive side by side do not mix; each makes its step when it is whole."""
+    """Gradients that arrive at the same time do not mix; each makes its step once it is complete."""
     elements = 2**16
     shard = asynchronous(elements)
     ones = torch.ones(elements, dtype=torch.float64)
@@ -530,7 +530,7 @@ def test_asynchronous_pushes_interleave():
 
 
 def test_asynchronous_pushes_count_once():
-    """An iteration that a worker made a step with is known, by the worker's name; so are those before it."""
+    """A worker's iteration that was applied, and any before it, is known by the worker's name."""
     shard = asynchronous()
     push_as(shard, "a", 3, tensor(1, 1))
     assert shard.has_used(slice_of(3, 0, 1), "a")
@@ -541,7 +541,7 @@ def test_asynchronous_pushes_count_once():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_broken_asynchronous_push_leaves_no_trace(whole):
-    """What a broken connection brought is forgotten, and the same gradient sent again counts once."""
+    """What a broken connection sent is dropped, and the same gradient sent again counts once."""
     elements = 2**16
     shard = asynchronous(elements)
     ones = torch.ones(elements, dtype=torch.float64)
@@ -577,14 +577,14 @@ def test_asynchronous_options_are_each_workers_own():
 
 
 def test_asynchronous_amsgrad_is_everybodys():
-    """A worker cannot switch on what the optimiser's state depends on."""
+    """A worker cannot switch on amsgrad, on which the shared optimiser's state depends."""
     shard = asynchronous(optimizer="adam")
     with pytest.raises(InvalidRequestError, match="amsgrad must be the same"):
         shard.start_worker("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
 
 
 def test_asynchronous_push_before_parameters_is_refused():
-    """Nobody may push before someone has initialised."""
+    """A push before the parameters are set is refused."""
     shard = AsynchronousShard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
         shard.begin(slice_of(0, 0, 1, 1), "a")
@@ -603,7 +603,7 @@ def backup(replicas, elements=1):
 @settings(deadline=None)
 @given(st.data())
 def test_backup_steps_with_the_mean_of_those_that_came(data):
-    """The gradients that are whole first make the step, weighted by samples; of others nothing is left."""
+    """The first complete gradients make the step, weighted by samples; others leave no trace."""
     counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     replicas = data.draw(st.integers(1, len(counts)))
     order = data.draw(st.permutations(range(len(counts))))
@@ -635,7 +635,7 @@ def test_backup_steps_with_the_mean_of_those_that_came(data):
 
 
 def test_backup_waits_for_all_that_can_come():
-    """Where losses leave fewer gradients than make a step, those that can come are all waited for."""
+    """Where losses leave fewer gradients than make a step, all of these are waited for."""
     shard = backup(3)
     shard.forfeit(0, 0, 2, 8)
     push(shard, 2, 2, 8, tensor(1))
@@ -652,7 +652,7 @@ def test_backup_waits_for_all_that_can_come():
 
 @pytest.mark.parametrize("told_first", [False, True])
 def test_backup_drops_a_part_that_was_lost(told_first):
-    """Of a gradient whose worker died while sending, nothing counts."""
+    """Of a gradient whose worker died while sending it, nothing counts."""
     elements = 2**16
     shard = backup(3, elements)
     ones = torch.ones(elements, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Attempts at a shard: fenced off, begun again at a version, and nothing of an earlier one counts."""
+"""Attempts at a shard: fenced, and begun again at a version; gradients of earlier ones do not count."""
 
 import threading
 
@@ -17,7 +17,7 @@ _ps = idl.parameter_server
 
 @pytest.fixture
 def worker(shard):
-    """Has taken a step in the first attempt."""
+    """Return a worker that has taken a step in the first attempt."""
     worker = AttemptWorker(shard, LARGE)
     worker.iterate()
     yield worker
@@ -25,7 +25,7 @@ def worker(shard):
 
 
 def test_a_new_attempt_forgets_what_had_come(worker):
-    """Gradients that wait for the others' are dropped by a fence; pushed again, they count once."""
+    """A fence drops incomplete batches' gradients; pushed again, they count once."""
     worker.push(start=0, count=4)
     reply = worker.fence(1)
     assert (reply.initialised, reply.version, reply.checkpoints) == (True, 1, [])
@@ -38,7 +38,7 @@ def test_a_new_attempt_forgets_what_had_come(worker):
 
 
 def test_a_batch_that_is_complete_is_stepped_before_another_attempt(shard):
-    """It is not lost to a fence that comes before the step was taken: other shards may have taken theirs."""
+    """A complete batch survives a fence before its step: other shards may have taken theirs."""
     worker = AttemptWorker(shard, 100)
     fence = framed("fence", _ps.FenceRequest(worker.identity, 1), sequence_id=2)
     with Raw(worker.address) as raw:
@@ -54,7 +54,7 @@ def test_a_batch_that_is_complete_is_stepped_before_another_attempt(shard):
 
 @pytest.fixture
 def pair(shard):
-    """Two workers of one job, which has other shards, too."""
+    """Return two workers of one job that has other shards, too."""
     first = AttemptWorker(shard, 100, shared=True)
     second = AttemptWorker(shard, 100, first.identity.job, shared=True, worker="second")
     yield first, second
@@ -63,13 +63,13 @@ def pair(shard):
 
 
 def at_version(worker):
-    """Where the shard is."""
+    """Return the shard's version."""
     into = np.empty(worker.elements, dtype=np.float32)
     return worker.client.call("pull", _ps.PullRequest(worker.identity, -1), into=into.data.cast("B")).version
 
 
 def test_with_other_shards_a_step_waits_until_all_have_asked_for_it(pair):
-    """Who asks has pushed to every shard; until all have who pushed, another shard may lack something."""
+    """A step waits until each worker that pushed has asked for it, and so has pushed to every shard."""
     first, second = pair
     first.push(start=0, count=4)
     second.push(start=4, count=4)
@@ -82,7 +82,7 @@ def test_with_other_shards_a_step_waits_until_all_have_asked_for_it(pair):
 
 
 def test_with_other_shards_a_step_is_taken_once_somebody_says_that_all_have_pushed(pair):
-    """As the manager's next assignment tells him; one of the others may have gone."""
+    """One worker's word, from the manager's next assignment, is enough; another may have left."""
     first, second = pair
     first.push(start=0, count=4)
     with pytest.raises(NotYetError):
@@ -95,7 +95,7 @@ def test_with_other_shards_a_step_is_taken_once_somebody_says_that_all_have_push
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_is_complete_at_a_fence_may_be_stepped_with_or_not(pair, version):
-    """As the other shards need it, and whatever attempts have begun meanwhile."""
+    """A batch complete at a fence is stepped with or not, as the rewind's version says."""
     first, second = pair
     gradient = first.gradient()
     first.push(start=0, count=4)
@@ -104,14 +104,14 @@ def test_what_is_complete_at_a_fence_may_be_stepped_with_or_not(pair, version):
         reply = first.fence(attempt)
         assert (reply.version, reply.complete) == (0, True)
     first.rewind(2, version)
-    if not version:  # it has forgotten what had come
+    if not version:  # it has dropped the gradients
         first.push(start=0, count=8)
         first.pull_once(1, settled=True)
     assert np.array_equal(first.pull(1), -gradient)
 
 
 def test_what_is_not_complete_at_a_fence_is_dropped(pair):
-    """The shard says that it can go on only from where it is."""
+    """After a fence in an incomplete batch, the shard can continue only from its version."""
     first, _ = pair
     first.push(start=0, count=4)
     reply = first.fence(1)
@@ -121,7 +121,7 @@ def test_what_is_not_complete_at_a_fence_is_dropped(pair):
 
 
 def test_who_only_looks_on_need_not_know_the_attempt(worker):
-    """A pull of whatever there is now is answered in any attempt, as long as it names none."""
+    """A pull that names neither version nor attempt is answered in any attempt."""
     worker.fence(1)
     worker.rewind(1, worker.version)
     into = np.empty(worker.elements, dtype=np.float32)
@@ -134,7 +134,7 @@ def test_who_only_looks_on_need_not_know_the_attempt(worker):
 
 
 def test_an_earlier_attempt_is_refused(worker):
-    """Once an attempt has begun, pushes and pulls of the one before are told which it is."""
+    """Once an attempt has begun, pushes and pulls of the one before fail and name it."""
     worker.fence(3)
     for call in (worker.push, lambda: worker.pull(-1), lambda: worker.fence(2), lambda: worker.rewind(2, 1)):
         with pytest.raises(RewoundError, match="is in 3") as refused:
@@ -145,7 +145,7 @@ def test_an_earlier_attempt_is_refused(worker):
 
 
 def test_another_instance_is_refused(worker):
-    """Who relies on what another process held is told so, whatever the attempt."""
+    """A worker that relies on another process is refused, whatever its attempt."""
     instance, worker.instance = worker.instance, "another"
     for call in (worker.push, lambda: worker.pull(-1)):
         with pytest.raises(RewoundError, match="started again") as refused:
@@ -156,7 +156,7 @@ def test_another_instance_is_refused(worker):
 
 
 def test_a_shard_without_the_job_says_that_it_was_started_again(worker):
-    """A worker that relies on a process is not told to open the job, but that the process has gone."""
+    """A worker that relies on a former process learns that it has ended, not that it must open the job."""
     with serving(shard_service()) as address:
         client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
         with pytest.raises(RewoundError, match="since this parameter server was started"):
@@ -167,7 +167,7 @@ def test_a_shard_without_the_job_says_that_it_was_started_again(worker):
 
 
 def test_who_waits_is_told_of_the_new_attempt(worker, wait_until):
-    """A pull that waits for a step ends with the attempt that begins."""
+    """A pull that waits for a step fails when another attempt begins."""
     other, told = worker.client.twin(), []
 
     def wait():
@@ -186,7 +186,7 @@ def test_who_waits_is_told_of_the_new_attempt(worker, wait_until):
 
 
 def test_between_fence_and_rewind_nobody_goes_on(worker):
-    """Until it is known where an attempt begins, its pulls wait, and its pushes are put off."""
+    """Until an attempt's first version is known, its pulls wait, and its pushes are put off."""
     worker.fence(1)
     newcomer = AttemptWorker(worker.address, LARGE, worker.identity.job)
     assert newcomer.attempt == 1
@@ -207,7 +207,7 @@ def test_between_fence_and_rewind_nobody_goes_on(worker):
 
 
 def test_the_same_may_be_said_again(worker):
-    """A fence or a rewind that comes again, even after steps were taken, changes nothing."""
+    """A fence or a rewind that is repeated, even after steps were taken, changes nothing."""
     worker.fence(1)
     worker.fence(1)
     worker.rewind(1, 1)
@@ -221,7 +221,7 @@ def test_the_same_may_be_said_again(worker):
 
 
 def test_a_version_that_is_not_there_is_refused(worker):
-    """Without a checkpoint, a shard goes on only from where it is; anything else needs another attempt."""
+    """Without a checkpoint, a shard continues only from its version; others need another attempt."""
     worker.fence(1)
     for version in (0, 2):
         with pytest.raises(RewoundError, match=f"rewind to version {version}: there is 1") as refusal:
@@ -232,7 +232,7 @@ def test_a_version_that_is_not_there_is_refused(worker):
 
 
 def test_a_push_that_is_under_way_does_not_outlive_its_attempt(worker):
-    """What a connection began to bring before the fence is dropped, and its worker told at the end."""
+    """A push begun before the fence is dropped, and its worker gets an error at its end."""
     data = framed("push", worker.push_request(0, 4), worker.gradient())
     with Raw(worker.address) as raw:
         raw.send(data[: len(data) - 100])
@@ -249,7 +249,7 @@ def test_a_push_that_is_under_way_does_not_outlive_its_attempt(worker):
 
 
 def test_parameters_belong_to_an_attempt(shard):
-    """First parameters begin the attempt of whoever brings them, unless a later one has begun."""
+    """First parameters begin the attempt of the worker that sends them, unless a later one has begun."""
     worker = AttemptWorker(shard, initialise=False)
     assert worker.attempt == 0
     assert not worker.fence(2).initialised

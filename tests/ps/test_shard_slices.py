@@ -1,4 +1,4 @@
-"""Slices are known by their place: whoever brings them, and however often, each sample counts once."""
+"""Slices are known by their place: whichever worker sends them, however often, each sample counts once."""
 
 import dataclasses
 
@@ -18,15 +18,15 @@ ELEMENTS = 7
 
 @dataclasses.dataclass(eq=False)
 class Brought:
-    """A push that is under way."""
+    """A push that is in progress."""
 
     contribution: Contribution
     gradient: torch.Tensor
-    repeated: bool  # somebody else has the slice, or parts of it, to bring as well
+    repeated: bool  # another worker has the slice, or parts of it, to push as well
 
 
 class Redone:
-    """One batch at a shard, whose parts break off, are shared out anew, and come more than once."""
+    """One batch at a shard, whose slices break off, are divided otherwise, and arrive repeatedly."""
 
     def __init__(self, shard, samples, start, counts, says_batch_start):
         self.shard = shard
@@ -40,7 +40,7 @@ class Redone:
         self.stale = []
 
     def begin(self, place, repeated=False):
-        """Begin to bring a slice, unless others have; or put it off while others do."""
+        """Begin to push a slice, unless others have; or put it off while others do."""
         if self.shard.has_used(slice_of(self.shard.version, *place)):
             return
         start, count = place
@@ -56,7 +56,7 @@ class Redone:
         self.under_way.append(Brought(contribution, gradient, repeated))
 
     def go_on(self, brought, n):
-        """Bring the next elements."""
+        """Push the next elements."""
         contribution = brought.contribution
         self.shard.add(contribution, brought.gradient[contribution.done : contribution.done + n])
         if contribution.done == ELEMENTS:
@@ -64,7 +64,7 @@ class Redone:
             self.under_way.remove(brought)
 
     def break_off(self, brought, cut):
-        """Break a push off; its slice is given out again, in two parts if `cut` lies within."""
+        """Break a push off; its slice is assigned again, in two parts if `cut` lies within."""
         self.under_way.remove(brought)
         self.shard.interrupt(brought.contribution)
         if brought.repeated:
@@ -76,13 +76,13 @@ class Redone:
         self.todo += pieces
 
     def drop(self):
-        """Begin anew, as with another attempt; what is under way still comes."""
+        """Drop all gradients, as another attempt does; pushes in progress still send elements."""
         self.shard.drop()
         self.stale += self.under_way
         self.given_out, self.todo, self.under_way = list(self.parts), list(self.parts), []
 
     def finish(self):
-        """Bring everything that is left."""
+        """Push everything that is left."""
         while self.under_way:
             self.go_on(self.under_way[0], ELEMENTS)
         while self.todo:
@@ -90,8 +90,8 @@ class Redone:
             while self.under_way:
                 self.go_on(self.under_way[0], ELEMENTS)
 
-    def late(self):
-        """What nobody waits for any more comes all the same."""
+    def push_stale(self):
+        """Push elements of a contribution that was dropped."""
         for stale in self.stale:
             self.shard.add(stale.contribution, stale.gradient)
             self.shard.interrupt(stale.contribution)
@@ -102,7 +102,7 @@ class Redone:
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_each_sample_counts_once(deterministic, says_batch_start, data):
-    """Through pushes in any order, breaks, pieces, repetitions and new attempts: one big batch's steps."""
+    """Pushes in any order, breaks, pieces, repetitions and attempts make one big batch's steps."""
     layout = Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 0.5, "momentum": 0.9}),))
     shard = Shard(layout, deterministic)
     shard.initialise(torch.zeros(ELEMENTS, dtype=torch.float64), 0)
@@ -133,7 +133,7 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         batch.finish()
         assert shard.complete
         shard.step()
-        batch.late()
+        batch.push_stale()
         whole = [c for c in shard.used if c.done == ELEMENTS]
         assert sum(c.count for c in whole) == len(samples)
         expected.grad = samples.mean(dim=0)
@@ -146,7 +146,7 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_pieces_take_over_where_a_slice_broke_off(deterministic):
-    """On the wire, pieces of a slice bring their whole gradients, and what had come counts once."""
+    """On the wire, pieces of a broken slice send whole gradients, and elements that arrived count once."""
     elements = 2**16 + 5
     shard = plain_sgd(elements, deterministic=deterministic)
     generator = torch.Generator().manual_seed(0)
@@ -169,7 +169,7 @@ def test_pieces_take_over_where_a_slice_broke_off(deterministic):
 
 
 def test_a_push_that_brought_nothing_leaves_nothing():
-    """A slice of which no element came binds nobody to its borders, or to its batch."""
+    """A slice of which no element arrived does not fix its borders or its batch."""
     shard = plain_sgd(1)
     sink = GradientSink(shard, shard.begin(slice_of(0, 0, 5, 8, batch_start=0)))
     sink.abort()
@@ -180,7 +180,7 @@ def test_a_push_that_brought_nothing_leaves_nothing():
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_crossing_slices_are_refused(deterministic):
-    """Slices of two plans whose borders cross cannot both count, whether they are whole or not."""
+    """Slices of two plans whose borders cross are refused, whether they are complete or not."""
     shard = plain_sgd(1, deterministic=deterministic)
     push(shard, 4, 4, 16, tensor(1))
     for start, count in ((2, 4), (6, 4)):
@@ -191,7 +191,7 @@ def test_crossing_slices_are_refused(deterministic):
 
 
 def test_the_batchs_place_is_kept_to():
-    """A slice beyond the batch, or of a batch that begins elsewhere, is refused with both."""
+    """A slice outside the batch, or of a batch that begins elsewhere, is refused with both places."""
     shard = plain_sgd(1)
     shard.begin(slice_of(0, 10, 2, 8, batch_start=8))
     for start, said in ((6, "slice 6 to 8"), (15, "slice 15 to 17")):

@@ -1,4 +1,4 @@
-"""A disk that stalls for one job holds up no other, and its own job only where it must."""
+"""A disk that stalls for one job delays no other job, and its own only where it must."""
 
 import contextlib
 import threading
@@ -19,7 +19,7 @@ _ps = idl.parameter_server
 
 @contextlib.contextmanager
 def held_up(monkeypatch, where, name, job):
-    """Hold a function up whose first argument names a job; gives an event that is set once it is called."""
+    """Block a function when its first argument names a job; yield an event that is set once it is called."""
     called, go, function = threading.Event(), threading.Event(), getattr(where, name)
 
     def held(*arguments, **options):
@@ -36,19 +36,19 @@ def held_up(monkeypatch, where, name, job):
 
 
 def checkpoints(folder, job):
-    """The versions that there are files of."""
+    """Return the versions of the checkpoint files."""
     return sorted(int(path.stem) for path in folder.glob(f"{job}*/*.checkpoint"))
 
 
 def version_there(worker):
-    """Ask over another connection which version there is by now."""
+    """Return the shard's version, asked over another connection."""
     with contextlib.closing(Client(_ps.ParameterServer, worker.address, "shard", call_timeout=120)) as client:
         into = np.empty(worker.elements, dtype=np.float32)
         return client.call("pull", _ps.PullRequest(worker.identity, -1), into=into.data.cast("B")).version
 
 
 def test_a_checkpoint_that_is_not_written_holds_up_nobody(tmp_path, monkeypatch, wait_until):
-    """Others go on and have theirs written; the job itself waits at its next checkpoint only."""
+    """Other jobs train and write theirs; the job itself waits at its next checkpoint only."""
     with serving(shard_service(state=tmp_path, checkpoint_every=3)) as address:
         slow, other = (ShardWorker(address, name=f"{name}/run") for name in ("slow", "other"))
         wait_until(lambda: checkpoints(tmp_path, "slow") == [0], "the first checkpoint")
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_is_not_written_holds_up_nobody(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_step_waits_until_the_parameters_before_it_are_copied(tmp_path, monkeypatch, wait_until, version):
-    """A checkpoint has one version's parameters, even the first ones; then the job goes on."""
+    """A checkpoint has one version's parameters: a step waits until they are copied."""
     service = shard_service(state=tmp_path, checkpoint_every=2)
     with serving(service) as address:
         if version:
@@ -97,7 +97,7 @@ def test_a_step_waits_until_the_parameters_before_it_are_copied(tmp_path, monkey
 
 
 def test_an_attempt_begins_while_the_disk_stalls(tmp_path, monkeypatch, wait_until):
-    """The shard says what it can go back to, without what is not written; and does so before long."""
+    """The shard soon lists the checkpoints it can go back to, without one that is not written."""
     with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:
         worker = AttemptWorker(address, name="slow/run")
         wait_until(lambda: checkpoints(tmp_path, "slow") == [0], "the first checkpoint")
@@ -112,7 +112,7 @@ def test_an_attempt_begins_while_the_disk_stalls(tmp_path, monkeypatch, wait_unt
 
 @pytest.mark.parametrize("what", ["restart", "going back"])
 def test_a_checkpoint_is_read_beside_other_jobs(tmp_path, monkeypatch, wait_until, what):
-    """Whoever needs it waits for it, after a restart or where the job goes back, and nobody else."""
+    """Only the job that needs a checkpoint waits for it, after a restart or when it goes back."""
     ended = threading.Event()
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=2)))
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_read_beside_other_jobs(tmp_path, monkeypatch, wait_unti
 
 
 def test_going_back_again_removes_what_came_later(tmp_path, monkeypatch, wait_until):
-    """An attempt is given up while its checkpoint is read; a later one goes back to the same version."""
+    """An attempt that ends while its checkpoint is read leaves the same version to a later attempt."""
     with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:
         worker = AttemptWorker(address, name="slow/run")
         for _ in range(3):

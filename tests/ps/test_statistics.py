@@ -37,7 +37,7 @@ def mixed(kind=Shard, parameters=2, statistics=3, options=MOMENTUM, **arguments)
 @settings(deadline=None)
 @given(st.data())
 def test_statistics_are_the_mean_over_the_samples(deterministic, data):
-    """Whatever slices break off, and come again, each element is the mean over all samples."""
+    """Whichever slices break off and are sent again, each element is the mean over all samples."""
     counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     shard = mixed(deterministic=deterministic)
     elements, total = shard.layout.elements, sum(counts)
@@ -63,7 +63,7 @@ def test_statistics_are_the_mean_over_the_samples(deterministic, data):
 
 
 def test_the_optimiser_does_not_see_statistics():
-    """Parameters beside statistics go the same way, to the last bit, as without them."""
+    """Parameters beside statistics change to the last bit as they do without them."""
     beside = mixed()
     alone = Shard(Layout("float64", "sgd", (Group(2, MOMENTUM), Group(1, MOMENTUM))))
     alone.initialise(torch.ones(3, dtype=torch.float64), 0)
@@ -82,7 +82,7 @@ def test_the_optimiser_does_not_see_statistics():
 
 
 def test_statistics_of_a_batch_that_is_lost_stay():
-    """Where nothing arrives, neither parameters nor statistics change."""
+    """If no gradient of a batch arrives, neither parameters nor statistics change."""
     shard = mixed(BackupShard, replicas_to_aggregate=1)
     shard.forfeit(0, 0, 3, 3)
     shard.step()
@@ -91,7 +91,7 @@ def test_statistics_of_a_batch_that_is_lost_stay():
 
 
 def test_statistics_in_the_other_modes():
-    """With backup workers, those that came count; asynchronously, each push brings the new values."""
+    """With backup workers the mean is over those that arrived; asynchronously, each push sets the values."""
     backup = mixed(BackupShard, replicas_to_aggregate=1)
     push(backup, 1, 3, 4, tensor(0, 0, 5, 6, 7, 0))
     backup.step()
@@ -108,7 +108,7 @@ def test_statistics_in_the_other_modes():
 
 @pytest.mark.parametrize("kind", [Shard, AsynchronousShard])
 def test_options_change_beside_statistics(kind):
-    """A schedule's new options go to the groups that have some."""
+    """A schedule's new options apply to the groups of parameters alone."""
     shard = mixed(kind, options={"lr": 1.0})
     new = [Group(2, {"lr": 0.5}), Group(3, {}, statistics=True), Group(1, {"lr": 0.25})]
     contribution = shard.begin(slice_of(0, 0, 1, 1), "w")
@@ -134,13 +134,13 @@ def test_options_change_beside_statistics(kind):
     ],
 )
 def test_layouts_of_statistics_that_make_no_sense(groups, said):
-    """Statistics have no options, and there must be something to train."""
+    """Statistics with options, or without parameters beside them, are refused."""
     with pytest.raises(InvalidRequestError, match=said):
         Layout("float32", "sgd", groups)
 
 
 def test_statistics_are_a_part_of_what_workers_must_agree_on(pusher):
-    """A worker that takes for parameters what others take for statistics is refused."""
+    """A worker that treats as parameters what others treat as statistics is refused."""
     group = type(open_request(pusher.identity, 1).groups[0])
     groups = [group(1, {"lr": 1.0}), group(999, None, True)]
     with pytest.raises(InvalidRequestError, match=r"1000 elements.*999 statistics"):
@@ -158,7 +158,7 @@ class Rows:
 
 
 def normalised():
-    """Make the same network with batch normalisation every time; one layer of it keeps no statistics."""
+    """Make the same network with batch normalisation each time; one of its layers keeps no statistics."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(2, 3),
@@ -170,7 +170,7 @@ def normalised():
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_batch_normalisation_is_averaged_by_weight(shards):
-    """After each step, every worker has the mean of what their uneven batches made of the statistics."""
+    """After each step, every worker has the weighted mean of the workers' statistics."""
     made = {}  # by worker: after each batch its size, and the statistics before and after the step
 
     def train(session):
