@@ -1,8 +1,7 @@
 """The wire contract: the .thrift files beside this module, and their values in the modules of this package.
 
 `common`, `batchsize_manager`, `parameter_server` and `data_partition` hold the structs, exceptions and
-services under the names that the files give them. They are loaded when they are first asked for, since
-values need no Thrift.
+services under the names that the files give them. They are loaded on first use, since values need no Thrift.
 """
 
 from pathlib import Path

@@ -1,16 +1,16 @@
-"""What batch sizes a worker can take."""
+"""The batch sizes that a worker can take."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What batch sizes a worker can take.
+    """The range of batch sizes that a worker can take.
 
     Attributes:
-        minimum: Samples, at least 1, so that the worker's speed is always measured.
-        maximum: Samples, at least `minimum`.
-        granularity: Batch sizes are multiples of it, except where the sum cannot be met otherwise.
+        minimum: Least samples; at least 1, so that the worker's speed is always measured.
+        maximum: Most samples; at least `minimum`.
+        granularity: Samples of which batch sizes are multiples, except where the sum cannot be met otherwise.
 
     Raises:
         ValueError: A number is out of its range.

@@ -1,4 +1,4 @@
-"""Checks of values that came over the wire: an error names the value and what is allowed.
+"""Checks of values that came over the wire: an error names the value and the values that are allowed.
 
 Thrift leaves a field that is missing, or that was sent with another type, as None.
 """
@@ -12,26 +12,26 @@ _MAX_NAME = 200  # characters
 
 
 def integer(name: str, value: Any, low: int, high: int = 2**62) -> int:
-    """An integer from `low` to `high`."""
+    """Return a value that must be an integer from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:
         raise InvalidRequestError(f"{name} {_show(value)}: must be an integer from {low} to {high}")
     return value
 
 
 def number(name: str, value: Any, low: float, high: float) -> float:
-    """A finite number from `low` to `high`."""
+    """Return a value that must be a finite number from `low` to `high`."""
     if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
         raise InvalidRequestError(f"{name} {_show(value)}: must be a finite number from {low:g} to {high:g}")
     return value
 
 
 def wait(value: Any) -> float:
-    """For how many seconds a caller lets the answer be held back; infinity where it does not say."""
+    """Return the seconds for which a caller lets its answer be held back; infinity if it does not say."""
     return math.inf if value is None else number("wait", value, 0.0, 3600.0)
 
 
 def text(name: str, value: Any, high: int = _MAX_NAME) -> str:
-    """A string of 1 to `high` printable characters."""
+    """Return a value that must be a string of 1 to `high` printable characters."""
     if type(value) is not str or not 0 < len(value) <= high or not value.isprintable():
         raise InvalidRequestError(
             f"{name} {_show(value)}: must be a text of 1 to {high} printable characters"
@@ -40,7 +40,7 @@ def text(name: str, value: Any, high: int = _MAX_NAME) -> str:
 
 
 def identity(value: Any) -> tuple[str, str, str]:
-    """Job, worker and incarnation."""
+    """Return job, worker and incarnation of an `Identity` of common.thrift."""
     if value is None:
         raise InvalidRequestError("identity is missing")
     return (

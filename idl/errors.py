@@ -5,35 +5,35 @@ The errors that `idl/common.thrift` declares as exceptions keep their meaning as
 
 
 class EvenpaceError(Exception):
-    """Anything that evenpace raises on purpose."""
+    """The base of all errors that evenpace raises on purpose."""
 
 
 class InvalidRequestError(EvenpaceError, ValueError):
-    """The caller did something wrong; the same request again will fail again."""
+    """A mistake of the caller; the same request will fail again."""
 
 
 class NotMemberError(EvenpaceError):
-    """The caller is not, or no longer, a member of the job."""
+    """A call from a worker that is not, or no longer, a member of the job."""
 
 
 class UnavailableError(EvenpaceError):
-    """The service cannot serve this now; later it may."""
+    """A call that the service cannot serve now, but may serve later."""
 
 
 class NotYetError(EvenpaceError):
-    """What a call waits for has not come within the time that the caller gave."""
+    """A call whose time to wait is over, before the event that it waits for; to be repeated."""
 
 
 class UnauthorisedError(EvenpaceError):
-    """One side does not trust the other: its certificate, its token, or the job that it is for."""
+    """A certificate or token that the other side does not accept, or that is for another job."""
 
 
 class RewoundError(EvenpaceError):
-    """A shard and the caller are not in the same attempt.
+    """A call from a worker that is not in the same attempt as the shard.
 
     Args:
-        message: In words.
-        attempt: That the shard is in.
+        message: The reason, in words.
+        attempt: The attempt that the shard is in.
     """
 
     def __init__(self, message: str, attempt: int) -> None:
@@ -45,19 +45,19 @@ class RewoundError(EvenpaceError):
 
 
 class ConnectionLostError(EvenpaceError, ConnectionError):
-    """The peer could not be reached, or the connection broke before the answer came."""
+    """A peer that cannot be reached, or a connection that broke before the answer arrived."""
 
 
 class DeadlineExceededError(EvenpaceError, TimeoutError):
-    """The answer did not come in time."""
+    """An answer that did not arrive in time."""
 
 
 class ProtocolError(EvenpaceError):
-    """The peer sent something that is not a message of ours."""
+    """Bytes from a peer that are not a valid message."""
 
 
 class AddressInUseError(EvenpaceError, OSError):
-    """Another process listens on the address already."""
+    """An address that another process listens on already."""
 
 
 # The exceptions of idl/common.thrift, by name.

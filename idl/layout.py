@@ -1,4 +1,4 @@
-"""How a model's parameters lie in flat arrays: what workers and shards of the parameter server agree on."""
+"""Layouts of a model's parameters in flat arrays, as workers and the parameter server's shards share them."""
 
 import itertools
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from idl.errors import InvalidRequestError
 
 ITEM_BYTES = {"float32": 4, "float64": 8}
-"""Bytes of an element, by the dtypes that there are."""
+"""Bytes of an element, by dtype."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Group:
     """A run of consecutive elements that the optimiser treats alike.
 
     Attributes:
-        elements: How many.
-        options: The optimiser's, by the names in `idl/parameter_server.thrift`.
-        statistics: Whether they are no parameters but statistics, such as batch normalisation's: what is put
-            in place of their gradient is their new value, of which the weighted mean is kept, and no option
+        elements: Number of elements.
+        options: The optimiser's options, by the names in `idl/parameter_server.thrift`.
+        statistics: Whether the elements are statistics, such as batch normalisation's, and no parameters: in
+            place of a gradient a worker sends their new values, whose weighted mean is kept, and no option
             applies.
     """
 
@@ -29,7 +29,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the model; the name is empty where the worker does not know it."""
+    """The name, shape and dtype of a tensor of the model; an unknown name is empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,20 +40,20 @@ class Tensor:
         return f"{name}shape {self.shape}, {self.dtype}"
 
     def agrees_with(self, other: "Tensor") -> bool:
-        """Whether the two may be the same; a name that is not known is no difference."""
+        """Return whether two tensors have the same shape and dtype, and the same name if both are known."""
         same_name = not self.name or not other.name or self.name == other.name
         return same_name and (self.shape, self.dtype) == (other.shape, other.dtype)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters lie in the flat arrays: a whole model's at a worker, a part of them at a shard.
+    """The layout of parameters in flat arrays: a whole model's at a worker, a part of them at a shard.
 
     Attributes:
         dtype: A name in `ITEM_BYTES`.
-        optimizer: A name of `idl/parameter_server.thrift`.
+        optimizer: An optimiser's name in `idl/parameter_server.thrift`.
         groups: The parameter groups, in the order of their elements.
-        tensors: The model's, in the same order; none, if they are not to be compared.
+        tensors: The model's tensors, in the same order; empty if they are not to be compared.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -76,21 +76,21 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        """How many numbers there are."""
+        """Return the number of elements."""
         return sum(group.elements for group in self.groups)
 
     @property
     def options(self) -> list[Mapping[str, float]]:
-        """Those of the groups that the optimiser steps."""
+        """Return the options of each group that the optimiser steps; statistics are left out."""
         return [group.options for group in self.groups if not group.statistics]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the parameters."""
+        """Return the bytes of the parameters."""
         return self.elements * ITEM_BYTES[self.dtype]
 
 
 def shard_bounds(elements: int, shards: int) -> list[tuple[int, int]]:
-    """Each shard's part of the flat parameters, from and to; as `idl/parameter_server.thrift` has it."""
+    """Return each shard's range of the flat parameters, (begin, end), as in `idl/parameter_server.thrift`."""
     ends = [elements * shard // shards for shard in range(shards + 1)]
     return list(itertools.pairwise(ends))

@@ -1,4 +1,4 @@
-"""The quantities that are shown of iterations, each defined once: pages, reports and metrics use these."""
+"""The definitions of quantities derived from iterations, which pages, reports and metrics share."""
 
 from typing import Any
 
@@ -7,29 +7,30 @@ from numpy.typing import ArrayLike
 
 
 def waiting_share(waiting: ArrayLike, processing: ArrayLike) -> Any:
-    """The part of workers' time that they wait for others: waiting / (waiting + processing), 0 to 1.
+    """Return the share of workers' time spent waiting for others: waiting / (waiting + processing), 0 to 1.
 
     Args:
-        waiting: Seconds of waiting, summed over iterations, and over workers for a job's; a number, or (n,).
+        waiting: Seconds of waiting, summed over iterations, for a job's share over workers as well; a number,
+            or (n,).
         processing: Seconds of batch processing, summed likewise.
 
     Returns:
-        A number, or (n,); NaN where there is no time.
+        A number, or (n,); NaN where both times are 0.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.divide(waiting, np.add(waiting, processing))
 
 
 def prediction_error(predicted: ArrayLike, measured: ArrayLike, axis: int | None = None) -> Any:
-    """The root mean square of predicted speeds' relative errors, (predicted - measured) / measured.
+    """Return the root mean square of predicted speeds' relative errors, (predicted - measured) / measured.
 
     Args:
         predicted: Speeds in samples per second, (...); NaN where nothing was predicted.
         measured: The speeds that followed, (...); NaN where there was no sample.
-        axis: Over which the mean is taken; None for all.
+        axis: The axis over which the mean is taken; None for all.
 
     Returns:
-        A number, or an array without `axis`; NaN where no speed was predicted and measured.
+        A number, or an array without `axis`; NaN where no speed was both predicted and measured.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         squares = np.square(np.divide(predicted, measured) - 1)

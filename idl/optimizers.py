@@ -1,4 +1,4 @@
-"""The optimisers that a shard of the parameter server has, and the options of each; names of the wire."""
+"""The wire's names of the optimisers of the parameter server, and of the options of each."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ class OptionNames:
     """The names of an optimiser's options.
 
     Attributes:
-        numbers: Options that are numbers.
-        switches: Options that are on or off, 1 or 0 on the wire.
+        numbers: Names of the options that are numbers.
+        switches: Names of the options that are on or off, 1 or 0 on the wire.
     """
 
     numbers: frozenset[str]
@@ -30,4 +30,4 @@ OPTIMIZERS = {
     "keras_adam": _ADAM,
     "keras_adamw": _ADAM,
 }
-"""By name; with the meaning and the defaults that `idl/parameter_server.thrift` gives them."""
+"""The optimisers by name; `idl/parameter_server.thrift` defines their options' meaning and defaults."""

@@ -1,4 +1,4 @@
-"""Plans: who takes which samples of an iteration's batch. Pure values; nothing here knows the wire."""
+"""Plans, which divide an iteration's batch among the workers. Pure values; nothing here knows the wire."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,13 +14,13 @@ class Assignment:
     """One worker's part of one iteration: positions `start` to `start + count - 1` of its epoch.
 
     Attributes:
-        iteration: Counted from 0 over the whole job.
-        epoch: Counted from 0.
+        iteration: The iteration's number, counted from 0 over the whole job.
+        epoch: The epoch's number, counted from 0.
         start: First position in the epoch's permutation.
         count: Samples; 0 is possible in an epoch's last, smaller batch.
         total: Samples of the whole batch, over all workers.
-        attempt: How often the job has been rewound before.
-        batch_start: First position of the whole batch; None where it was not said.
+        attempt: Number of times that the job has been rewound before.
+        batch_start: First position of the whole batch; None if the sender left it out.
     """
 
     iteration: int
@@ -33,24 +33,32 @@ class Assignment:
 
     @property
     def end(self) -> int:
-        """The position after the last."""
+        """Return the position after the last."""
         return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everybody's part of one iteration: slices that follow each other and sum to `total`."""
+    """All workers' parts of one iteration: slices that follow each other and sum to `total`."""
 
     iteration: int
     epoch: int
     start: int
     total: int
-    assignments: Mapping[str, Assignment]  # worker's name to its part, in the order of the slices
+    assignments: Mapping[str, Assignment]  # by worker's name, in the order of the slices
     attempt: int = 0  # how often the job has been rewound before
 
 
 def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int], attempt: int = 0) -> Plan:
-    """Lay the counts side by side, from position `start` on."""
+    """Make a plan of consecutive slices.
+
+    Args:
+        iteration: The iteration's number.
+        epoch: The epoch's number.
+        start: The first slice's first position in the epoch's permutation.
+        counts: Samples by worker's name, in the order of the slices.
+        attempt: Number of times that the job has been rewound before.
+    """
     total = sum(counts.values())
     assignments = {}
     position = start
@@ -62,13 +70,13 @@ def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int],
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What is trained on, in what order; the same for every worker of a job.
+    """The data that a job trains on, and its order; the same for every worker of the job.
 
     Attributes:
-        dataset_size: Samples.
+        dataset_size: Samples of the data set.
         total_batch_size: Samples of a whole batch, over all workers.
-        seed: Of the permutation.
-        shuffle: Whether each epoch has a permutation of its own, or all go in order.
+        seed: The permutations' seed.
+        shuffle: Whether each epoch has a permutation of its own; if not, samples are taken in order.
         drop_last: Whether an epoch's last, smaller batch is left out.
 
     Raises:
@@ -93,19 +101,19 @@ class JobSpec:
             raise ValueError(f"seed {self.seed}: must be from 0 to 2^63 - 1")
 
     def differences(self, other: "JobSpec") -> str:
-        """What this has otherwise than another, in words."""
+        """Return the fields in which this differs from another, with this one's values, in words."""
         names = [field.name for field in fields(self)]
         others = [name for name in names if getattr(self, name) != getattr(other, name)]
         return ", ".join(f"{name} {getattr(self, name)}" for name in others)
 
     @property
     def iterations_per_epoch(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches of an epoch."""
         whole, rest = divmod(self.dataset_size, self.total_batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
     def batch(self, iteration: int) -> tuple[int, int, int]:
-        """An iteration's epoch, its batch's first position there, and its batch's size."""
+        """Return an iteration's epoch, its batch's first position there, and its batch's size in samples."""
         epoch, index = divmod(iteration, self.iterations_per_epoch)
         start = index * self.total_batch_size
         return epoch, start, min(self.total_batch_size, self.dataset_size - start)
@@ -113,13 +121,13 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a job goes on that was saved.
+    """The point from which a saved job continues.
 
     Attributes:
-        iteration: The first that has not been trained.
-        position: Epoch and first position of that iteration's batch; None where the iteration tells, since
-            batches have had one size.
-        total_batch_size: Samples of a whole batch from there on; None: as in `JobSpec`.
+        iteration: The first iteration that has not been trained.
+        position: Epoch and first position of that iteration's batch; None if all batches have had the size of
+            `JobSpec`, so that they follow from the iteration.
+        total_batch_size: Samples of a whole batch from there on; None for that of `JobSpec`.
     """
 
     iteration: int = 0
@@ -128,7 +136,7 @@ class Resume:
 
 
 def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:
-    """The order of an epoch's samples: (dataset_size,) indices into the data set.
+    """Return the order of an epoch's samples: (dataset_size,) indices into the data set.
 
     It depends on the seed, the epoch and the data set's size alone. `idl/batchsize_manager.thrift`
     defines it for other languages.
@@ -143,7 +151,7 @@ def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:
 
 
 def _mix(z: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele et al., OOPSLA 2014): scrambles 64 bits, one to one."""
+    """Mix 64 bits one to one, as SplitMix64's finaliser (Steele et al., OOPSLA 2014)."""
     z = np.asarray(z, dtype=np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
-"""How the workers of a job wait for each other: a value that manager, parameter server and workers share.
+"""Synchronisation modes of a job's workers: a value that manager, parameter server and workers share.
 
-It says what is to hold; how it is kept is in `job`, for the plans, and in `ps`, for the gradients.
+`batchsize_manager.job` enforces a mode for the plans, and `ps` for the gradients.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ MODES = ("bsp", "ssp", "asp", "backup")
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """One of the schemes that LB-BSP compares (sections 2.2 and 5.3).
+    """One of the synchronisation schemes that LB-BSP compares (sections 2.2 and 5.3).
 
     Attributes:
-        mode: "bsp": an iteration is one step with everybody's gradient. "ssp" (Ho et al., 2013) and "asp"
+        mode: "bsp": an iteration is one step with all workers' gradients. "ssp" (Ho et al., 2013) and "asp"
             (Dean et al., 2012): each worker's gradient is a step of its own. "backup" (redundant execution;
-            Chen et al., 2016): an iteration is one step with the gradients that come first.
-        staleness: In ssp, how many iterations beyond the slowest worker's current one the fastest may work
-            on; at least 0, where all begin each iteration together. None in the other modes.
-        replicas_to_aggregate: In backup, how many gradients make a step; at least 1. None in the others.
+            Chen et al., 2016): an iteration is one step with the gradients that arrive first.
+        staleness: In ssp, iterations by which the fastest worker may be ahead of the slowest one's current
+            iteration; at least 0, with which all begin each iteration together. None in the other modes.
+        replicas_to_aggregate: In backup, the number of gradients that make a step; at least 1. None in the
+            others.
 
     Raises:
         ValueError: A value is out of its range, missing, or does not belong to the mode.
@@ -40,5 +41,5 @@ class Synchronisation:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each worker's gradient is a step of its own, so that no step waits for anybody."""
+        """Return whether each worker's gradient is a step of its own, so that no step waits for others."""
         return self.mode in ("ssp", "asp")

@@ -1,18 +1,18 @@
-"""How far a worker has gone through its part of the data."""
+"""A worker's progress through its part of the data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Traversal:
-    """What a worker reports.
+    """A worker's report of its progress to the DataPartitionManager.
 
     Attributes:
-        generation: Whose counts these are.
-        samples: That it has now.
+        generation: The generation of members that the counts belong to.
+        samples: Samples that the worker has now.
         drawn: Samples that it has used in this generation.
-        iterations: In which it has used them.
-        moved: Whether it has done with its moves.
+        iterations: Iterations in which it has used them.
+        moved: Whether it has completed the moves that it was asked for.
     """
 
     generation: int

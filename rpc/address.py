@@ -1,4 +1,4 @@
-"""Addresses as people write them: `HOST:PORT`, `[IPV6]:PORT`."""
+"""Network addresses as users write them: `HOST:PORT`, `[IPV6]:PORT`."""
 
 import ipaddress
 import socket
@@ -15,7 +15,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Read `HOST:PORT`.
+        """Parse `HOST:PORT`.
 
         Raises:
             InvalidRequestError: The text has no host or no port from 0 to 65535.
@@ -30,7 +30,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach the address."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError:

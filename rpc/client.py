@@ -1,6 +1,6 @@
 """A blocking Thrift client for one peer, with deadlines, reconnection and checked answers.
 
-After any error the connection is closed: what is left in it could be the answer to an earlier call.
+After any error the connection is closed, since it could still deliver the answer to an earlier call.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from idl.errors import (
 from rpc import codec
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.dial import broken, dial, is_only_tls, shut_down
+from rpc.dial import connection_error, dial, is_only_tls, shut_down
 from rpc.guard import AUTHENTICATE
 from rpc.tokens import Token
 
@@ -36,29 +36,29 @@ log = logging.getLogger(__name__)
 _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
 _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
-_SILENT_SECONDS = 2.0  # of attempts, before the user is told what is being waited for
-_WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it says that it is there
+_SILENT_SECONDS = 2.0  # of attempts, before a line of log says which service is waited for
+_WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it asks for a repetition
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
 class Client:
-    """Calls one service.
+    """A client of one service.
 
     Args:
         definition: The Thrift service.
-        address: Where it listens.
-        name: What it is, for error messages.
-        connect_timeout: Seconds in which a connection must come about, over all attempts.
-        call_timeout: Seconds in which a call must be answered, reconnections included, unless the
-            call says otherwise.
-        credentials: For TLS, and the token that each connection begins with; None for neither.
-        silence: Seconds for which the service may say nothing, and take nothing of what is sent, before the
-            connection counts as broken; a call that may have to wait for others is answered now and then.
-        log_fields: Gives what lines of log say beside their message.
+        address: The address that it listens on.
+        name: The service's name in error messages.
+        connect_timeout: Seconds in which a connection must be made, over all attempts.
+        call_timeout: Seconds in which a call must be answered, reconnections included, unless the call has a
+            time-out of its own.
+        credentials: Certificates for TLS, and the token that each connection begins with; None for neither.
+        silence: Seconds for which the service may send nothing, and accept none of the bytes sent, before the
+            connection counts as broken; a service answers every few seconds while a call waits for others.
+        log_fields: Returns the structured fields of log lines.
 
     Attributes:
-        connections: How many were made.
-        held: Seconds for which the service has said that what is waited for is not there yet.
+        connections: Number of connections made so far.
+        held: Seconds for which the service held calls back that it then answered with `NotYet`.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
@@ -107,26 +107,26 @@ class Client:
     ) -> Any:
         """Call a method, reconnecting as often as needed.
 
-        Every call of ours may be repeated: the services know a repetition by its identity and iteration.
+        Each call may be repeated: the services recognise a repetition by its identity and iteration.
 
         Args:
             method: The method's name.
             request: Its first argument.
             bulk: Its second argument, if it has one.
-            into: Where the bulk field of the answer goes; must have its length.
-            timeout: Seconds until the answer must be there.
-            unavailable_timeout: Seconds for which the service may answer that it cannot serve this now.
-            wanted: Whether the answer is; asked before each attempt. See `interrupt`.
+            into: The memory that the answer's bulk field is written to; must have its length.
+            timeout: Seconds until the answer must have arrived.
+            unavailable_timeout: Seconds for which the service may answer that it is unavailable.
+            wanted: Returns whether the answer is still wanted; called before each attempt. See `interrupt`.
 
         Returns:
             The result struct.
 
         Raises:
             InvalidRequestError, NotMemberError, UnavailableError, UnauthorisedError: As declared in the IDL.
-            UnauthorisedError: One side does not take the other's certificate.
+            UnauthorisedError: One side does not accept the other's certificate.
             ConnectionLostError: The service cannot be reached.
-            DeadlineExceededError: The answer did not come in time.
-            ProtocolError: The answer is not one.
+            DeadlineExceededError: The answer did not arrive in time.
+            ProtocolError: The answer is invalid.
         """
         begun = time.monotonic()
         deadline = begun + (self._call_timeout if timeout is None else timeout)
@@ -152,8 +152,8 @@ class Client:
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
     def send(self, method: str, request: Any, *, bulk: memoryview | None = None, deadline: float) -> None:
-        """Send a call, to be followed by `receive`. Connects first if need be."""
-        self._close_if_spoken()
+        """Send a call, to be followed by `receive`; connect first if necessary."""
+        self._close_if_readable()
         self.connect(deadline)
         self._send(method, request, bulk, deadline)
 
@@ -178,20 +178,20 @@ class Client:
                     self._write(part, deadline)
             self._sent_at = time.monotonic()
         except TimeoutError:
-            raise self._too_late("take", deadline) from None
+            raise self._timeout_error("take", deadline) from None
         except OSError as error:
-            reason = self._last_words() or broken(self._peer(), method, error)
+            reason = self._closing_error() or connection_error(self._peer(), method, error)
             self.close()
             if isinstance(reason, ProtocolError):
                 reason = ConnectionLostError(f"{self._peer()} broke off {method}: {reason}")
             raise reason from error
 
     def receive(self, *, into: memoryview | None = None, deadline: float) -> Any:
-        """The result of the call that was sent last."""
+        """Receive the result of the call that was sent last."""
         try:
             return self._receive(into, deadline)
         except TimeoutError:
-            raise self._too_late("answer", deadline) from None
+            raise self._timeout_error("answer", deadline) from None
         except NotYetError:
             self.held += time.monotonic() - self._sent_at
             raise
@@ -202,15 +202,15 @@ class Client:
             raise
         except OSError as error:
             self.close()
-            raise broken(self._peer(), self._method, error) from error
+            raise connection_error(self._peer(), self._method, error) from error
 
     def connect(self, deadline: float | None = None) -> socket.socket:
-        """The connection, made anew if there is none, with exponential backoff between attempts."""
+        """Return the connection; make one if there is none, with exponential backoff between attempts."""
         self._raise_if_abandoned()
         if self._socket is not None:
             return self._socket
         began = time.monotonic()
-        told = False
+        warned = False
         until = began + self._connect_timeout
         if deadline is not None:
             until = min(until, deadline)
@@ -227,7 +227,7 @@ class Client:
                 self.close()
                 self._raise_if_abandoned()
                 if isinstance(error, ssl.SSLError):
-                    failure = broken(self._peer(), "the TLS handshake", error)
+                    failure = connection_error(self._peer(), "the TLS handshake", error)
                     if not isinstance(failure, ConnectionLostError):
                         raise failure from error
                 now = time.monotonic()
@@ -235,8 +235,10 @@ class Client:
                     raise ConnectionLostError(
                         f"cannot reach {self._peer()} ({error}); is it running there?"
                     ) from error
-                if not told and now - began >= _SILENT_SECONDS < (until - now) / 2:  # else the error is near
-                    told = True
+                if (
+                    not warned and now - began >= _SILENT_SECONDS < (until - now) / 2
+                ):  # else the error is near
+                    warned = True
                     log.warning(
                         "cannot reach %s yet (%s); trying for %.0f s more",
                         self._peer(),
@@ -253,7 +255,7 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether there is a connection."""
         return self._socket is not None
 
     def close(self) -> None:
@@ -263,7 +265,7 @@ class Client:
             self._socket = None
 
     def twin(self) -> "Client":
-        """Another client of the same service, with a connection of its own."""
+        """Make another client of the same service, with a connection of its own."""
         return Client(
             self._definition,
             self.address,
@@ -275,17 +277,17 @@ class Client:
             log_fields=self._log_fields,
         )
 
-    def wait_to_connect(self, seconds: float) -> None:
-        """From now on, wait so long for a connection to come about, over all attempts."""
+    def set_connect_timeout(self, seconds: float) -> None:
+        """Set the seconds in which a connection must be made from now on, over all attempts."""
         self._connect_timeout = seconds
 
     def abandon(self, error: EvenpaceError) -> None:
-        """From any thread: let the call that is under way fail, and all later ones, with `error`."""
+        """Make the call in progress and all later ones fail with `error`; may be called from any thread."""
         self._abandoned = error
         self.interrupt()
 
     def interrupt(self) -> None:
-        """From any thread: break the connection off; a call under way is made anew, if it is still wanted."""
+        """Shut the connection down; a call in progress is repeated if still wanted. From any thread."""
         connection = self._socket
         if connection is not None:
             with contextlib.suppress(OSError):
@@ -296,7 +298,7 @@ class Client:
             raise self._abandoned
 
     def _authenticate(self, deadline: float) -> None:
-        """Show the token, if there is one."""
+        """Send the token, if there is one, and wait for the answer."""
         if self._credentials.token is None and self._credentials.token_text is None:
             return
         text = self._credentials.read_token()
@@ -304,8 +306,8 @@ class Client:
         self._send(AUTHENTICATE, request_type(job=Token.parse(text).job, token=text), None, deadline)
         self.receive(deadline=deadline)
 
-    def _close_if_spoken(self) -> None:
-        """Close a connection with something to read before a call: its end, or an answer too late."""
+    def _close_if_readable(self) -> None:
+        """Close a connection that has something to read before a call: its end, or a late answer."""
         if self._socket is not None:
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
@@ -335,7 +337,9 @@ class Client:
             data = codec.without_bulk(data, bulk)
         if header.type == TMessageType.EXCEPTION:
             exception = codec.decode(data, TApplicationException)
-            if exception.type == codec.TIMEOUT:  # the network was slow, or one of us held up: try again
+            if (
+                exception.type == codec.TIMEOUT
+            ):  # the network, or one of the two processes, was slow: try again
                 raise ConnectionResetError(exception.message)
             raise ProtocolError(f"{self._peer()}: {exception.message}")
         if header[::2] != (self._method, self._sequence_id) or header.type != TMessageType.REPLY:
@@ -352,7 +356,7 @@ class Client:
         return result.success
 
     def _copy_small(self, payload: bytes | None, into: memoryview) -> None:
-        """The bulk field came within the envelope."""
+        """Copy a bulk field that was short enough to arrive within the envelope."""
         if payload is None or len(payload) != into.nbytes:
             raise ProtocolError(
                 f"{self._peer()} sent {len(payload or b'')} bytes of {self._method}, not {into.nbytes}"
@@ -367,7 +371,7 @@ class Client:
             left = left[self._socket.send(left) :]
 
     def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
-        """Fill a buffer; the service may wait for so many seconds before it begins to speak."""
+        """Fill a buffer; the service may wait `wait` seconds before it sends the first byte."""
         assert self._socket is not None
         while buffer.nbytes:
             self._socket.settimeout(min(_left(deadline), wait + self._silence))
@@ -376,21 +380,21 @@ class Client:
                 raise ConnectionResetError("it closed the connection")
             buffer = buffer[count:]
 
-    def _too_late(self, what: str, deadline: float) -> EvenpaceError:
-        """What a caller is to be told where nothing has come or gone for too long."""
+    def _timeout_error(self, what: str, deadline: float) -> EvenpaceError:
+        """Close the connection, and return the error of a call whose deadline or silence is over."""
         self.close()
         if time.monotonic() >= deadline:
             return DeadlineExceededError(f"{self._peer()} did not {what} {self._method} within its deadline")
         return ConnectionLostError(f"{self._peer()} did not {what} {self._method} for {self._silence:g} s")
 
-    def _last_words(self) -> EvenpaceError | None:
-        """Why the peer closed the connection while we were still sending, if it said so."""
+    def _closing_error(self) -> EvenpaceError | None:
+        """Return the peer's reason for closing the connection while a call was sent, if it sent one."""
         try:
             self._receive(None, time.monotonic() + 1.0)
         except EvenpaceError as error:
             return error
         except ssl.SSLError as error:
-            return broken(self._peer(), self._method, error)
+            return connection_error(self._peer(), self._method, error)
         except OSError:
             pass
         return None

@@ -1,8 +1,8 @@
 """Thrift messages to bytes and back: binary protocol, in one frame each.
 
-thriftpy2's compiled codec does the work, on memory only. It trusts its input: a length that a peer
-made up is allocated before it is read. So every message is scanned first. The same scan finds the one
-large binary field that a message may end with (`Bulk`), whose bytes never pass through here.
+thriftpy2's compiled codec does the work, on memory only. It trusts its input: it allocates whatever length a
+peer claims before it reads the bytes. So every message is scanned first. The same scan finds the one large
+binary field that a message may end with (`Bulk`), whose bytes never pass through this module.
 """
 
 import struct
@@ -27,7 +27,7 @@ _MAX_DEPTH = 16
 
 
 class Header(NamedTuple):
-    """What a message starts with."""
+    """The start of a message: method, message type and sequence id."""
 
     method: str
     type: int
@@ -35,7 +35,7 @@ class Header(NamedTuple):
 
 
 class Bulk(NamedTuple):
-    """A binary field that reaches beyond the bytes at hand."""
+    """A binary field that extends beyond the bytes received so far."""
 
     position: int  # of the field's length word, in bytes from the message's start
     length: int  # bytes
@@ -51,7 +51,7 @@ class Message:
 
 
 class CutOffError(ProtocolError):
-    """The bytes at hand are the start of a message, but not enough of it."""
+    """An incomplete message: the bytes received so far are its start."""
 
 
 class _BulkFoundError(Exception):
@@ -60,7 +60,7 @@ class _BulkFoundError(Exception):
 
 
 def check_start(data: bytes) -> None:
-    """See whether a message can start with `data`, of which there are at least two bytes.
+    """Check that a message can start with `data`, at least two bytes.
 
     Raises:
         ProtocolError: It cannot: the peer speaks another protocol.
@@ -72,7 +72,7 @@ def check_start(data: bytes) -> None:
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
-    """The header of a message, and how many bytes it takes.
+    """Read the header of a message, and return it with its length in bytes.
 
     Raises:
         ProtocolError: The bytes are not the start of a strict binary-protocol message.
@@ -100,10 +100,10 @@ def scan(data: bytes, frame_length: int) -> tuple[Header, Bulk | None]:
         frame_length: Length of the whole frame in bytes.
 
     Returns:
-        The header, and the field that reaches beyond `data` if one does.
+        The header, and the field that extends beyond `data`, or None.
 
     Raises:
-        CutOffError: The bytes are cut off elsewhere than in a field that a struct ends with.
+        CutOffError: The bytes are cut off outside a binary field of a struct.
         ProtocolError: The bytes are no Thrift message.
     """
     header, position = read_header(data)
@@ -149,7 +149,7 @@ def _skip_struct(
 def _skip(
     data: bytes, position: int, value_type: int, frame_length: int, depth: int, in_container: bool
 ) -> int:
-    """Skip a value that is not a struct's own string field; returns the position after it."""
+    """Skip a value that is not a struct's own string field, and return the position after it."""
     size = _FIXED_SIZES.get(value_type)
     if size is not None:
         return position + size
@@ -180,7 +180,7 @@ def _skip(
 
 
 def without_bulk(data: bytes, bulk: Bulk) -> bytes:
-    """The message in `data` with its bulk field emptied, ready to be decoded."""
+    """Return the message in `data` with its bulk field emptied, ready to be decoded."""
     return data[: bulk.position] + bytes(4 + bulk.depth)
 
 
@@ -201,7 +201,7 @@ def decode(data: bytes, struct_type: type) -> Any:
 
 
 def encode(header: Header, body: Any) -> bytes:
-    """A message's bytes, without the frame's length."""
+    """Encode a message, without the frame's length."""
     buffer = TCyMemoryBuffer()
     protocol = TCyBinaryProtocol(buffer)
     protocol.write_message_begin(header.method, header.type, header.sequence_id)
@@ -212,17 +212,20 @@ def encode(header: Header, body: Any) -> bytes:
 
 
 def frame(message: bytes) -> bytes:
-    """The message with its length before it, as the framed transport wants it."""
+    """Put a message's length before it, as the framed transport requires."""
     return LENGTH.pack(len(message)) + message
 
 
 def frame_around_bulk(message: bytes, depth: int, length: int) -> tuple[bytes, bytes]:
-    """Split a message whose last field is an empty binary into what goes before and after the bulk.
+    """Split a message whose last field is an empty binary into the bytes before and after its bulk.
 
     Args:
-        message: As `encode` gave it, ending in an empty binary field inside `depth` structs.
-        depth: How many structs end with that field.
+        message: An encoded message that ends in an empty binary field inside `depth` structs.
+        depth: Number of structs that end with that field.
         length: Length of the bulk in bytes.
+
+    Returns:
+        The frame's bytes before the bulk, and those after it.
 
     Raises:
         ProtocolError: The frame would be too long for its 32-bit length.
@@ -236,13 +239,13 @@ def frame_around_bulk(message: bytes, depth: int, length: int) -> tuple[bytes, b
 
 
 def application_exception(header: Header, kind: int, text: str) -> bytes:
-    """A framed TApplicationException, Thrift's answer to a call that no handler could take."""
+    """Make a framed TApplicationException, Thrift's answer to a call that no handler could take."""
     reply = Header(header.method, TMessageType.EXCEPTION, header.sequence_id)
     return frame(encode(reply, TApplicationException(kind, text)))
 
 
 def bulk_field(body: Any) -> bytes | None:
-    """The value of a struct's last field."""
+    """Return the value of a struct's last field."""
     value: bytes | None = getattr(body, _last_field(body))
     return value
 
@@ -253,7 +256,7 @@ def set_bulk_field(body: Any, value: bytes) -> None:
 
 
 def struct_type(definition: type, container: str, field: int) -> type:
-    """The type of a field that is a struct, such as a service's "join_args", 1."""
+    """Return the type of a struct field of a service's container, such as field 1 of "join_args"."""
     spec: dict[int, tuple[Any, ...]] = getattr(definition, container).thrift_spec
     found: type = spec[field][2]
     return found
@@ -266,7 +269,7 @@ def _last_field(body: Any) -> str:
 
 
 def failure(result_type: type, error: EvenpaceError) -> Any | None:
-    """The result struct that carries `error` as a declared exception; None where none is declared."""
+    """Return the result struct that carries `error` as a declared exception, or None if none is declared."""
     for _, name, exception_type, *_ in _exceptions(result_type):
         if type(error) is DECLARED[exception_type.__name__]:
             return result_type(**{name: exception_type(*error.args)})  # their fields are its arguments
@@ -274,7 +277,7 @@ def failure(result_type: type, error: EvenpaceError) -> Any | None:
 
 
 def raise_declared(result: Any) -> None:
-    """Raise the declared exception that a result struct carries, if any, as our own error."""
+    """Raise the declared exception that a result struct carries, if any, as the error of `idl.errors`."""
     for _, name, exception_type, *_ in _exceptions(type(result)):
         exception = getattr(result, name)
         if exception is not None:

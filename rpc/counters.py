@@ -1,25 +1,25 @@
-"""Plain counts of what a process does: written where it happens, for a few additions, and read by others.
+"""Plain counters of a process's work: each event costs a few additions, and metrics read them.
 
-A number has one thread that writes it. Whoever reads does so from any thread, sees whole numbers, and holds
-nobody up; figures that are read one after the other may be a moment apart. Nothing is sent from here.
+Each number has one thread that writes it. Any thread may read, without locks, and sees complete numbers;
+figures that are read one after the other may be a moment apart. Nothing is sent from here.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-# Seconds: each twice to two and a half times the one before it, from what a call takes to what training does.
+# Seconds, each 2 to 2.5 times the one before: from the time of a call to that of an iteration.
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Histogram:
-    """How many values there were up to each of some bounds, and what they sum to.
+    """A histogram of values, with their sum.
 
     Args:
-        bounds: Ascending.
+        bounds: Upper bounds of the buckets, ascending.
 
     Attributes:
-        bounds: As given.
-        counts: (len(bounds) + 1,) of the values above the bound before and up to this one; last, above all.
+        bounds: The upper bounds.
+        counts: (len(bounds) + 1,), number of values in each bucket; the last is for those above all bounds.
         total: The sum of the values.
     """
 
@@ -37,12 +37,11 @@ class Histogram:
 
 
 class MethodTally:
-    """The calls of one method.
+    """Counters of one method's calls.
 
     Attributes:
-        outcomes: How many were answered, by outcome: "ok", the name of the exception that was declared, or
-            "failed".
-        seconds: From when a call had come to its answer, the wait for others included.
+        outcomes: Answered calls by outcome: "ok", the declared exception's name, or "failed".
+        seconds: Times from a call's arrival to its answer, the wait for other workers included.
     """
 
     __slots__ = ("outcomes", "seconds")
@@ -51,32 +50,32 @@ class MethodTally:
         self.outcomes: dict[str, int] = {}
         self.seconds = Histogram()
 
-    def answered(self, outcome: str, seconds: float) -> None:
-        """Count a call."""
+    def count(self, outcome: str, seconds: float) -> None:
+        """Count an answered call, which took `seconds`."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         self.seconds.add(seconds)
 
 
 class ServerTally:
-    """What a server has done.
+    """Counters of a server.
 
     Args:
-        methods: Of its service.
+        methods: The methods of its service.
 
     Attributes:
-        methods: The calls that were answered, by method.
-        accepted: Connections that came in.
-        refused: Connections that were closed, and told why.
-        cut_off: Connections that were closed without a word.
-        received: Bytes of messages, without what TLS adds.
+        methods: The answered calls, by method.
+        accepted: Connections that were accepted.
+        refused: Connections that were closed with a reason.
+        cut_off: Connections that were closed without one.
+        received: Bytes of messages, without those of TLS.
         sent: Bytes of answers, likewise.
-        late: Seconds by which the event loop was late when it was looked at last.
+        loop_lag: Seconds by which the event loop was late at its last sweep.
     """
 
-    __slots__ = ("accepted", "cut_off", "late", "methods", "received", "refused", "sent")
+    __slots__ = ("accepted", "cut_off", "loop_lag", "methods", "received", "refused", "sent")
 
     def __init__(self, methods: Sequence[str]) -> None:
         self.methods = {method: MethodTally() for method in methods}
         self.accepted = self.refused = self.cut_off = 0
         self.received = self.sent = 0
-        self.late = 0.0
+        self.loop_lag = 0.0

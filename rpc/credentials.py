@@ -1,6 +1,6 @@
-"""What proves to others who a process is: a certificate, and a job's token; and what it trusts itself.
+"""Credentials of a process: its certificate, a job's token, and the authorities that it trusts.
 
-All of it is in files, which may be replaced while the process runs. Nothing is ever printed but their names.
+They are in files, which may be replaced while the process runs. Only the files' names are ever printed.
 """
 
 import ssl
@@ -17,17 +17,17 @@ CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Files of one side.
+    """The credentials of one side of a connection.
 
     Attributes:
-        ca: Certificates of the authorities whose certificates are trusted, one after another; PEM.
-        certificate: This side's own, with what leads to its authority; PEM.
-        key: Its private key; PEM, not encrypted.
-        token: A job's, for who calls.
-        token_text: Instead of a file: a token that this process has made itself.
+        ca: File of the certificates of the trusted authorities, one after another; PEM.
+        certificate: File of this side's certificate, followed by those that lead to its authority; PEM.
+        key: File of the certificate's private key; PEM, not encrypted.
+        token: File of a job's token, for clients.
+        token_text: A token that this process has made itself, in place of a file.
 
     Raises:
-        InvalidRequestError: Some of the first three are missing, but not all.
+        InvalidRequestError: One or two of `ca`, `certificate` and `key` are missing.
     """
 
     ca: Path | None = None
@@ -45,19 +45,19 @@ class Credentials:
 
     @classmethod
     def of_folder(cls, folder: Path, token: Path | None = None) -> Self:
-        """Those of a folder as `evenpace certs issue` makes it."""
+        """Return the credentials in a folder that `evenpace certs issue` has made."""
         return cls(folder / CA_FILE, folder / CERTIFICATE_FILE, folder / KEY_FILE, token)
 
     @property
     def tls(self) -> bool:
-        """Whether there are certificates."""
+        """Return whether there are certificates."""
         return self.ca is not None
 
     def contexts(self, *, server: bool) -> Reloaded[ssl.SSLContext]:
-        """TLS 1.3 with certificates on both sides, as the files have it at each connection.
+        """Return contexts for TLS 1.3 with certificates on both sides, read again when the files change.
 
         Raises:
-            InvalidRequestError: A file cannot be read, or they do not fit together.
+            InvalidRequestError: A file cannot be read, or the files do not belong together.
         """
         assert self.ca is not None
         assert self.certificate is not None
@@ -66,10 +66,10 @@ class Credentials:
         return Reloaded((ca, certificate, key), lambda: _context(ca, certificate, key, server))
 
     def read_token(self) -> str:
-        """The token, as its file has it now; nothing where there is none.
+        """Return the token that its file has at present; the empty string where there is none.
 
         Raises:
-            InvalidRequestError: It cannot be read.
+            InvalidRequestError: The file cannot be read.
         """
         if self.token is None:
             return self.token_text or ""
@@ -79,10 +79,10 @@ class Credentials:
             raise InvalidRequestError(f"token file {str(self.token)!r}: {_reason(error)}") from None
 
     def check_target(self, address: Address) -> None:
-        """See that no token is sent where others could read it.
+        """Check that no token would be sent to an address unencrypted.
 
         Raises:
-            InvalidRequestError: It would be.
+            InvalidRequestError: The address is not of this machine, and there are no certificates for TLS.
         """
         if (self.token or self.token_text) and not self.tls and not address.is_loopback:
             raise InvalidRequestError(
@@ -95,7 +95,7 @@ def _context(ca: Path, certificate: Path, key: Path, server: bool) -> ssl.SSLCon
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if server:
-        # Nobody resumes a session here; and a ticket must not look like an answer to a call.
+        # No client resumes TLS sessions; and a ticket must not look like an answer to a call.
         context.num_tickets = 0
     try:
         context.load_verify_locations(ca)
@@ -115,7 +115,7 @@ def _no_password() -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file is of no use, in words."""
+    """Return the reason why a file cannot be used, in words."""
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "they do not belong together"

@@ -1,4 +1,4 @@
-"""How a client's connection is made, with TLS where it is asked for, and why it broke."""
+"""A client's connection: how it is made, with TLS where it is asked for, and why it broke."""
 
 import socket
 import ssl
@@ -9,7 +9,7 @@ from idl.errors import ConnectionLostError, EvenpaceError, ProtocolError, Unauth
 from rpc.address import Address
 from rpc.reloaded_files import Reloaded
 
-_ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the alert
+_ALERTS = {  # a peer's reason to refuse this side's certificate, by OpenSSL's name for the alert
     "EXPIRED": "it has expired",
     "UNKNOWN_CA": "it is of a certificate authority that the other side does not trust",
     "REQUIRED": "none was given",
@@ -21,15 +21,15 @@ _ALERTS = {  # what a peer says of our certificate, by OpenSSL's name for the al
 
 
 def dial(address: Address, timeout: float, contexts: Reloaded[ssl.SSLContext] | None) -> socket.socket:
-    """A new connection, its TLS handshake done.
+    """Connect, with the TLS handshake if any.
 
     Args:
-        address: Whom to call.
-        timeout: Seconds, for the connection and for each step of the handshake.
-        contexts: For TLS; None for plain TCP.
+        address: The server's address.
+        timeout: Seconds for the connection, and for each step of the handshake.
+        contexts: Contexts for TLS; None for plain TCP.
 
     Raises:
-        OSError: There is no connection; as an `ssl.SSLError`, `broken` has the reason.
+        OSError: The connection failed; `connection_error` makes its reason readable.
     """
     connection = socket.create_connection(address, timeout=timeout)
     try:
@@ -44,7 +44,7 @@ def dial(address: Address, timeout: float, contexts: Reloaded[ssl.SSLContext] | 
 
 
 def is_only_tls(connection: socket.socket) -> bool:
-    """Whether what there is to read is TLS's own, such as a session ticket, and nothing of the peer's."""
+    """Return whether the bytes to be read are TLS's own, such as a session ticket, and not an answer."""
     if not isinstance(connection, ssl.SSLSocket):
         return False
     connection.settimeout(0)
@@ -58,23 +58,23 @@ def is_only_tls(connection: socket.socket) -> bool:
 
 
 def shut_down(connection: socket.socket) -> None:
-    """End a connection that another thread may be using."""
-    # Not by the method of an SSL socket, which would let that thread send in the clear what comes next.
+    """Shut down a connection that another thread may be using."""
+    # Not by the method of an SSL socket, after which that thread would send unencrypted.
     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def reset_when_closed(connection: socket.socket | TransportSocket) -> None:
-    """Let closing a connection reset it, so that the peer sees it break off, not end."""
+    """Make closing a connection reset it, so that the peer sees an error, not an end."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def broken(peer: str, what: str, error: OSError) -> EvenpaceError:
-    """What a client is to be told of a connection that broke.
+def connection_error(peer: str, what: str, error: OSError) -> EvenpaceError:
+    """Return the error of a connection that broke.
 
     Args:
-        peer: Who was called, in words.
-        what: What the connection was used for.
-        error: How it broke.
+        peer: The server, in words.
+        what: The connection's purpose, such as the method called.
+        error: The operating system's error.
     """
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if isinstance(error, ssl.SSLCertVerificationError):

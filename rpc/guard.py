@@ -1,7 +1,7 @@
-"""What one connection may call: its token, the job that this is for, and how often it calls.
+"""Access control of one connection: its token, the job that the token is for, and the rate of its calls.
 
-It knows of the services only that a request names its job as `identity.job` or `job`; one that names none is
-refused to who has a token of one job.
+This module knows of the services only that a request names its job as `identity.job` or `job`; a request that
+names none is refused on a connection with a token of one job.
 """
 
 import time
@@ -16,19 +16,19 @@ AUTHENTICATE = "authenticate"
 
 
 class Guard:
-    """Of one connection.
+    """Access control of one connection.
 
     Args:
-        limits: What it may do.
-        keys: Of tokens; None where none are asked for.
-        secure: Whether there is nothing that TLS has to prove first.
+        limits: The server's limits.
+        keys: Keys that tokens are checked with; None where no tokens are required.
+        secure: Whether no TLS handshake has to be completed first.
         now: Seconds, from `time.monotonic`.
 
     Attributes:
-        job: What it has authenticated itself for.
-        trusted: Whether the peer has proved all that it has to.
-        frame_bytes: How long a message may be now, bulk fields left out.
-        bulk_bytes: How long a bulk field may be now.
+        job: The job that the peer has authenticated itself for, or None.
+        trusted: Whether the peer has completed the handshake and the authentication that are required.
+        frame_bytes: Longest message that is allowed at present, bulk fields left out.
+        bulk_bytes: Longest bulk field that is allowed at present.
     """
 
     def __init__(self, limits: ServerLimits, keys: TokenKeys | None, now: float, *, secure: bool) -> None:
@@ -36,21 +36,21 @@ class Guard:
         self._keys = keys
         self._rate = Rate(limits.calls_per_second, now)
         self._left = limits.calls_per_second
-        self._calls = 0  # as a stranger
+        self._calls = 0  # before authentication
         self._secure = secure
         self.job: str | None = None
         self._update()
 
     def secured(self) -> None:
-        """TLS has proved what it can."""
+        """Note that the TLS handshake is complete."""
         self._secure = True
         self._update()
 
     def count(self, now: float) -> None:
-        """A call has come.
+        """Count a call.
 
         Raises:
-            ProtocolError: That is enough; the connection is to be closed.
+            ProtocolError: There were far too many; the connection is to be closed.
         """
         self._left = self._rate.take(now)
         if self._left < -self._rate.size:
@@ -63,10 +63,10 @@ class Guard:
                 raise ProtocolError(f"{self._calls} calls without authentication; no more are allowed")
 
     def permit(self, call: Call) -> None:
-        """See whether the call that was counted last may be taken.
+        """Check that the call which was counted last is allowed.
 
         Raises:
-            UnavailableError: There were too many before it.
+            UnavailableError: Calls come faster than allowed.
             UnauthorisedError: The peer has not authenticated itself, or for another job.
         """
         if self._left < 0:
@@ -87,10 +87,10 @@ class Guard:
             raise UnauthorisedError(f"the token of this connection is for job {self.job!r}, not for {said}")
 
     def authenticate(self, request: Any) -> str:
-        """Take a token; the job that the connection is for from now on.
+        """Check a token, and return the job that the connection is for from now on.
 
         Raises:
-            InvalidRequestError: There is none, or the connection is for another job already.
+            InvalidRequestError: The token is missing, or the connection is for another job already.
             UnauthorisedError: The token is not valid.
         """
         job = getattr(request, "job", None)
@@ -114,6 +114,6 @@ class Guard:
 
 
 def _jobs(request: Any) -> list[str]:
-    """The jobs that a request names."""
+    """Return the jobs that a request names."""
     named = (getattr(getattr(request, "identity", None), "job", None), getattr(request, "job", None))
     return [job for job in named if type(job) is str]

@@ -1,6 +1,6 @@
-"""A log that strangers cannot fill: so many lines a second, then one line that says how many were left out.
+"""A log that unauthenticated peers cannot fill: n lines a second, then one line with the number left out.
 
-It knows nothing of what the lines say. Those that only our own mistakes can cause need no limit.
+This module knows nothing of the lines' meaning. Lines that peers cannot cause need no limit.
 """
 
 import logging
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class LimitedLog:
-    """Passes lines on to a logger, each level's with a limit of its own, so that crowds do not hide errors.
+    """A limited logger; each level has a limit of its own, so that many warnings do not hide errors.
 
     Args:
-        log: Where they go.
-        per_second: Lines of one level, at most.
-        left_out: What is said of those beyond that, with a `%d` for how many.
-        clock: Gives the time in seconds.
+        log: The logger that lines are passed on to.
+        per_second: Lines of one level per second, at most.
+        left_out: The line for those left out, with a `%d` for their number.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class LimitedLog:
         self._left_out = left_out
         self._clock = clock
         self._since = clock()
-        self._lines: Counter[int] = Counter()  # of this second, by level, those left out included
+        self._lines: Counter[int] = Counter()  # lines of this second by level, those left out included
 
     def __call__(self, level: int, message: str, *args: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """Log a line, as `logging.Logger.log` does, unless there were enough of its level in this second."""
+        """Log a line, as `logging.Logger.log` does, unless the level's limit of this second is reached."""
         self.tick()
         self._lines[level] += 1
         if self._lines[level] <= self._per_second:
             self._log.log(level, message, *args, extra=extra)
 
     def tick(self) -> None:
-        """To be called now and then: say what was left out, once its second is over."""
+        """Log how many lines were left out, once their second is over; to be called regularly."""
         now = self._clock()
         if now - self._since < 1.0:
             return

@@ -1,4 +1,4 @@
-"""What peers may do to a server, and the counts that hold them to it. No sockets, no clock."""
+"""Limits on a server's peers, and the counters that enforce them. No sockets, no clock."""
 
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -12,31 +12,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a peer may do to a server.
+    """Limits on a server's peers.
 
     Attributes:
         frame_bytes: Longest message, its bulk field left out.
         bulk_bytes: Longest bulk field; 0 where there are none.
-        connections: How many peers at once.
-        calls_in_flight: How many unanswered calls on one connection.
+        connections: Connections at once.
+        calls_in_flight: Unanswered calls on one connection.
         handshake_timeout: Seconds from a connection's start to its first whole message, TLS and
             authentication included.
         request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
             progress), and for a peer to take any of its answer.
         idle_timeout: Seconds without any message, while no call is being answered.
-        address_connections: How many peers from one address.
-        strangers: How many peers that have not proved yet who they are, by TLS or a token. One more, and
-            the oldest goes of the address that has the most of them.
-        stranger_frame_bytes: Longest message of one that has not.
-        stranger_calls: How many calls of one that has not.
-        calls_per_second: Of one connection, in the long run. A second's worth may come at once; then calls
-            are refused as unavailable, and after another second's worth of these the connection is closed.
-        unfinished_bytes: Of messages that have not arrived as a whole, bulk fields left out, over all
+        address_connections: Connections from one address.
+        strangers: Connections of peers that have not authenticated themselves yet, by TLS or a token. With
+            one more, the oldest is closed of the address that has the most of them.
+        stranger_frame_bytes: Longest message of a peer that has not authenticated itself.
+        stranger_calls: Calls of a peer that has not authenticated itself.
+        calls_per_second: Calls of one connection, in the long run. A second's worth may come at once; then
+            calls are refused as unavailable, and after another second's worth of these the connection is
+            closed.
+        unfinished_bytes: Bytes of messages that have not arrived completely, bulk fields left out, over all
             connections.
-        unsent_bytes: Of answers that one peer has not taken, before nothing more is read from it.
+        unsent_bytes: Bytes of answers that one peer has not taken, before nothing more is read from it.
 
     Raises:
-        InvalidRequestError: One is not above 0, but for the bulk field's.
+        InvalidRequestError: A limit other than `bulk_bytes` is not above 0.
     """
 
     frame_bytes: int = 2**20
@@ -62,11 +63,11 @@ class ServerLimits:
 
 
 class Rate:
-    """A token bucket, which may run into debt.
+    """A token bucket whose level may become negative.
 
     Args:
-        per_second: How much flows in, up to a second's worth.
-        now: Seconds.
+        per_second: Tokens that are added per second, up to a second's worth.
+        now: Seconds, as for `take`.
     """
 
     def __init__(self, per_second: float, now: float) -> None:
@@ -75,37 +76,37 @@ class Rate:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take one; what is left then, which below 0 is a debt."""
+        """Take a token, and return the level after that; below 0, there were too few."""
         left = min(self._size, self._left + (now - self._at) * self._per_second) - 1.0
-        self._left = max(left, -2 * self._size)  # a debt is forgiven within seconds
+        self._left = max(left, -2 * self._size)  # so that it recovers within seconds
         self._at = now
         return self._left
 
     @property
     def size(self) -> float:
-        """The most that can be left."""
+        """Return the highest level."""
         return self._size
 
 
 class Admission(Generic[T]):
-    """Who is connected, from where, and who is still a stranger.
+    """The connections of a server, by address, and which of them are not authenticated yet.
 
     Args:
-        limits: How many there may be.
+        limits: The server's limits.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._hosts: dict[T, str] = {}
         self._counts: Counter[str] = Counter()
-        self._strangers: dict[str, dict[T, None]] = {}  # by host, the oldest first
-        self._unknown = 0
+        self._unauthenticated: dict[str, dict[T, None]] = {}  # by host, the oldest first
+        self._unauthenticated_count = 0
 
     def enter(self, peer: T, host: str) -> str:
-        """Count a newcomer in, as a stranger.
+        """Count a new connection, which is not authenticated yet.
 
         Returns:
-            Why it may not come in; nothing if it may.
+            The reason to refuse it; empty if it is admitted.
         """
         limits = self._limits
         if len(self._hosts) >= limits.connections:
@@ -116,28 +117,31 @@ class Admission(Generic[T]):
             )
         self._hosts[peer] = host
         self._counts[host] += 1
-        self._strangers.setdefault(host, {})[peer] = None
-        self._unknown += 1
+        self._unauthenticated.setdefault(host, {})[peer] = None
+        self._unauthenticated_count += 1
         return ""
 
-    def stranger_too_many(self) -> T | None:
-        """Who has to go, if there are too many strangers: the oldest from where most of them are."""
-        if self._unknown <= self._limits.strangers:
+    def excess_peer(self) -> T | None:
+        """Return the connection to close if too many are unauthenticated, or None.
+
+        It is the oldest one of the address that has the most of them.
+        """
+        if self._unauthenticated_count <= self._limits.strangers:
             return None
-        crowd = max(self._strangers.values(), key=len)
-        return next(iter(crowd))
+        busiest = max(self._unauthenticated.values(), key=len)
+        return next(iter(busiest))
 
     def trust(self, peer: T) -> None:
-        """A stranger has proved who it is."""
+        """Note that a connection has been authenticated."""
         host = self._hosts.get(peer)
-        if host is not None and peer in self._strangers.get(host, ()):
-            del self._strangers[host][peer]
-            if not self._strangers[host]:
-                del self._strangers[host]
-            self._unknown -= 1
+        if host is not None and peer in self._unauthenticated.get(host, ()):
+            del self._unauthenticated[host][peer]
+            if not self._unauthenticated[host]:
+                del self._unauthenticated[host]
+            self._unauthenticated_count -= 1
 
     def leave(self, peer: T) -> None:
-        """A connection has gone; it may never have been counted in."""
+        """Remove a connection that has ended; it may never have been admitted."""
         self.trust(peer)
         host = self._hosts.pop(peer, None)
         if host is not None:

@@ -1,4 +1,4 @@
-"""One connection of a server: frames in, calls out to the service, answers back; limits and deadlines.
+"""One connection of a server: it reads frames, calls the service, sends answers, and enforces the limits.
 
 Bulk fields go straight from the socket into the buffers of a `Sink`.
 """
@@ -27,14 +27,17 @@ log = logging.getLogger(__name__)
 
 _SCRATCH = 4096  # bytes; an ordinary message fits, and so does the envelope of a large one
 _LINGER_SECONDS = 1.0
-_TURN_SECONDS = 0.01  # of CPU time, for one connection's calls before it is others' turn
+_TURN_SECONDS = 0.01  # of CPU time, for one connection's calls before other connections are served
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. Frames in, calls out to the service; answers back.
+    """One connection of a server.
+
+    Args:
+        server: The server.
 
     Attributes:
-        active_at: When bytes came last or an answer went out, in the monotonic clock's seconds.
+        active_at: When bytes last arrived or an answer was sent, in the monotonic clock's seconds.
         name: The peer's address.
     """
 
@@ -48,15 +51,15 @@ class Peer(asyncio.BufferedProtocol):
         self._sink: Sink | None = None
         self._sink_left = 0  # bytes of the bulk field still to come
         self._tail_left = 0  # bytes of the frame after the bulk field still to come
-        self._call: Call | _Refusal | None = None  # what to do once the frame is complete
+        self._call: Call | _Refusal | None = None  # to be dispatched once the frame is complete
         self._refused = False
         self._in_flight = 0
         self._connected_at = self.active_at = time.monotonic()
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
-        self._unsent = 0  # bytes of answers, when deadlines were last looked at
+        self._unsent = 0  # bytes of answers, when deadlines were last checked
         self._paused = False  # nothing more is read until the peer has taken its answers
-        self._yielding = False  # nothing more is read until others have had their turn
+        self._yielding = False  # nothing more is read until other connections have been served
         self._handshaken = False
         self._guard = Guard(
             self._limits, server.token_keys, self._connected_at, secure=server.contexts is None
@@ -65,14 +68,14 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What lines of log about this connection say beside their message."""
+        """Return the structured fields of log lines about this connection."""
         job = self._guard.job
         return {"peer": self.name} if job in (None, ALL_JOBS) else {"peer": self.name, "job": str(job)}
 
-    # -- the event loop calls these
+    # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A peer has connected."""
+        """Admit or refuse a new connection."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         address = transport.get_extra_info("peername")
         host = address[0] if address else "?"
@@ -85,17 +88,17 @@ class Peer(asyncio.BufferedProtocol):
             self._server.trust(self)
 
     def secured(self) -> None:
-        """TLS has shown that the peer has a certificate of ours."""
+        """Note that the TLS handshake has shown a certificate of a trusted authority."""
         self._guard.secured()
         if self._guard.trusted:
             self._server.trust(self)
 
     def tls_failed(self, text: str) -> None:
-        """TLS has shown that it has none, and has told it so."""
+        """Refuse the connection, since its TLS handshake has failed."""
         self._refuse(text)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The peer has gone, or we have closed."""
+        """Clean up after a connection that has ended, on either side."""
         if self._sink is not None:
             self._sink.abort()
             self._sink = None
@@ -104,7 +107,7 @@ class Peer(asyncio.BufferedProtocol):
         self._service.disconnected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes from the socket go."""
+        """Return the memory for the next bytes from the socket."""
         if self._refused:
             return self._scratch
         if self._sink_left:
@@ -115,7 +118,7 @@ class Peer(asyncio.BufferedProtocol):
         return self._scratch[self._filled :]
 
     def buffer_updated(self, count: int) -> None:
-        """`count` bytes have arrived."""
+        """Process `count` bytes that have arrived."""
         if self._refused:
             return
         self._tally.received += count
@@ -133,24 +136,24 @@ class Peer(asyncio.BufferedProtocol):
                 if self._frame_since is None:
                     self._frame_since = now
                 self._take_frames(now)
-        except Exception as error:  # noqa: BLE001 - what one peer meets must not leave it, or others, waiting
+        except Exception as error:  # noqa: BLE001 - no error may leave this peer, or others, waiting
             self._refuse_for(error)
 
     def pause_writing(self) -> None:
-        """The peer does not take its answers: let it ask for nothing more until it does."""
+        """Stop reading, since the peer does not take its answers."""
         self._paused = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has taken them."""
+        """Read again, since the peer has taken its answers."""
         self._paused = False
         asyncio.get_running_loop().call_soon(self._go_on)  # this may be called while frames are taken
 
     # -- reading
 
     def _yield(self) -> None:
-        """Let others have their turn: what one peer has sent at once may take long to answer."""
+        """Let other connections be served first: the calls that one peer sends at once may take long."""
         self._yielding = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
@@ -169,7 +172,7 @@ class Peer(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def _refuse_for(self, error: Exception) -> None:
-        """End the connection, since what came cannot be taken."""
+        """End the connection, since an error occurred when its bytes were processed."""
         if isinstance(error, ProtocolError):
             self._refuse(str(error))
         else:
@@ -178,14 +181,14 @@ class Peer(asyncio.BufferedProtocol):
 
     def _take_frames(self, now: float) -> None:
         scratch, position, filled = self._scratch, 0, self._filled
-        began: float | None = None  # of CPU time: a machine that is busy otherwise must not shorten turns
+        began: float | None = None  # CPU time: other processes of a busy machine must not shorten turns
         while filled - position >= 4 and not (self._refused or self._paused or self._yielding):
             (length,) = codec.LENGTH.unpack_from(scratch, position)
             end = position + 4 + length
             if length <= 0 or length > self._guard.frame_bytes + self._guard.bulk_bytes:
                 raise self._too_long(length)
             if end > filled:
-                if filled - position >= 8:  # say at once that another protocol is spoken
+                if filled - position >= 8:  # refuse another protocol at once
                     codec.check_start(bytes(scratch[position + 4 : position + 8]))
                 break
             self._frame_since = None
@@ -203,14 +206,14 @@ class Peer(asyncio.BufferedProtocol):
             if self._filled:
                 self._frame_since = now
         if self._paused or self._yielding:
-            self._frame_since = None  # it is we who do not read on
+            self._frame_since = None  # it is this side that does not read on
         elif self._filled == len(self._scratch):
             self._grow_or_stream()
         elif len(self._scratch) > _SCRATCH and self._filled < _SCRATCH // 2:
-            self._replace_scratch(_SCRATCH)  # a long message must not be paid for until the connection ends
+            self._replace_scratch(_SCRATCH)  # a long message must not occupy memory until the connection ends
 
     def _grow_or_stream(self) -> None:
-        """A frame is longer than the scratch: find its bulk field, or make room for all of it."""
+        """Find the bulk field of a frame that is longer than the scratch, or enlarge the scratch."""
         (length,) = codec.LENGTH.unpack_from(self._scratch)
         prefix = bytes(self._scratch[4 : self._filled])
         header, _ = codec.read_header(prefix)
@@ -227,11 +230,11 @@ class Peer(asyncio.BufferedProtocol):
             too_long = length > self._guard.frame_bytes
         if too_long:
             raise self._too_long(length)
-        # No more than twice what has come: a peer that only says that it will send much gets no memory.
+        # No more than twice the bytes that have arrived: announcing a long frame must not get a peer memory.
         self._replace_scratch(min(length, self._guard.frame_bytes, 2 * self._filled) + 4)
 
     def _replace_scratch(self, size: int) -> None:
-        """Give the scratch another size, with what is in it."""
+        """Change the scratch's size, and keep its contents."""
         if not self._server.reserve(max(0, size - _SCRATCH) - max(0, len(self._scratch) - _SCRATCH)):
             raise ProtocolError("the service holds too much of unfinished messages; try later")
         other = memoryview(bytearray(size))
@@ -308,7 +311,7 @@ class Peer(asyncio.BufferedProtocol):
         self._dispatch(call)
 
     def _open_sink(self, call: Call, length: int) -> "Call | _Refusal":
-        """Open the call's sink; a refusal waits until the field has been read and dropped."""
+        """Open the call's sink; a refusal is sent after the field has been read and dropped."""
         try:
             self._guard.permit(call)
             call.sink = self._sink = self._service.open_sink(call, length)
@@ -318,7 +321,7 @@ class Peer(asyncio.BufferedProtocol):
         return call
 
     def _decode(self, header: codec.Header, data: bytes) -> Any | None:
-        """The call's arguments; None where the call has been answered with an error already."""
+        """Decode the call's arguments; return None where the call has been answered with an error already."""
         definition = self._service.definition
         self._guard.count(self.active_at)
         if header.type not in (TMessageType.CALL, TMessageType.ONEWAY):
@@ -362,7 +365,7 @@ class Peer(asyncio.BufferedProtocol):
                 self._service.handle(call)
         except EvenpaceError as error:
             call.fail(error)
-        except Exception:  # a bug that one caller meets must not end the service for all
+        except Exception:  # a bug in one call must not end the service for all
             log.exception(
                 "%s from %s failed", call.method, self.name, extra=self.log_fields | call.log_fields
             )
@@ -378,7 +381,7 @@ class Peer(asyncio.BufferedProtocol):
     # -- writing
 
     def answer(self, parts: list[bytes | memoryview]) -> None:
-        """Send one answer. A peer that has gone needs none."""
+        """Send one answer, unless the connection has ended."""
         self._in_flight -= 1
         self.active_at = time.monotonic()
         if not self.transport.is_closing():
@@ -390,13 +393,13 @@ class Peer(asyncio.BufferedProtocol):
                 self.transport.writelines(parts)
 
     def is_sending(self) -> bool:
-        """Whether bytes of an answer are still on their way out of this process."""
+        """Return whether bytes of an answer have not left this process yet."""
         return not self.transport.is_closing() and self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, text: str, kind: int = TApplicationException.PROTOCOL_ERROR) -> None:
-        """Say why, then close; what still arrives is dropped, so that the reason gets through."""
+        """Send the reason, then close; bytes that arrive meanwhile are dropped, so that it is delivered."""
         self._tally.refused += 1
-        self._server.complain(f"refused {self.name}: {text}", self.log_fields)
+        self._server.warn(f"refused {self.name}: {text}", self.log_fields)
         self._refused, self._filled, self._frame_since = True, 0, None
         if self._sink is not None:
             self._sink.abort()
@@ -408,7 +411,11 @@ class Peer(asyncio.BufferedProtocol):
         self._server.linger(self, _LINGER_SECONDS)
 
     def check_deadlines(self, now: float) -> None:
-        """Close the connection if its peer has let a deadline pass."""
+        """Close the connection if its peer has missed a deadline.
+
+        Args:
+            now: Seconds, from `time.monotonic`.
+        """
         limits = self._limits
         if self._refused or self.transport.is_closing():
             return
@@ -419,7 +426,7 @@ class Peer(asyncio.BufferedProtocol):
             self._blocked_since = now  # it may be slow, but is alive
         self._unsent = unsent
         if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
-            self._server.complain(
+            self._server.warn(
                 f"{self.name} did not take its answer within {limits.request_timeout:g} s", self.log_fields
             )
             self._tally.cut_off += 1

@@ -1,4 +1,4 @@
-"""Work that is done again and again, and that one failure must not end."""
+"""Work that is repeated periodically, and that one failure must not end."""
 
 import logging
 from types import TracebackType
@@ -7,10 +7,10 @@ log = logging.getLogger(__name__)
 
 
 class Periodic:
-    """A context manager around one round of such work: what fails is logged, once until a round succeeds.
+    """A context manager around one round of such work: an error is logged, once until a round succeeds.
 
     Args:
-        what: Is done, for the log.
+        what: The work, in words, for the log.
     """
 
     def __init__(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Values that are made of files, and made again when the files have changed: rotation without a restart."""
+"""Values that are read from files, and read again when the files have changed: rotation without a restart."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,39 +13,39 @@ T = TypeVar("T")
 
 
 class Reloaded(Generic[T]):
-    """A value of some files.
+    """A value that is read from files.
 
-    While the files are being replaced they may not fit together: then the last value goes on.
+    While the files are being replaced they may not belong together: then the last value is used.
 
     Args:
-        files: What to look at.
-        make: Reads them; raises `InvalidRequestError` where they are of no use.
+        files: The files whose changes are noticed.
+        make: Reads them; raises `InvalidRequestError` where they cannot be used.
     """
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
         self._files = files
         self._make = make
-        self._stamps = self._look()
+        self._stamps = self._read_stamps()
         self._value = make()
-        self._complaint = ""
+        self._last_error = ""
 
     def current(self) -> T:
-        """The value of the files as they are now, or as they last made sense."""
-        stamps = self._look()
+        """Return the value of the files as they are now, or as they last were valid."""
+        stamps = self._read_stamps()
         if stamps != self._stamps:
             try:
                 self._value = self._make()
             except InvalidRequestError as error:
-                if str(error) != self._complaint:  # once, not with every connection
-                    self._complaint = str(error)
+                if str(error) != self._last_error:  # log it once, not with every connection
+                    self._last_error = str(error)
                     log.error("%s; going on with what was there before", error)
             else:
-                self._stamps, self._complaint = stamps, ""
+                self._stamps, self._last_error = stamps, ""
                 log.info("read again: %s", ", ".join(map(str, self._files)))
         return self._value
 
-    def _look(self) -> list[tuple[int, ...]]:
-        """What changes when a file does."""
+    def _read_stamps(self) -> list[tuple[int, ...]]:
+        """Return for each file a tuple that changes when the file does."""
         return [_stamp(file) for file in self._files]
 
 

@@ -1,7 +1,7 @@
 """A Thrift server on one event loop, for thousands of connections.
 
-What a call means is its service's business: it answers at once, or keeps the call and answers later, which is
-how barriers work. What one connection does is in `rpc.peer`.
+A call's meaning is the service's business: it answers at once, or keeps the call and answers later, as
+barriers do. One connection is in `rpc.peer`.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from rpc.tokens import TokenKeys
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 0.25
-_HELD_UP_SECONDS = 1.0  # that a sweep may come too late before something must have stopped this process
-_LINGERING = 200  # connections that are closed, but have not been told why yet
-_COMPLAINTS = 20  # lines of log per second
+_STALL_SECONDS = 1.0  # by which a sweep is late if this process was stopped, rather than busy
+_LINGERING = 200  # refused connections that are kept open for a moment, so that the reason is delivered
+_WARNINGS = 20  # lines of log about peers per second
 
 
 @dataclass(frozen=True)
 class Security:
-    """Whom a server talks to.
+    """The authentication that a server requires of its peers.
 
     Attributes:
-        credentials: For TLS; every peer must have a certificate of its authorities. None: no TLS.
-        token_keys: File of the keys whose tokens are asked for. None: no tokens.
-        insecure: Whether it may be reached from other machines without both.
-        token_key: Instead of `token_keys`: a key that this server and its callers were told by a service that
-            all of them trust.
+        credentials: Certificates for TLS; every peer must have one of their authorities. None: no TLS.
+        token_keys: File of the keys that tokens are checked with. None: no tokens.
+        insecure: Whether the server may be reached from other machines without both.
+        token_key: A key in place of `token_keys`, which a service that all of them trust has given to this
+            server and its clients.
     """
 
     credentials: Credentials | None = None
@@ -53,14 +53,14 @@ class Security:
 
     @property
     def keys(self) -> Path | bytes | None:
-        """What tokens are checked with; None where none are asked for."""
+        """Return the file or the key that tokens are checked with; None where none are required."""
         return self.token_keys or self.token_key
 
     def check_address(self, address: Address) -> None:
-        """See whether a server may listen there.
+        """Check that a server may listen on an address.
 
         Raises:
-            InvalidRequestError: It may not.
+            InvalidRequestError: Other machines could reach it without TLS or tokens.
         """
         tls = self.credentials is not None and self.credentials.tls
         if self.insecure or (tls and self.keys is not None) or address.is_loopback:
@@ -76,13 +76,16 @@ class Security:
 
 @dataclass
 class Server:
-    """Serves one service on one address, on the running event loop.
+    """A server of one service on one address, on the running event loop.
 
     Attributes:
-        tally: What it has done.
+        service: The service.
+        limits: Limits on its peers.
+        security: The authentication that is required of them.
+        tally: The server's counters.
 
     Raises:
-        InvalidRequestError: A file of the security's cannot be used.
+        InvalidRequestError: A file of the security settings cannot be used.
     """
 
     service: Service
@@ -95,7 +98,7 @@ class Server:
         self._admission: Admission[Peer] = Admission(self.limits)
         self._unfinished = 0  # bytes; see `ServerLimits`
         self._lingering = 0
-        self._complaints = LimitedLog(log, _COMPLAINTS, "%d more connections were refused or cut off")
+        self._warnings = LimitedLog(log, _WARNINGS, "%d more connections were refused or cut off")
         credentials, keys = self.security.credentials, self.security.keys
         self.contexts = credentials.contexts(server=True) if credentials and credentials.tls else None
         self._buffer = memoryview(bytearray(READ_BYTES if self.contexts else 0))
@@ -105,17 +108,17 @@ class Server:
         self.stopping = False
 
     async def start(self, address: Address) -> Address:
-        """Listen.
+        """Start to listen.
 
         Args:
-            address: Where to; port 0 takes a free one.
+            address: The address to listen on; port 0 chooses a free one.
 
         Returns:
             The address that the server listens on.
 
         Raises:
-            InvalidRequestError: Others could reach it there, and it asks them for too little.
-            AddressInUseError: Something listens there already.
+            InvalidRequestError: Other machines could reach it without TLS or tokens.
+            AddressInUseError: Another process listens there already.
             ConnectionLostError: The address cannot be listened on.
         """
         self.security.check_address(address)
@@ -136,7 +139,7 @@ class Server:
         return Address(*self._listener.sockets[0].getsockname()[:2])
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Stop listening, have everything in flight answered, and close.
+        """Stop listening, have all calls answered, and close the connections.
 
         Args:
             grace: Seconds for peers to take their answers; then they are cut off.
@@ -158,14 +161,14 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many peers there are."""
+        """Return the number of connections."""
         return len(self._peers)
 
     def admit(self, peer: Peer, host: str) -> str:
-        """Count a new connection in.
+        """Admit a new connection, and cut off another if too many are unauthenticated.
 
         Returns:
-            Why not, if it may not be.
+            The reason to refuse it; empty if it is admitted.
         """
         if self.stopping:
             return "the service is shutting down"
@@ -174,44 +177,48 @@ class Server:
             self._peers.add(peer)
             self.tally.accepted += 1
             if self.contexts is not None or self.token_keys is not None:
-                stranger = self._admission.stranger_too_many()
-                if stranger is not None:
-                    stranger.transport.abort()
+                excess = self._admission.excess_peer()
+                if excess is not None:
+                    excess.transport.abort()
                     self.tally.cut_off += 1
-                    self._admission.leave(stranger)
-                    self.complain(
-                        f"cut off {stranger.name}: too many connections without authentication",
-                        stranger.log_fields,
+                    self._admission.leave(excess)
+                    self.warn(
+                        f"cut off {excess.name}: too many connections without authentication",
+                        excess.log_fields,
                     )
         return refusal
 
     def trust(self, peer: Peer) -> None:
-        """A connection has proved who it is."""
+        """Note that a connection has been authenticated."""
         self._admission.trust(peer)
 
     def forget(self, peer: Peer) -> None:
-        """A connection has gone."""
+        """Forget a connection that has ended."""
         self._admission.leave(peer)
         self._peers.discard(peer)
 
     def reserve(self, count: int) -> bool:
-        """Take memory for messages that are not complete, or give it back where `count` is below 0."""
+        """Reserve memory for incomplete messages, or release it where `count` is below 0.
+
+        Returns:
+            Whether the memory was available.
+        """
         if count > 0 and self._unfinished + count > self.limits.unfinished_bytes:
             return False
         self._unfinished += count
         return True
 
     def linger(self, peer: Peer, seconds: float) -> None:
-        """Close a connection that was refused, in a moment: it should hear why, if there are not too many."""
+        """Close a refused connection after `seconds`, for its reason to arrive; at once if many wait."""
         if self._lingering >= _LINGERING:
             peer.transport.abort()
             return
         self._lingering += 1
         asyncio.get_running_loop().call_later(seconds, self._end_lingering, peer)
 
-    def complain(self, text: str, fields: Mapping[str, Any]) -> None:
-        """Log what a peer did wrong, unless others fill the log with the like."""
-        self._complaints(logging.WARNING, "%s", text, extra=fields)
+    def warn(self, text: str, fields: Mapping[str, Any]) -> None:
+        """Log a peer's misuse, within a limit of lines per second."""
+        self._warnings(logging.WARNING, "%s", text, extra=fields)
 
     def _end_lingering(self, peer: Peer) -> None:
         self._lingering -= 1
@@ -222,17 +229,17 @@ class Server:
         return peer if self.contexts is None else TlsLayer(peer, self.contexts.current(), self._buffer)
 
     async def _sweep(self) -> None:
-        before, held_up = time.monotonic(), False
+        before, stalled = time.monotonic(), False
         service = Periodic("looking at the service's deadlines")
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
             late, before = now - before - _SWEEP_SECONDS, now
-            self.tally.late = max(0.0, late)
-            held_up = late > _HELD_UP_SECONDS and not held_up
-            if held_up:
-                continue  # it was us who were silent: what peers have sent meanwhile is read first
-            self._complaints.tick()
+            self.tally.loop_lag = max(0.0, late)
+            stalled = late > _STALL_SECONDS and not stalled
+            if stalled:
+                continue  # this process was stopped: first read what peers have sent meanwhile
+            self._warnings.tick()
             for peer in list(self._peers):
                 try:
                     peer.check_deadlines(now)

@@ -1,4 +1,4 @@
-"""What a service is to its server, and a call to the service that answers it."""
+"""The interface of a service to its server, and the call that a service answers."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,35 +15,35 @@ _OUTCOMES = {error: name for name, error in DECLARED.items()}
 
 
 class Sink(Protocol):
-    """Takes the bytes of one bulk field as they arrive."""
+    """A receiver of the bytes of one bulk field as they arrive."""
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty, and never longer than what is still to come."""
+        """Return the memory for the next bytes: never empty, and never longer than the rest of the field."""
 
     def advance(self, count: int) -> None:
-        """`count` bytes have been written to the start of the buffer."""
+        """Take `count` bytes that have been written to the start of the buffer."""
 
     def abort(self) -> None:
-        """The rest will not come."""
+        """Give up the field: its rest will not arrive."""
 
 
 class Discard:
-    """A sink for a bulk field that nobody wants: the call has been refused."""
+    """A sink that drops a bulk field, since its call is refused or not needed."""
 
     def __init__(self, length: int) -> None:
         self._left = length
         self._buffer = memoryview(bytearray(min(length, 2**16)))
 
     def get_buffer(self) -> memoryview:
-        """A buffer that is overwritten again and again."""
+        """Return a buffer that is overwritten each time."""
         return self._buffer[: self._left]
 
     def advance(self, count: int) -> None:
-        """Count, only."""
+        """Count the bytes."""
         self._left -= count
 
     def abort(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Call:
@@ -51,9 +51,9 @@ class Call:
 
     Attributes:
         request: The first argument, a Thrift struct, or None where the peer left it out.
-        sink: What `Service.open_sink` gave for the call's bulk field, if it has one.
+        sink: The sink that `Service.open_sink` returned for the call's bulk field, if it has one.
         peer: The connection that it came on; the same object for all calls of one connection.
-        since: When it had come, in the monotonic clock's seconds.
+        since: When it had arrived, in the monotonic clock's seconds.
     """
 
     __slots__ = ("_header", "_result_type", "_tally", "peer", "request", "since", "sink")
@@ -71,18 +71,18 @@ class Call:
 
     @property
     def method(self) -> str:
-        """The name of the method called."""
+        """Return the name of the method called."""
         return self._header.method
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What lines of log about this call say beside their message."""
+        """Return the structured fields of log lines about this call."""
         identity = getattr(self.request, "identity", None)
         named = {name: getattr(identity, name, None) for name in ("job", "worker")}
         return {"method": self.method} | {k: value for k, value in named.items() if type(value) is str}
 
     def reply(self, value: Any, bulk: memoryview | None = None) -> None:
-        """Answer with a struct; `bulk` takes the place of its last field, an empty binary."""
+        """Answer with a struct; `bulk` replaces its last field, an empty binary."""
         message = self._encode(self._result_type(success=value))
         if bulk is None:
             self.peer.answer([codec.frame(message)])
@@ -101,14 +101,14 @@ class Call:
             self._count(_OUTCOMES[type(error)])
 
     def crash(self, text: str) -> None:
-        """Answer that the service itself has failed."""
+        """Answer with an exception that the service does not declare, since the service itself has failed."""
         self.peer.answer(
             [codec.application_exception(self._header, TApplicationException.INTERNAL_ERROR, text)]
         )
         self._count("failed")
 
     def _count(self, outcome: str) -> None:
-        self._tally.answered(outcome, self.peer.active_at - self.since)
+        self._tally.count(outcome, self.peer.active_at - self.since)
 
     def _encode(self, result: Any) -> bytes:
         reply = codec.Header(self._header.method, TMessageType.REPLY, self._header.sequence_id)
@@ -116,22 +116,22 @@ class Call:
 
 
 class Service(Protocol):
-    """What a server serves."""
+    """A service, as its server calls it."""
 
     definition: type  # the Thrift service
-    bulk_methods: frozenset[str]  # those whose second argument is a bulk field
+    bulk_methods: frozenset[str]  # the methods whose second argument is a bulk field
 
     def handle(self, call: Call) -> None:
-        """Take a call. Raise an `EvenpaceError` to refuse it; answer it otherwise, now or later."""
+        """Handle a call: raise an `EvenpaceError` to refuse it, or answer it, now or later."""
 
     def open_sink(self, call: Call, length: int) -> Sink:
-        """Where the `length` bytes of the call's bulk field go; may refuse likewise."""
+        """Return the sink for the `length` bytes of the call's bulk field; may refuse likewise."""
 
     def disconnected(self, peer: "Peer") -> None:
-        """A connection is gone; its unanswered calls need no answer."""
+        """Handle the end of a connection, whose unanswered calls need no answer."""
 
     def tick(self, now: float) -> None:
-        """A moment has passed: look at deadlines. `now` is in seconds, from `time.monotonic`."""
+        """Check deadlines; called several times a second. `now` is in seconds, from `time.monotonic`."""
 
     def stop(self) -> None:
-        """Answer or refuse whatever is unanswered."""
+        """Answer or refuse all unanswered calls."""

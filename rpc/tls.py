@@ -1,8 +1,8 @@
 """TLS on the server's side: a layer between a TCP transport and a `Peer`, to which it is the transport.
 
-asyncio's own layer tells a peer of the connection only after the handshake, holds 256 KiB for each, keeps one
-context for ever, encrypts an answer as a whole, and closes without the alert that would tell the other side
-what is wrong with its certificate.
+asyncio's own layer reports a connection to the protocol only after the handshake, holds 256 KiB for each,
+keeps one context for ever, encrypts an answer as a whole, and closes without the alert that would tell the
+other side what is wrong with its certificate.
 """
 
 import asyncio
@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from rpc.peer import Peer
 
-_PIECE = 2**18  # bytes; what is encrypted at once
-_WINDOW = 2**20  # bytes that are encrypted and not sent
-_HANDSHAKE_RECORD = 0x16  # what a peer that speaks TLS begins with
-READ_BYTES = 2**18  # what is read from a socket at once
+_PIECE = 2**18  # bytes that are encrypted at once
+_WINDOW = 2**20  # bytes that are encrypted and not sent, at most
+_HANDSHAKE_RECORD = 0x16  # the first byte of a peer that speaks TLS
+READ_BYTES = 2**18  # bytes that are read from a socket at once
 
 
 class TlsLayer(asyncio.BufferedProtocol):
-    """One connection's TLS.
+    """The TLS of one connection.
 
     Args:
-        peer: Told of the connection at once, so that it counts, and of data once both sides are known.
-        context: With this side's certificate.
-        buffer: Of `READ_BYTES`, for all connections of one event loop: it is emptied before the next is read.
+        peer: The protocol above. It learns of the connection at once, so that it is counted, and gets data
+            after the handshake.
+        context: The context with this side's certificate.
+        buffer: Memory of `READ_BYTES`, shared by all connections of one event loop: it is processed before
+            the next connection is read.
     """
 
     def __init__(self, peer: "Peer", context: ssl.SSLContext, buffer: memoryview) -> None:
@@ -35,57 +37,57 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._begun = False
-        self._shaken = False  # hands
+        self._handshaken = False
         self._failed = False
-        self._plain = False  # the peer does not speak TLS, and is told so as it would understand it
+        self._plain = False  # the peer does not speak TLS, and is told so unencrypted
         self._backlog: deque[memoryview] = deque()  # not encrypted yet
         self._backlog_bytes = 0
         self._blocked = False  # the socket takes no more
         self._high = 2**16  # bytes; see `asyncio.WriteTransport.set_write_buffer_limits`
         self._peer_paused = False
         self._reading = True
-        self._ending = self._ended = ""  # "eof" or "close": once the backlog is empty
+        self._ending = self._ended = ""  # "eof" or "close": to be done once the backlog is empty; done
 
-    # -- the event loop calls these
+    # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A TCP connection; the handshake is yet to come."""
+        """Handle a new TCP connection, before its handshake."""
         self._tcp = cast(asyncio.Transport, transport)
         self._tcp.set_write_buffer_limits(high=_WINDOW)
         self._peer.connection_made(cast(asyncio.Transport, self))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has gone."""
+        """Handle the end of the TCP connection."""
         self._backlog.clear()
         self._peer.connection_lost(error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes from the socket go."""
+        """Return the memory for the next bytes from the socket."""
         return self._buffer
 
     def buffer_updated(self, count: int) -> None:
-        """Encrypted bytes have arrived."""
+        """Process `count` encrypted bytes that have arrived."""
         if not self._begun and self._buffer[0] != _HANDSHAKE_RECORD:
             self._failed = self._plain = True
             self._peer.tls_failed("this service speaks TLS: give your side certificates (--tls), too")
         self._begun = True
         if not self._failed:
             self._incoming.write(self._buffer[:count])
-            self._pump()
+            self._process()
 
     def pause_writing(self) -> None:
-        """The socket takes no more for now."""
+        """Stop encrypting, since the socket takes no more for now."""
         self._blocked = True
 
     def resume_writing(self) -> None:
-        """It takes more."""
+        """Encrypt again, since the socket takes more."""
         self._blocked = False
         self._encrypt()
 
-    # -- the peer calls these, as a transport's
+    # -- called by the peer, as a transport's methods
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send, once the handshake is done; `data` is read as late as it can be sent."""
+        """Send data once the handshake is done; its memory is read only when it can be sent."""
         if self._plain:
             self._tcp.write(data)
         if self._failed or not len(data):
@@ -96,32 +98,32 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._encrypt()
 
     def writelines(self, parts: list[bytes | memoryview]) -> None:
-        """Send several."""
+        """Send several parts."""
         for part in parts:
             self.write(part)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that have not left this process."""
+        """Return the bytes that have not left this process."""
         return self._backlog_bytes + self._tcp.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """From how many bytes on the peer is told to pause."""
+        """Set the unsent bytes above which the peer's `pause_writing` is called."""
         self._high = high
 
     def can_write_eof(self) -> bool:
-        """It can."""
+        """Return True, as `asyncio.WriteTransport.can_write_eof`."""
         return True
 
     def write_eof(self) -> None:
-        """Say that nothing follows, once all is sent."""
+        """End the sending direction once all is sent."""
         self._ending = self._ending or "eof"
         self._encrypt()
 
     def close(self) -> None:
-        """Close, once all is sent; at once where no handshake was made."""
+        """Close once all is sent; at once where the handshake is not complete."""
         self._ending = "close"
         self._encrypt()
-        if not self._shaken:
+        if not self._handshaken:
             self._tcp.close()
 
     def abort(self) -> None:
@@ -129,34 +131,34 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._tcp.abort()
 
     def is_closing(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Return whether nothing can be sent any more."""
         return self._ending == "close" or self._tcp.is_closing()
 
     def pause_reading(self) -> None:
-        """Leave what comes where it is."""
+        """Stop reading from the socket."""
         self._reading = False
         self._tcp.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take it again."""
+        """Read from the socket again."""
         self._reading = True
         self._tcp.resume_reading()
-        asyncio.get_running_loop().call_soon(self._pump)  # what was there already
+        asyncio.get_running_loop().call_soon(self._process)  # bytes that arrived before the pause
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See `asyncio.BaseTransport`."""
+        """Return the TCP transport's information; see `asyncio.BaseTransport`."""
         return self._tcp.get_extra_info(name, default)
 
     # -- within
 
-    def _pump(self) -> None:
-        """Go on with what has arrived."""
+    def _process(self) -> None:
+        """Continue the handshake, or decrypt, with the bytes that have arrived."""
         if self._failed or self._tcp.is_closing():
             return
         try:
-            if not self._shaken:
+            if not self._handshaken:
                 self._tls.do_handshake()
-                self._shaken = True
+                self._handshaken = True
                 self._peer.secured()
                 self._encrypt()
             self._decrypt()
@@ -172,7 +174,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._flush()
 
     def _decrypt(self) -> None:
-        """Hand on all that has come; ends with an exception, as a rule `SSLWantReadError`."""
+        """Decrypt all bytes that have arrived; ends with an exception, as a rule `SSLWantReadError`."""
         while self._reading and not self._tcp.is_closing():
             buffer = self._peer.get_buffer(-1)
             filled = 0
@@ -185,7 +187,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _encrypt(self) -> None:
         """Encrypt and send as much as the socket takes."""
-        while self._backlog and self._shaken and not self._blocked and not self._tcp.is_closing():
+        while self._backlog and self._handshaken and not self._blocked and not self._tcp.is_closing():
             view = self._backlog[0]
             count = self._tls.write(view[:_PIECE])
             self._backlog_bytes -= count
@@ -194,12 +196,12 @@ class TlsLayer(asyncio.BufferedProtocol):
             else:
                 self._backlog.popleft()
             self._flush()
-        self._tell_peer()
-        if self._ending != self._ended and not self._backlog and (self._shaken or self._failed):
+        self._update_peer()
+        if self._ending != self._ended and not self._backlog and (self._handshaken or self._failed):
             self._end()
 
-    def _tell_peer(self) -> None:
-        """Pause the peer, or let it go on."""
+    def _update_peer(self) -> None:
+        """Pause the peer's writing, or resume it, by the bytes that are unsent."""
         waiting = self._backlog_bytes
         if not self._peer_paused and waiting > self._high:
             self._peer_paused = True
@@ -210,8 +212,8 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         self._ended = self._ending
-        if self._shaken and not self._failed:
-            with contextlib.suppress(ssl.SSLError):  # the other side's goodbye is not waited for
+        if self._handshaken and not self._failed:
+            with contextlib.suppress(ssl.SSLError):  # the other side's close_notify is not waited for
                 self._tls.unwrap()
         self._flush()
         if self._ending == "close":
@@ -220,7 +222,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._tcp.write_eof()
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """The other side is not who it must be, or does not speak TLS: tell it by an alert."""
+        """Send the alert of a failed handshake, and have the peer refuse the connection."""
         self._failed = True
         self._backlog.clear()
         self._backlog_bytes = 0

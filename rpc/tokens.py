@@ -1,4 +1,4 @@
-"""Tokens: who holds one may have to do with one job, or with all. Signed with a key of the services alone.
+"""Tokens, which grant access to one job or to all jobs, signed with a key that only the services have.
 
 A token is `evenpace1.PAYLOAD.MAC`, both parts in unpadded URL-safe base 64. The payload is the time at which
 it expires, in seconds since 1970 as a big-endian u64 (0: never), 16 random bytes, and the job's name in
@@ -21,7 +21,7 @@ from pathlib import Path
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc.reloaded_files import Reloaded
 
-ALL_JOBS = "*"  # in the place of a job's name
+ALL_JOBS = "*"  # in place of a job's name
 _PREFIX = "evenpace1."
 _KEY_BYTES = 32
 _FIXED = struct.Struct(">Q16s")  # expires at, nonce
@@ -33,11 +33,13 @@ _MAX_KEYS = 100
 
 @dataclass(frozen=True)
 class Token:
-    """What a token says; whether it is true is for its signature to show.
+    """A token's contents, before its signature is checked.
 
     Attributes:
-        job: Which job it is for, or `ALL_JOBS`.
+        job: The job that it is for, or `ALL_JOBS`.
         expires: Seconds since 1970; 0 for never.
+        payload: The signed bytes.
+        mac: The signature.
     """
 
     job: str
@@ -47,10 +49,10 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> "Token":
-        """Read a token.
+        """Parse a token.
 
         Raises:
-            UnauthorisedError: It is none. The error does not show it.
+            UnauthorisedError: The text is no token. The error does not show it.
         """
         try:
             if not text.startswith(_PREFIX) or len(text) > _MAX_TOKEN or not text.isascii():
@@ -63,11 +65,11 @@ class Token:
 
 
 def issue(keys: "TokenKeys", job: str, expires: int) -> str:
-    """A new token.
+    """Issue a new token.
 
     Args:
-        keys: The first signs.
-        job: Which job it is for, or `ALL_JOBS`.
+        keys: The keys, of which the first signs.
+        job: The job that it is for, or `ALL_JOBS`.
         expires: Seconds since 1970; 0 for never.
 
     Raises:
@@ -80,7 +82,7 @@ def issue(keys: "TokenKeys", job: str, expires: int) -> str:
 
 
 def new_key() -> bytes:
-    """A key, for `TokenKeys`."""
+    """Draw a random key for `TokenKeys`."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
@@ -88,11 +90,10 @@ class TokenKeys:
     """Keys that sign tokens and check them.
 
     Args:
-        source: A file, read again when it changes; or one key, where a service has drawn it itself and told
-            it to those who may have it.
+        source: A file, read again when it changes; or one key, which a service has drawn itself.
 
     Raises:
-        InvalidRequestError: The file cannot be read, or has no keys; or the key is none.
+        InvalidRequestError: The file cannot be read or has no keys, or the key has another length.
     """
 
     def __init__(self, source: Path | bytes) -> None:
@@ -104,15 +105,15 @@ class TokenKeys:
             self._keys = Reloaded((source,), lambda: _read_keys(source)).current
 
     def current(self) -> tuple[bytes, ...]:
-        """The keys, as they are now."""
+        """Return the keys, as their file has them at present."""
         return self._keys()
 
     def check(self, text: str, job: str, now: float) -> None:
-        """See that a token is valid for a job.
+        """Check that a token is valid for a job.
 
         Args:
             text: The token.
-            job: Which job.
+            job: The job's name.
             now: Seconds since 1970.
 
         Raises:
@@ -128,10 +129,14 @@ class TokenKeys:
 
 
 def write_new_key(file: Path, *, add: bool) -> None:
-    """Draw a key, and write it into a file of its own or before the keys of one that is there.
+    """Draw a key, and write it to a new file or before the keys of an existing one.
+
+    Args:
+        file: The key file.
+        add: Whether the file may exist.
 
     Raises:
-        InvalidRequestError: The file is there, and nothing is to be added; or is no key file.
+        InvalidRequestError: The file exists and `add` is false, or it is no key file.
     """
     lines = [new_key().hex()]
     if file.exists():
@@ -144,7 +149,7 @@ def write_new_key(file: Path, *, add: bool) -> None:
 
 
 def write_secret(file: Path, text: str) -> None:
-    """Write a file, whole or not at all, that its owner alone can read."""
+    """Write a file atomically that only its owner can read."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
@@ -178,7 +183,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    # One text for one value: no padding, no other alphabet, no stray bits.
+    # Only one text for each value: no padding, no other alphabet, no stray bits.
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if _encode(data) != text:
         raise ValueError

@@ -56,7 +56,7 @@ class Heartbeat:
         member: Listener,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
-        client.wait_to_connect(_CONNECT_SECONDS)
+        client.set_connect_timeout(_CONNECT_SECONDS)
         self._client = client
         self._identity = identity
         self._seconds = seconds

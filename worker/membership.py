@@ -148,7 +148,7 @@ class Membership:
         finally:
             waiting.cancel()
         self._joined = True
-        self._client.wait_to_connect(self._timeout)
+        self._client.set_connect_timeout(self._timeout)
         if reply.assignment is not None:
             self.attempt = reply.assignment.attempt or 0
         self._lookahead = reply.lookahead or 0

@@ -147,7 +147,7 @@ class Shards:
                 range(1, shards),
             )
         for client in self._clients:
-            client.wait_to_connect(self._timeout)  # one that had to start again is worth waiting for
+            client.set_connect_timeout(self._timeout)  # one that had to start again is worth waiting for
 
     def push(self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None) -> None:
         """Send the gradient of an assignment, (elements,), and the groups if their options have changed.

@@ -52,7 +52,7 @@ def _server_figures(server: Server) -> Fill:
         families.set("connections_cut_off", tally.cut_off)
         families.set("received_bytes", tally.received)
         families.set("sent_bytes", tally.sent)
-        families.set("loop_late_seconds", tally.late)
+        families.set("loop_late_seconds", tally.loop_lag)
         for method, calls in tally.methods.items():
             for outcome, count in list(calls.outcomes.items()):
                 families.set("calls", count, method, outcome)

@@ -25,7 +25,7 @@ def specs(draw):
 
 
 def mix(z):
-    """Scramble 64 bits as the IDL writes it, in Python's whole numbers."""
+    """Mix 64 bits as the IDL writes it, in Python's integers."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
     return z ^ (z >> 31)
@@ -114,14 +114,14 @@ def test_permutation_differs_between_epochs_and_seeds():
 @settings(deadline=None)
 @given(st.integers(1, 50), st.booleans())
 def test_permutation_does_not_depend_on_the_batches(total, drop_last):
-    """How the epoch is cut into batches leaves its order as it is."""
+    """The order of an epoch does not depend on its division into batches."""
     order = permutation(JobSpec(50, total, seed=3, drop_last=drop_last), 2)
 
     assert np.array_equal(order, permutation(JobSpec(50, 1, seed=3), 2))
 
 
 def test_permutation_has_the_values_it_always_had():
-    """Known orders, which a run that goes on from a checkpoint relies on."""
+    """Orders for known seeds do not change, since resumed runs rely on them."""
     assert permutation(JobSpec(10, 5, seed=42), 0).tolist() == [6, 2, 5, 7, 0, 9, 4, 3, 8, 1]
     assert permutation(JobSpec(10, 5, seed=42), 1).tolist() == [8, 0, 3, 7, 1, 4, 2, 9, 6, 5]
     assert permutation(JobSpec(10, 5, seed=2**63 - 1), 7).tolist() == [3, 2, 0, 6, 7, 1, 9, 8, 5, 4]

@@ -1,4 +1,4 @@
-"""A server that does on each connection what a test has written down for it."""
+"""A server that runs on each connection a script that the test gives it."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ _manager = idl.batchsize_manager
 
 @contextlib.contextmanager
 def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
-    """A server that runs one script for each connection, in their order, and then refuses more."""
+    """Serve one script for each connection, in their order, and then refuse more."""
     with socket.create_server(ANYWHERE) as listener:
         connections: list[Raw] = []
 
@@ -41,7 +41,7 @@ def scripted(*scripts: Callable[[Raw], None]) -> Iterator[Address]:
 
 
 def answering(run: str, method: str = "history", skew: int = 0) -> Callable[[Raw], None]:
-    """A script that answers one call of history, under another name or sequence id where given."""
+    """Make a script that answers one call of history, under another name or sequence id where given."""
 
     def script(raw: Raw) -> None:
         data = raw.read_frame()

@@ -1,4 +1,4 @@
-"""One peer's many calls do not keep the others waiting."""
+"""The fairness of a server: one peer's many calls do not keep other peers waiting."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ _SECONDS = 60.0
 
 
 def test_others_have_their_turn_between_calls_sent_at_once():
-    """Calls that take long, sent in one go, are all answered; who calls meanwhile does not wait for them."""
+    """Slow calls sent together are all answered, and another peer's call need not wait for them."""
     service = manager_service()
     handled, handled_before = [], []
     begun, asked = threading.Event(), threading.Event()

@@ -34,7 +34,7 @@ services = pytest.mark.parametrize(
 
 
 def thrown(address, inputs, cuts=()):
-    """Send inputs over one connection, in pieces; the answers' frames until the server closes it."""
+    """Send inputs over one connection, in pieces; return the answers' frames until the server closes it."""
     data = b"".join(one.data for one in inputs)
     places = [0, *sorted(cut % len(data) for cut in cuts), len(data)]
     with Raw(address) as raw:
@@ -50,7 +50,7 @@ def thrown(address, inputs, cuts=()):
 
 @services
 def test_broken_messages_leave_an_honest_worker_alone(definition, service, worker_type):
-    """Whatever is thrown, and in whatever pieces, an honest worker goes on, and its answers are right."""
+    """While broken messages arrive in any pieces, another worker trains and gets correct answers."""
     with serving(service(), PATIENT) as address:
         worker = worker_type(address)
 
@@ -67,7 +67,7 @@ def test_broken_messages_leave_an_honest_worker_alone(definition, service, worke
 
 @services
 def test_no_message_meets_an_internal_error(definition, service, worker_type, caplog):
-    """Every message of the IDL, right or wrong, is taken or refused for a reason that the service knows."""
+    """Every message of the IDL, valid or not, is taken or refused for a declared reason."""
     with serving(service(), PATIENT) as address:
         inputs = Inputs(definition, ("mallory", "mallory/x"), "internal")
         for _ in range(40):
@@ -77,7 +77,7 @@ def test_no_message_meets_an_internal_error(definition, service, worker_type, ca
 
 @given(st.integers(0, 2**32))
 def test_inputs_follow_from_their_seed(seed):
-    """The same seed gives the same inputs, so that what did harm can be done again."""
+    """The same seed gives the same inputs, so that a failure can be reproduced."""
     definition = idl.parameter_server.ParameterServer
     first, second = (Inputs(definition, ("a",), str(seed)).batch(5) for _ in range(2))
     assert first == second
@@ -91,7 +91,7 @@ def test_inputs_follow_from_their_seed(seed):
     st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6),
 )
 def test_messages_are_decoded_or_refused(definition, seed, share, changes):
-    """What the fuzzer looks for holds for messages from the IDL with some of their bytes changed."""
+    """Messages of the IDL with some bytes changed are decoded or refused."""
     data = bytearray(Inputs(definition, ("a", "b/c"), str(seed)).batch(1)[0].data[4:])
     for place, value in changes:
         if data:
@@ -111,7 +111,7 @@ def test_fuzzer_finds_nothing_in_bounded_time(tmp_path):
 
 
 def test_what_the_fuzzer_calls_sees_a_broken_invariant(monkeypatch):
-    """The check that is fuzzed fails where a message does not come out as it went in."""
+    """The check that the fuzzer calls fails where a message is not re-encoded as it was."""
     right = framed("history", idl.batchsize_manager.HistoryRequest("a", 0, 1))[4:]
     encode = codec.encode
     monkeypatch.setattr(codec, "encode", lambda header, body: encode(header, body)[:-1] + b"\x01")

@@ -1,4 +1,4 @@
-"""Services and peers that were held up, by the machine or the network, and come to no harm for it."""
+"""Services and peers that the machine or the network has stopped for a while come to no harm."""
 
 import select
 import signal
@@ -35,7 +35,7 @@ serve(service, Address("127.0.0.1", 0), limits, Security(), lambda a: print(LIST
 
 @pytest.fixture
 def service():
-    """A real process that is quick to lose its patience."""
+    """Start a real process with short deadlines."""
     popen = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True)
     yield popen, Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
     end_process(popen)
@@ -43,18 +43,18 @@ def service():
 
 
 def ask(address, **timeouts):
-    """Connected to a manager, and a question to it."""
+    """Connect to a manager, and return a question to it."""
     client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", **timeouts)
     return client, idl.batchsize_manager.HistoryRequest("nothing", 0, 1)
 
 
 def test_a_service_that_was_frozen_reads_before_it_refuses(service, wait_until):
-    """What peers sent while it was frozen counts: it was not they who were silent."""
+    """What peers sent while the service was frozen is read before their deadlines are checked."""
     popen, address = service
     other, question = ask(address)
 
     def frozen_with_a_new_peer():
-        """When, and a client that was accepted and has said nothing; None if it had been refused by then."""
+        """Return the time and an accepted, silent client, or None if it had been refused by then."""
         client, _ = ask(address)
         connection = client.connect()
         with pytest.raises(InvalidRequestError, match="nothing"):
@@ -78,7 +78,7 @@ def test_a_service_that_was_frozen_reads_before_it_refuses(service, wait_until):
 
 
 def test_a_call_that_came_too_late_is_made_again(wait_until):
-    """A service has lost its patience with a connection; the next one will do."""
+    """A call on a connection whose deadline is over is repeated on a new one."""
     with serving(ManagerService(ManagerConfig()), ServerLimits(handshake_timeout=0.3)) as address:
         client, question = ask(address, call_timeout=30)
         first = client.connect()

@@ -1,4 +1,4 @@
-"""Limits on real sockets: each is reached by one peer, while an honest one goes on undisturbed."""
+"""Limits on real sockets: one peer reaches each of them, while another is served undisturbed."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ _ps = idl.parameter_server
 
 @contextlib.contextmanager
 def honest(**limits: float) -> Iterator[tuple[Address, MemberWorker]]:
-    """A manager with the limits, and a member that must come to no harm."""
+    """Start a manager with the limits, and a member that must come to no harm."""
     with serving(manager_service(reconnect_grace=30.0), ServerLimits(**limits)) as address:
         worker = MemberWorker(address)
         worker.iterate()
@@ -37,20 +37,20 @@ def honest(**limits: float) -> Iterator[tuple[Address, MemberWorker]]:
 
 
 def history(worker: MemberWorker, sequence_id: int = 1) -> bytes:
-    """A call that a manager answers at once."""
+    """Call a method that a manager answers at once."""
     return framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1), sequence_id=sequence_id)
 
 
 @pytest.mark.parametrize("name", list(ServerLimits.__dataclass_fields__))
 def test_limits_are_above_zero(name):
-    """No limit can be switched off by mistake."""
+    """A limit of 0 is refused."""
     for value in (-1, float("nan")) if name == "bulk_bytes" else (0, -1, float("nan")):
         with pytest.raises(InvalidRequestError, match=f"{name} .*: must be above 0"):
             ServerLimits(**{name: value})
 
 
 def test_connections_of_one_address():
-    """One address cannot take all places: others still get in, and it does again once it leaves some."""
+    """One address cannot take all connections, and can make new ones once it has closed some."""
     with honest(address_connections=3) as (address, worker), contextlib.ExitStack() as stack:
         for _ in range(2):
             raw = stack.enter_context(Raw(address))
@@ -67,7 +67,7 @@ def test_connections_of_one_address():
 
 
 def test_strangers_make_room_for_newcomers(tmp_path, wait_until):
-    """Who says nothing and proves nothing is cut off for the sake of newcomers, the oldest first."""
+    """Peers without authentication are cut off when more come, the oldest first."""
     key = tmp_path / "keys"
     write_new_key(key, add=False)
     limits = ServerLimits(strangers=5, handshake_timeout=240.0)
@@ -86,7 +86,7 @@ def test_strangers_make_room_for_newcomers(tmp_path, wait_until):
 
 
 def outcome(raw: Raw) -> str:
-    """What became of a call: "answered", or the refusal."""
+    """Return the outcome of a call: "answered", or the refusal."""
     try:
         answer(raw)
     except (UnavailableError, ProtocolError) as error:
@@ -95,7 +95,7 @@ def outcome(raw: Raw) -> str:
 
 
 def test_calls_per_second():
-    """Who calls too often is refused as unavailable, then cut off if that does not help."""
+    """A peer that calls too often is refused as unavailable, then cut off if it continues."""
     with honest(calls_per_second=50.0, calls_in_flight=1000) as (address, worker), Raw(address) as raw:
         raw.send(b"".join(history(worker, i) for i in range(400)))
         outcomes = [outcome(raw)]
@@ -108,7 +108,7 @@ def test_calls_per_second():
 
 
 def test_calls_per_second_come_back(wait_until):
-    """Who waits a moment after a refusal is answered again, on the same connection."""
+    """A peer that waits a moment after a refusal is answered again, on the same connection."""
     with honest(calls_per_second=20.0) as (address, worker), Raw(address) as raw:
 
         def outcomes(calls: int) -> list[str]:
@@ -130,7 +130,7 @@ def test_calls_per_second_come_back(wait_until):
 
 
 def test_calls_per_second_of_gradients():
-    """A gradient that comes too soon is read away and refused, and nothing of it is added."""
+    """A gradient that is pushed too soon is read and refused, and nothing of it is added."""
     limits = ServerLimits(calls_per_second=5.0)
     with serving(shard_service(), limits) as address:
         worker = ShardWorker(address, 50_000)
@@ -151,13 +151,13 @@ def test_calls_per_second_of_gradients():
 
 
 def beginning(size: int, sent: int) -> bytes:
-    """The first bytes of a call of `history` whose frame says that it is so long."""
+    """Return the first bytes of a call of `history` whose frame claims a given length."""
     head = struct.pack(">iHHi", size, 0x8001, 1, 7) + b"history" + struct.pack(">i", 1)
     return head + struct.pack(">bhbhi", 12, 1, 11, 1, size) + bytes(sent)
 
 
 def test_memory_of_unfinished_messages(wait_until):
-    """What has not arrived as a whole takes memory up to a limit over all; small calls are always taken."""
+    """Incomplete messages take memory up to one limit for all; small calls are always taken."""
     limits = {"unfinished_bytes": 200_000, "handshake_timeout": 240.0, "request_timeout": 240.0}
     with honest(**limits) as (address, worker), contextlib.ExitStack() as stack:
         raws = [stack.enter_context(Raw(address)) for _ in range(8)]
@@ -180,7 +180,7 @@ def test_memory_of_unfinished_messages(wait_until):
 
 
 def test_memory_of_messages_is_given_back():
-    """What long messages took is there again once they are done, or their connections have gone."""
+    """Memory of long messages is released when they are done, or their connections have ended."""
     with serving(shard_service(), ServerLimits(unfinished_bytes=300_000)) as address:
         worker = ShardWorker(address)
         tensors = [_ps.Tensor(f"layer-{i}", [10, 10], "float32") for i in range(2000)]
@@ -199,7 +199,7 @@ def test_memory_of_messages_is_given_back():
 
 
 def test_answers_that_nobody_takes(wait_until):
-    """Whoever asks on and on and takes no answer is not read from any more; what was asked is answered."""
+    """A peer that keeps calling and takes no answer is not read any more; its calls are answered."""
     with serving(shard_service(), ServerLimits(unsent_bytes=10_000)) as address:
         worker = ShardWorker(address, 2**18)  # an answer of 1 MiB
         with Raw(address, receive_buffer=2**16) as raw:
@@ -216,7 +216,7 @@ def test_answers_that_nobody_takes(wait_until):
 
 
 def test_answers_that_are_never_taken(caplog, wait_until):
-    """And is cut off, if it takes none for the deadline."""
+    """A peer that takes none of its answers for the deadline is cut off."""
     limits = ServerLimits(unsent_bytes=10_000, request_timeout=0.5)
     with serving(shard_service(), limits) as address:
         worker = ShardWorker(address, 2**20)
@@ -228,7 +228,7 @@ def test_answers_that_are_never_taken(caplog, wait_until):
 
 
 def test_the_log_is_not_flooded(caplog, wait_until):
-    """Hundreds of refusals take a few lines of the log, which has their number."""
+    """Hundreds of refusals take a few lines of log, one of which has their number."""
     began, crowd = time.monotonic(), 300
     with honest() as (address, _), contextlib.ExitStack() as stack:
         raws = [stack.enter_context(Raw(address)) for _ in range(crowd)]
@@ -252,7 +252,7 @@ def test_the_log_is_not_flooded(caplog, wait_until):
 
 
 def test_a_rate_over_time():
-    """A second's worth at once, then as much as flows in; a debt is never more than two seconds' worth."""
+    """A second's worth of calls at once, then the rate; a debt is at most two seconds' worth."""
     rate = Rate(10.0, 0.0)
     assert [rate.take(0.0) for _ in range(3)] == [9.0, 8.0, 7.0]
     assert rate.take(100.0) == 9.0
@@ -263,7 +263,7 @@ def test_a_rate_over_time():
 
 
 class Doors(RuleBasedStateMachine):
-    """Peers come from three addresses, prove who they are, and go, in any order."""
+    """A state machine of peers that connect from three addresses, authenticate, and leave in any order."""
 
     LIMITS = ServerLimits(connections=8, address_connections=5, strangers=3)
 
@@ -276,7 +276,7 @@ class Doors(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from("abc"))
     def enter(self, host):
-        """Refused exactly where a limit says so; too many strangers cost one of the largest crowd."""
+        """A peer is refused exactly at a limit; too many unauthenticated ones cost the busiest address."""
         peer = self.next
         self.next += 1
         mine = sum(other == host for other in self.hosts.values())
@@ -286,7 +286,7 @@ class Doors(RuleBasedStateMachine):
             return
         self.hosts[peer] = host
         self.strangers.append(peer)
-        gone = self.admission.stranger_too_many()
+        gone = self.admission.excess_peer()
         assert (gone is not None) == (len(self.strangers) > 3)
         if gone is not None:
             crowd = [p for p in self.strangers if self.hosts[p] == self.hosts[gone]]
@@ -296,7 +296,7 @@ class Doors(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def trust(self, data):
-        """A stranger is none any more; who was none is no less known."""
+        """An authenticated peer counts as such, even when it is trusted again."""
         if self.hosts:
             peer = data.draw(st.sampled_from(sorted(self.hosts)))
             self.admission.trust(peer)
@@ -305,14 +305,14 @@ class Doors(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave(self, data):
-        """Going, even twice, makes room."""
+        """A peer that leaves, even twice, makes room."""
         if self.hosts:
             peer = data.draw(st.sampled_from(sorted(self.hosts)))
             self.go(peer)
             self.admission.leave(peer)
 
     def go(self, peer):
-        """One goes."""
+        """Let one peer leave."""
         self.admission.leave(peer)
         del self.hosts[peer]
         if peer in self.strangers:
@@ -320,9 +320,9 @@ class Doors(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self):
-        """There are never more strangers than allowed, once one too many has gone."""
+        """There are never more unauthenticated peers than allowed."""
         assert len(self.strangers) <= 3
-        assert self.admission.stranger_too_many() is None
+        assert self.admission.excess_peer() is None
 
 
 Doors.TestCase.settings = driven(60, 30)

@@ -1,4 +1,4 @@
-"""Deadlines are kept whatever fails beside them."""
+"""Deadlines that are kept although other work fails."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from tests.services import ShardWorker, join_request, serving, shard_service
 
 
 def test_a_failure_is_told_once_until_a_round_succeeds(caplog):
-    """And once more where it fails again after that."""
+    """A failure is logged once until a round succeeds, and once more when it fails again."""
     caplog.set_level(logging.INFO)
     work = Periodic("sweeping")
     for fails in (True, True, False, False, True):
@@ -37,13 +37,13 @@ def test_a_failure_is_told_once_until_a_round_succeeds(caplog):
 
 
 def test_who_wants_to_end_is_let():
-    """An interruption is no failure."""
+    """An interruption of the process is not swallowed as a failure."""
     with pytest.raises(KeyboardInterrupt), Periodic("sweeping"):
         raise KeyboardInterrupt
 
 
 def test_a_shard_without_its_folder_keeps_its_deadlines(tmp_path, caplog, wait_until, monkeypatch):
-    """Peers that say nothing are cut off, although old jobs cannot be looked for any more."""
+    """Silent peers are cut off although the folder of old jobs cannot be read any more."""
     monkeypatch.setattr(jobs, "_SWEEP_SECONDS", 0.0)
     with serving(
         shard_service(state=tmp_path / "state", keep=0.1), ServerLimits(handshake_timeout=0.5)
@@ -58,7 +58,7 @@ def test_a_shard_without_its_folder_keeps_its_deadlines(tmp_path, caplog, wait_u
 
 
 def test_a_job_that_fails_leaves_the_others_their_deadlines(monkeypatch, wait_until):
-    """Its own deadlines cannot be looked at; a silent member of another is taken out."""
+    """When one job's deadlines cannot be checked, a silent member of another is still removed."""
     tick, broken = Job.tick, 12345  # the size of the data set
 
     def fail(job, now):
@@ -77,7 +77,7 @@ def test_a_job_that_fails_leaves_the_others_their_deadlines(monkeypatch, wait_un
 
 
 def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(monkeypatch):
-    """Whichever of them is looked at first."""
+    """A connection whose check fails is cut off, and the others are checked, in any order."""
     check, failed = Peer.check_deadlines, []
 
     def fail(peer, now):
@@ -102,7 +102,7 @@ def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(
 
 
 def test_a_job_whose_calls_cannot_be_looked_at_leaves_the_others_theirs(monkeypatch):
-    """A call that must not wait any longer is answered."""
+    """When one job's calls cannot be checked, another's expired call is answered."""
     expire_pulls = ShardJob.expire_pulls
 
     def fail(job, now):

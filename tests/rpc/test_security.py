@@ -1,4 +1,4 @@
-"""TLS on real sockets: who is let in, who is not and learns why, and certificates that are replaced."""
+"""TLS on real sockets: which peers are accepted, the reasons of refusals, and replaced certificates."""
 
 import contextlib
 import datetime
@@ -37,7 +37,7 @@ HISTORY = _manager.HistoryRequest("j", 0, 1)
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory) -> Path:
-    """A folder with an authority, and certificates of a service and a worker."""
+    """Make a folder with an authority, and certificates of a service and a worker."""
     folder = tmp_path_factory.mktemp("secrets")
     certificates.create_authority(folder, 10)
     certificates.issue(folder, "service", ["127.0.0.1", "localhost"], 10)
@@ -47,7 +47,7 @@ def secrets(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> Path:
-    """The same of another authority."""
+    """Make a folder like `secrets`, with another authority."""
     folder = tmp_path_factory.mktemp("elsewhere")
     certificates.create_authority(folder, 10)
     certificates.issue(folder, "service", ["127.0.0.1"], 10)
@@ -57,19 +57,19 @@ def elsewhere(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def service(secrets) -> Credentials:
-    """A service's certificate."""
+    """Return a service's certificate."""
     return Credentials.of_folder(secrets / "service")
 
 
 @pytest.fixture
 def worker(secrets) -> Credentials:
-    """A worker's certificate."""
+    """Return a worker's certificate."""
     return Credentials.of_folder(secrets / "worker")
 
 
 @pytest.fixture(scope="module")
 def secure_manager(secrets) -> Iterator[Address]:
-    """A manager that speaks TLS."""
+    """Start a manager that speaks TLS."""
     security = Security(Credentials.of_folder(secrets / "service"))
     with serving(manager_service(reconnect_grace=30.0), security=security) as address:
         yield address
@@ -77,14 +77,14 @@ def secure_manager(secrets) -> Iterator[Address]:
 
 @pytest.fixture(scope="module")
 def secure_shard(secrets) -> Iterator[Address]:
-    """A shard that speaks TLS."""
+    """Start a shard that speaks TLS."""
     security = Security(Credentials.of_folder(secrets / "service"))
     with serving(shard_service(), security=security) as address:
         yield address
 
 
 def history(address: Address, credentials: Credentials | None) -> Client:
-    """A client that has asked a manager, and was told that there is no such job."""
+    """Return a client that has asked a manager, and was answered that there is no such job."""
     client = Client(
         _manager.BatchSizeManager,
         address,
@@ -103,7 +103,7 @@ def history(address: Address, credentials: Credentials | None) -> Client:
 
 
 def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSLSocket:
-    """A bare TLS connection."""
+    """Open a bare TLS connection."""
     context = credentials.contexts(server=False).current()
     for name, value in changes.items():
         setattr(context, name, value)
@@ -111,7 +111,7 @@ def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSL
 
 
 def raw_tls(address: Address, credentials: Credentials, receive_buffer: int | None = None) -> Raw:
-    """A bare TLS connection, on which a test writes what it likes."""
+    """Open a bare TLS connection to which a test can write any bytes."""
     raw = Raw(address, receive_buffer)
     context = credentials.contexts(server=False).current()
     raw.socket = context.wrap_socket(raw.socket, server_hostname=address.host)
@@ -176,7 +176,7 @@ def test_service_of_another_authority(secrets, elsewhere, worker, caplog, wait_u
 
 
 def test_host_names_are_checked(secrets, service, worker):
-    """A service must have a certificate for the name that it is called by, and one that is for services."""
+    """A service needs a certificate for servers, and for the name that it is called by."""
     certificates.issue(secrets, "other", ["10.1.2.3", "other.example.org"], 10)
     for name, pattern in (("other", "IP address mismatch"), ("worker", "purpose")):
         security = Security(Credentials.of_folder(secrets / name))
@@ -221,7 +221,7 @@ def test_one_side_without_tls(secure_manager, manager, worker):
 
 
 def test_silent_tls_peers_hold_up_nobody(service, worker, wait_until):
-    """Peers that stop in the middle of the handshake are cut off, and others are served meanwhile."""
+    """Peers that stop during the handshake are cut off, and others are served meanwhile."""
     limits = ServerLimits(handshake_timeout=1.0)
     with serving(manager_service(reconnect_grace=30.0), limits, security=Security(service)) as address:
         hello = ssl.MemoryBIO()
@@ -244,7 +244,7 @@ def test_silent_tls_peers_hold_up_nobody(service, worker, wait_until):
 
 
 def test_slow_reader_over_tls_gets_one_version(secure_shard, worker):
-    """A pull over TLS that is still on its way when steps are taken brings the version it began with."""
+    """A pull over TLS that is being sent when steps are taken delivers the version that it began with."""
     pusher = ShardWorker(secure_shard, elements=2**21, credentials=worker)
     pusher.iterate()
     version, expected = pusher.version, pusher.expected.tobytes()
@@ -262,7 +262,7 @@ def test_slow_reader_over_tls_gets_one_version(secure_shard, worker):
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
 def test_pieces_of_any_size(secure_shard, worker, size):
-    """How the bytes of TLS are cut into segments makes no difference."""
+    """TLS works however its bytes are divided into segments."""
     pusher = ShardWorker(secure_shard, elements=3000, credentials=worker)
     call = framed("push", pusher.push_request(), pusher.gradient())
     with raw_tls(secure_shard, worker) as raw:
@@ -276,7 +276,7 @@ def test_pieces_of_any_size(secure_shard, worker, size):
 
 
 def test_garbage_after_the_handshake(secure_manager, worker):
-    """A TLS peer that speaks another protocol is told so, and the connection ends well."""
+    """A TLS peer that speaks another protocol gets an error, and the connection is closed properly."""
     with raw_tls(secure_manager, worker) as raw:
         raw.send(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(ProtocolError, match="not a strict binary-protocol"):
@@ -285,7 +285,7 @@ def test_garbage_after_the_handshake(secure_manager, worker):
 
 
 def test_bytes_flipped_on_the_way_change_nothing(secure_shard, worker, caplog, wait_until):
-    """Whoever changes bytes on the way only breaks the connection: the gradient is not taken."""
+    """Bytes changed in transit break the connection, and the gradient is not taken."""
     pusher = ShardWorker(secure_shard, elements=100_000, credentials=worker)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = worker.contexts(server=False).current().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -312,7 +312,7 @@ def test_bytes_flipped_on_the_way_change_nothing(secure_shard, worker, caplog, w
 
 
 def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker, monkeypatch):
-    """Tickets that another's TLS sends are not taken for an answer; what is one, ends the connection."""
+    """Another TLS server's tickets are not taken for an answer; real bytes end the connection."""
     monkeypatch.setattr(client_module, "_ATTEMPT_SECONDS", 120.0)  # one attempt for each that is accepted
     history(secure_manager, worker).close()
     context = service.contexts(server=True).current()
@@ -381,23 +381,23 @@ def test_abandoned_over_tls(service, worker, wait_until):
 
 
 def replace(target: Credentials, source: Credentials, *names: str) -> None:
-    """Put another's files in the place of these, one after the other."""
+    """Replace files by another folder's, one after the other."""
     for name in names:
         getattr(target, name).write_bytes(getattr(source, name).read_bytes())
 
 
 def peer_number(client: Client) -> str:
-    """The number of the certificate that a client's peer has shown."""
+    """Return the serial number of the certificate that a client's peer has shown."""
     return client._socket.getpeercert()["serialNumber"].lower().lstrip("0")
 
 
 def number(credentials: Credentials) -> str:
-    """The number of a certificate."""
+    """Return the serial number of a certificate."""
     return certificates.describe(credentials.certificate)[0].serial
 
 
 def test_rotation_of_certificates(secrets, tmp_path, caplog):
-    """New files are taken up with the next connection, on both sides; of halves, the old ones go on."""
+    """New files are used from the next connection on, on both sides; while incomplete, the old ones are."""
     folder = tmp_path / "authority"
     certificates.create_authority(folder, 10)
     live = certificates.issue(folder, "live", ["127.0.0.1"], 10)
@@ -441,7 +441,7 @@ def test_rotation_of_certificates(secrets, tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
 def test_files_that_are_of_no_use(secrets, service, tmp_path, name):
-    """A service or a client does not start with files that are missing, or are no PEM files."""
+    """A service or a client does not start with files that are missing or no PEM files."""
     broken = tmp_path / "broken.pem"
     files = {"ca": service.ca, "certificate": service.certificate, "key": service.key} | {name: broken}
     for _ in range(2):
@@ -458,7 +458,7 @@ def test_files_that_are_of_no_use(secrets, service, tmp_path, name):
 
 
 def test_secrets_stay_out_of_what_is_printed(service):
-    """What is printed of credentials names files, never what is in them."""
+    """The text of credentials has the files' names, never their contents."""
     shown = repr(service) + str(service) + repr(Security(service))
     assert str(service.key) in shown
     assert not any(line in shown for line in service.key.read_text().splitlines())

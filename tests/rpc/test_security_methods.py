@@ -1,4 +1,4 @@
-"""Tokens, for every method of every service as the .thrift files have them: a new one is asked for as well.
+"""Tokens for every method of every service in the .thrift files: a method added later is tested too.
 
 What tokens are, and how connections show them, is in `test_security_tokens`.
 """
@@ -44,7 +44,7 @@ NEEDS_NO_TOKEN = {  # why
 
 
 def _definitions(module: ModuleType) -> list[type]:
-    """The services that a .thrift file defines."""
+    """Return the services that a .thrift file defines."""
     return [value for value in vars(module).values() if hasattr(value, "thrift_services")]
 
 
@@ -61,7 +61,7 @@ every_method = pytest.mark.parametrize(("definition", "method"), ASKED_FOR.value
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory) -> Path:
-    """A key file with one key."""
+    """Make a key file with one key."""
     file = tmp_path_factory.mktemp("keys") / "tokens.key"
     tokens.write_new_key(file, add=False)
     return file
@@ -69,7 +69,7 @@ def key(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(key) -> Iterator[dict[type, Address]]:
-    """All services that can ask for tokens, each asking for them."""
+    """Start all services that can require tokens, each requiring them."""
     with contextlib.ExitStack() as stack:
         yield {
             definition: stack.enter_context(serving(make(), security=Security(token_keys=key)))
@@ -78,7 +78,7 @@ def guarded(key) -> Iterator[dict[type, Address]]:
 
 
 def filled(kind: Any, job: str | None) -> Any:
-    """A Thrift struct with something in every field; None instead of each name of a job if `job` is None."""
+    """Make a Thrift struct with a value in every field; None in each job's name if `job` is None."""
     values = {
         spec[1]: job if spec[1] == "job" and spec[0] == TType.STRING else _value(spec[0], spec[2], job)
         for spec in kind.thrift_spec.values()
@@ -87,7 +87,7 @@ def filled(kind: Any, job: str | None) -> Any:
 
 
 def _value(kind: int, of: Any, job: str | None) -> Any:
-    """Something of a Thrift type; `of` is what the specification says beside the type itself."""
+    """Make a value of a Thrift type; `of` is what the specification adds to the type."""
     if kind == TType.STRUCT:
         return filled(of, job)
     if kind == TType.LIST:
@@ -107,7 +107,7 @@ def _value(kind: int, of: Any, job: str | None) -> Any:
 def call(
     address: Address, definition: type, method: str, job: str | None, credentials: Credentials | None
 ) -> None:
-    """Call a method; whatever the service itself has against the call is as good as an answer.
+    """Call a method; a refusal by the service itself counts as an answer.
 
     Raises:
         UnauthorisedError: The call was refused before the service has seen it.
@@ -121,21 +121,21 @@ def call(
 
 
 def test_every_method_is_asked_for_or_excused():
-    """What needs no token is named here; all else that there is belongs to a service that is called below."""
+    """Methods without tokens are listed here; all others belong to a service that is tested below."""
     assert NEEDS_NO_TOKEN.keys() <= CONTRACT.keys()
     assert {definition for definition, _ in ASKED_FOR.values()} == SERVED.keys()
 
 
 @every_method
 def test_no_method_without_a_token(guarded, definition, method):
-    """Who has shown none is told to."""
+    """A caller without a token is asked for one."""
     with pytest.raises(UnauthorisedError, match="asks for a job's token"):
         call(guarded[definition], definition, method, SERVED[definition][1], None)
 
 
 @every_method
 def test_no_method_with_another_jobs_token(guarded, key, definition, method):
-    """Who has shown one of another job, be its name the beginning of this one's, is told whose it is."""
+    """A caller with another job's token is refused with both names, even if one begins the other."""
     job = SERVED[definition][1]
     for other in ("other", "digit"):
         with pytest.raises(UnauthorisedError, match=f"is for job '{other}', not for '{job}'"):
@@ -144,7 +144,7 @@ def test_no_method_with_another_jobs_token(guarded, key, definition, method):
 
 @every_method
 def test_no_method_for_a_job_that_is_not_named(guarded, key, definition, method):
-    """Who has shown one of a job cannot leave open which job a call is about; for all jobs, that may be."""
+    """With one job's token a call must name its job; with a token for all jobs it need not."""
     with pytest.raises(UnauthorisedError, match="is for job 'digits', not for none"):
         call(guarded[definition], definition, method, None, with_token(key, "digits"))
     call(guarded[definition], definition, method, None, with_token(key, tokens.ALL_JOBS))
@@ -152,13 +152,13 @@ def test_no_method_for_a_job_that_is_not_named(guarded, key, definition, method)
 
 @every_method
 def test_each_method_with_the_jobs_own_token(guarded, key, definition, method):
-    """Who has shown this job's token, or one of all jobs, is listened to by the service itself."""
+    """A call with this job's token, or with one for all jobs, reaches the service."""
     for job in ("digits", tokens.ALL_JOBS):
         call(guarded[definition], definition, method, SERVED[definition][1], with_token(key, job))
 
 
 def test_a_service_that_cannot_be_shown_a_token_does_not_ask_for_one(key):
-    """Who starts it with token keys is told so, lest he believes that they are of use."""
+    """Token keys are refused for a service without `authenticate`, where they would be useless."""
     assert AUTHENTICATE not in PeerService.definition.thrift_services
     service = PeerService("digits", SampleForm(0, lambda example, array: array), lambda *chunk: None)
     with pytest.raises(InvalidRequestError, match="PartitionPeer cannot be asked for tokens"):

@@ -1,4 +1,4 @@
-"""Tokens: what a connection may do without one, with one, and with another job's. Where services listen."""
+"""Tokens: what a connection may do without one, with one, and with another job's; and listening addresses."""
 
 import contextlib
 import logging
@@ -49,19 +49,19 @@ Identity = idl.common.Identity
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory) -> Path:
-    """A key file with one key."""
+    """Make a key file with one key."""
     file = tmp_path_factory.mktemp("keys") / "tokens.key"
     tokens.write_new_key(file, add=False)
     return file
 
 
 def issued(key: Path, job: str, expires: float = 0) -> str:
-    """A token."""
+    """Issue a token."""
     return tokens.issue(tokens.TokenKeys(key), job, int(expires))
 
 
 def of_job(key: Path, job: str, folder: Path) -> Credentials:
-    """Credentials with a job's token."""
+    """Make credentials with a job's token."""
     file = folder / f"{job}.token"
     tokens.write_secret(file, issued(key, job) + "\n")
     return Credentials(token=file)
@@ -69,20 +69,20 @@ def of_job(key: Path, job: str, folder: Path) -> Credentials:
 
 @pytest.fixture(scope="module")
 def guarded_manager(key) -> Iterator[Address]:
-    """A manager that asks for tokens."""
+    """Start a manager that requires tokens."""
     with serving(manager_service(reconnect_grace=30.0), security=Security(token_keys=key)) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def guarded_shard(key) -> Iterator[Address]:
-    """A shard that asks for tokens."""
+    """Start a shard that requires tokens."""
     with serving(shard_service(), security=Security(token_keys=key)) as address:
         yield address
 
 
 def authenticate(job: str, token: str, sequence_id: int = 1) -> bytes:
-    """A call of `authenticate`."""
+    """Call `authenticate`."""
     # Both services have it: the frame is the same.
     return framed("authenticate", idl.common.AuthenticateRequest(job, token), sequence_id=sequence_id)
 
@@ -93,7 +93,7 @@ def authenticate(job: str, token: str, sequence_id: int = 1) -> bytes:
 @settings(deadline=None)
 @given(job=st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=200))
 def test_a_token_is_good_for_its_job_and_time_alone(key, job):
-    """What was issued is accepted for its job until it expires, and for no other."""
+    """A token is accepted for its job until it expires, and for no other job."""
     keys = tokens.TokenKeys(key)
     if "/" in job:
         with pytest.raises(InvalidRequestError, match="without '/'"):
@@ -112,7 +112,7 @@ def test_a_token_is_good_for_its_job_and_time_alone(key, job):
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_token_that_was_changed_is_none(key, data):
-    """Whatever is changed in a token, it is refused, and the refusal does not show it."""
+    """A token with any change is refused, and the refusal does not show it."""
     token = issued(key, "digits", 10**10)
     place = data.draw(st.integers(0, len(token) - 1))
     put = data.draw(st.text(st.characters(codec="utf-8"), max_size=3).filter(lambda t: t != token[place]))
@@ -131,7 +131,7 @@ def test_what_is_no_token(key, text):
 
 
 def test_a_secret_is_on_the_disk_before_it_replaces_another(tmp_path, disk_calls):
-    """Should power fail, there is the old file or the new one, whole."""
+    """After a power failure there is the old file or the new one, complete."""
     file = tmp_path / "job.token"
     tokens.write_secret(file, "secret\n")
     synced, replaced, *_ = disk_calls
@@ -140,7 +140,7 @@ def test_a_secret_is_on_the_disk_before_it_replaces_another(tmp_path, disk_calls
 
 
 def test_keys_are_rotated(tmp_path, caplog):
-    """A new key signs at once, an old one is accepted until its line goes; a broken file changes nothing."""
+    """A new key signs at once, an old one is valid until it is removed; a broken file changes nothing."""
     file = tmp_path / "tokens.key"
     tokens.write_new_key(file, add=False)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -169,7 +169,7 @@ def test_keys_are_rotated(tmp_path, caplog):
 
 
 def test_members_and_shards_work_with_tokens(guarded_manager, guarded_shard, key, tmp_path):
-    """Workers with their job's token go on as without; the shard's job is the manager's and its run."""
+    """Workers with their job's token train as without; the shard's job is JOB/RUN."""
     credentials = of_job(key, "digits", tmp_path)
     member = MemberWorker(guarded_manager, "digits", credentials)
     pusher = ShardWorker(guarded_shard, 100_000, "digits/run", credentials)
@@ -198,7 +198,7 @@ def test_members_and_shards_work_with_tokens(guarded_manager, guarded_shard, key
     ],
 )
 def test_a_token_opens_its_own_job_only(guarded_manager, key, tmp_path, method, request_):
-    """A connection with a job's token can neither see nor touch another's; its own work goes on."""
+    """A connection with a job's token can neither see nor change another's; its own job goes on."""
     member = MemberWorker(guarded_manager, "digits", of_job(key, "digits", tmp_path))
     with Raw(guarded_manager) as raw:
         raw.send(authenticate("digits", issued(key, "digits")) + framed(method, request_, sequence_id=2))
@@ -210,7 +210,7 @@ def test_a_token_opens_its_own_job_only(guarded_manager, key, tmp_path, method, 
 
 
 def test_a_token_is_for_one_job_not_for_many(guarded_manager, key):
-    """Nobody can fill the manager with jobs whose names begin like its own."""
+    """A token's holder cannot fill the manager with jobs whose names begin like its own."""
     with Raw(guarded_manager) as raw:
         raw.send(authenticate("digits", issued(key, "digits")))
         answer(raw)
@@ -221,7 +221,7 @@ def test_a_token_is_for_one_job_not_for_many(guarded_manager, key):
 
 @pytest.mark.parametrize("name", ["other/run", "digits2/run", "run/digits", "/digits"])
 def test_a_token_opens_its_own_jobs_parameters_only(guarded_shard, key, tmp_path, name):
-    """At a shard, too; a large gradient for another job is read away and dropped."""
+    """A shard reads and drops a large gradient for another job than the token's."""
     own = f"digits/{uuid.uuid4().hex}"
     pusher = ShardWorker(guarded_shard, 100_000, own, of_job(key, "digits", tmp_path))
     stranger = Identity(name, "a", "a")
@@ -243,7 +243,7 @@ def test_a_token_opens_its_own_jobs_parameters_only(guarded_shard, key, tmp_path
 
 @pytest.mark.parametrize("kind", ["none", "expired", "foreign", "other job", "garbage", "empty", "missing"])
 def test_no_valid_token(guarded_manager, key, tmp_path, kind, caplog):
-    """Without a valid token nothing is answered but that; the client says what is wrong, at once."""
+    """Without a valid token only `authenticate` is answered; the client raises the reason at once."""
     caplog.set_level(logging.DEBUG)
     if kind == "foreign":
         key = tmp_path / "other.key"
@@ -273,7 +273,7 @@ def test_no_valid_token(guarded_manager, key, tmp_path, kind, caplog):
 
 
 def test_one_connection_is_for_one_job(guarded_manager, key):
-    """A connection cannot go over to another job, even with its token; the same token again is no mistake."""
+    """A connection cannot change to another job, even with its token; the same token may be sent again."""
     with Raw(guarded_manager) as raw:
         for job in ("a", "a"):
             raw.send(authenticate(job, issued(key, job)))
@@ -287,7 +287,7 @@ def test_one_connection_is_for_one_job(guarded_manager, key):
 
 
 def test_a_stock_client_can_authenticate(guarded_manager, key):
-    """Apache Thrift's own client calls `authenticate`, and hears what is wrong as a declared exception."""
+    """Apache Thrift's own client calls `authenticate`, and gets refusals as declared exceptions."""
     client = apache_client.ApacheClient(*guarded_manager)
     leave = apache_client.LeaveRequest(apache_client.Identity("stock", "a", "a"))
     with pytest.raises(apache_client.Unauthorised, match="asks for a job's token"):
@@ -300,7 +300,7 @@ def test_a_stock_client_can_authenticate(guarded_manager, key):
 
 
 def test_a_service_without_keys_takes_any_token(manager, key, tmp_path):
-    """A client with a token works with a service that asks for none."""
+    """A client with a token works with a service that requires none."""
     member = MemberWorker(manager, "digits", of_job(key, "digits", tmp_path))
     member.iterate()
     member.close()
@@ -319,14 +319,14 @@ def test_a_token_never_goes_over_the_network_in_the_clear(key, tmp_path):
 
 @pytest.mark.parametrize("service", ["manager", "ps"])
 def test_health_needs_no_token(guarded_manager, guarded_shard, service):
-    """A service that asks for tokens is alive for `evenpace health` without one."""
+    """`evenpace health` needs no token at a service that requires tokens."""
     address = str(guarded_manager if service == "manager" else guarded_shard)
     result = CliRunner().invoke(cli, ["health", f"--{service}", address, "--timeout", "120"])
     assert result.exit_code == 0, result.output
 
 
 def test_a_key_that_was_told(tmp_path):
-    """Processes that were told one key talk to each other with tokens of their own; it is never shown."""
+    """Processes that share a key in memory make tokens of their own; the key is never shown."""
     key = tokens.new_key()
     security = Security(token_key=key)
     with serving(manager_service(reconnect_grace=30.0), security=security) as address:
@@ -348,7 +348,7 @@ def test_a_key_that_was_told(tmp_path):
 
 
 def test_strangers_send_little(guarded_shard, key):
-    """Before authentication no long message is taken, however it begins."""
+    """Before authentication long messages are refused, however they begin."""
     for data in (
         framed("authenticate", idl.common.AuthenticateRequest("j", "x" * 5000)),
         framed("initialise", _ps.InitialiseRequest(Identity("j/r", "a", "a"), 0), bytes(10_000)),
@@ -361,7 +361,7 @@ def test_strangers_send_little(guarded_shard, key):
 
 
 def test_strangers_call_seldom(guarded_manager, key):
-    """Who tries tokens is cut off after a few."""
+    """A peer that tries several tokens is cut off after a few."""
     with Raw(guarded_manager) as raw:
         raw.send(b"".join(authenticate("j", "evenpace1.a.b") for _ in range(9)))
         for _ in range(8):
@@ -373,7 +373,7 @@ def test_strangers_call_seldom(guarded_manager, key):
 
 
 def test_strangers_do_not_stay(key, tmp_path, wait_until):
-    """Calls without a token do not put off the end of a connection."""
+    """Calls without a token do not extend the time to authenticate."""
     limits = ServerLimits(handshake_timeout=3.0)
     with serving(manager_service(), limits, security=Security(token_keys=key)) as address:
         member = MemberWorker(address, "digits", of_job(key, "digits", tmp_path))
@@ -381,7 +381,7 @@ def test_strangers_do_not_stay(key, tmp_path, wait_until):
         with contextlib.ExitStack() as stack:
 
             def called() -> Raw | None:
-                """None where this thread was held up before it called."""
+                """Call, or return None where this thread was stopped before it could."""
                 raw = stack.enter_context(Raw(address))
                 raw.send(call)
                 try:
@@ -410,7 +410,7 @@ def test_strangers_do_not_stay(key, tmp_path, wait_until):
 )
 @pytest.mark.parametrize("service", ["manager", "ps"])
 def test_nothing_listens_beyond_loopback_unprotected(key, tmp_path, service, options, missing):
-    """A service that others could reach needs TLS and tokens, or --insecure; the refusal says so."""
+    """A service that other machines can reach needs TLS and tokens, or --insecure."""
     line = [word.format(folder=tmp_path, key=key) for word in options]
     done = subprocess.run(
         [sys.executable, "-m", "evenpace", service, "--listen", "0.0.0.0:0", *line],
@@ -429,7 +429,7 @@ def test_nothing_listens_beyond_loopback_unprotected(key, tmp_path, service, opt
     [("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False)],
 )
 def test_what_counts_as_loopback(host, allowed):
-    """Loopback is what only this machine can reach."""
+    """An address is loopback if only this machine can reach it."""
     assert Address(host, 0).is_loopback == allowed
     Security(insecure=True).check_address(Address(host, 0))
     if allowed:

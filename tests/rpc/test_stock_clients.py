@@ -1,4 +1,4 @@
-"""Stock Thrift clients, Apache's and thriftpy2's, take part in training with nothing of ours beside them."""
+"""Stock Thrift clients, Apache's and thriftpy2's, take part in training without any code of evenpace."""
 
 import functools
 import shutil
@@ -32,19 +32,19 @@ thriftpy2_shard = thriftpy2.load(str(IDL / "parameter_server.thrift"), module_na
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Address, Address]]:
-    """A manager whose jobs start with two workers, and a parameter server, as real processes."""
+    """Start a manager whose jobs begin with two workers, and a parameter server, as real processes."""
     with manager_process("--workers", "2") as manager, shard_process() as shard:
         yield manager, shard
 
 
 def apache(manager: Address, shard: Address) -> tuple[Any, Any, Any, Any]:
-    """The structs of Apache Thrift, and what connects clients."""
+    """Return the structs of Apache Thrift, and a function that connects clients."""
     clients = [functools.partial(apache_client.ApacheClient, *address) for address in (manager, shard)]
     return apache_client, apache_client, *clients
 
 
 def thriftpy2_framed(manager: Address, shard: Address) -> tuple[Any, Any, Any, Any]:
-    """The structs of thriftpy2, and what connects clients, in the pure Python implementation."""
+    """Return the structs of thriftpy2, and a function that connects clients, in pure Python."""
     clients = [
         functools.partial(
             make_client,
@@ -69,17 +69,17 @@ KINDS: dict[str, Callable[[Address, Address], tuple[Any, Any, Any, Any]]] = {
 
 
 def initial_parameters(elements: int) -> np.ndarray:
-    """(elements,): what the job starts from."""
+    """Return the parameters that the job starts from, (elements,)."""
     return np.random.default_rng(0).normal(size=elements)
 
 
 def gradient_of(worker: str, iteration: int, elements: int) -> np.ndarray:
-    """(elements,): what `worker` pushes in `iteration`."""
+    """Return the gradient that `worker` pushes in `iteration`, (elements,)."""
     return np.random.default_rng([ord(worker), iteration]).normal(size=elements)
 
 
 def train(kind: str, cluster: tuple[Address, Address], job: str, worker: str, elements: int) -> dict:
-    """Take part in a job from join to leave; returns the assignments and the parameters after each step."""
+    """Take part in a job from join to leave; return the assignments and the parameters after each step."""
     mt, pt, connect, connect_to_shard = KINDS[kind](*cluster)
     manager = connect()
     identity_type = getattr(mt, "Identity", None) or mt.common.Identity
@@ -169,7 +169,7 @@ def test_stock_clients_train_together(cluster, kinds, elements):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_refusal_reaches_stock_clients(cluster, kind):
-    """A stock client gets a refusal as the exception that the IDL declares, and can go on."""
+    """A stock client gets a refusal as the exception that the IDL declares, and can continue."""
     mt, pt, connect, connect_to_shard = KINDS[kind](*cluster)
     manager = connect()
     common = mt if kind == "apache" else mt.common
@@ -192,7 +192,7 @@ def test_refusal_reaches_stock_clients(cluster, kind):
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("language", ["py", "java", "cpp"])
 def test_idl_compiles_with_apache_thrift(tmp_path, name, language):
-    """The Apache compiler takes the .thrift files as they are, for any language."""
+    """The Apache compiler compiles the .thrift files for several languages."""
     run = subprocess.run(
         ["thrift", "-r", "--gen", language, "-out", str(tmp_path), str(IDL / f"{name}.thrift")],
         check=False,
@@ -205,7 +205,7 @@ def test_idl_compiles_with_apache_thrift(tmp_path, name, language):
 
 
 def permutation_in_words(dataset_size: int, seed: int, epoch: int) -> list[int]:
-    """The permutation as idl/batchsize_manager.thrift has it, in Python's own integers."""
+    """Compute the permutation as idl/batchsize_manager.thrift defines it, in Python's own integers."""
     wrap, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def mix(z: int) -> int:

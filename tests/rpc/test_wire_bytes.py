@@ -1,4 +1,4 @@
-"""Bytes that are no message, and messages in unusual pieces."""
+"""Bytes that are no valid message, and messages that arrive in unusual pieces."""
 
 import contextlib
 import socket
@@ -99,7 +99,7 @@ NOT_MESSAGES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", NOT_MESSAGES)
 def test_what_is_no_message_is_refused(manager, member, name):
-    """Bytes that are no message of ours are answered with the reason, and the connection ends."""
+    """Bytes that are no valid message are answered with the reason, and the connection ends."""
     data, pattern = NOT_MESSAGES[name]
     with Raw(manager) as raw:
         raw.send(data)
@@ -111,7 +111,7 @@ def test_what_is_no_message_is_refused(manager, member, name):
 
 @pytest.mark.parametrize("name", NOT_MESSAGES)
 def test_what_is_no_push_is_refused(shard, pusher, name):
-    """The same holds for a method with a gradient."""
+    """Bytes that are no valid push, a method with a bulk field, are refused likewise."""
     data, pattern = NOT_MESSAGES[name]
     with Raw(shard) as raw:
         raw.send(data.replace(text("report"), text("push")) if "frame of" in pattern else data)
@@ -122,7 +122,7 @@ def test_what_is_no_push_is_refused(shard, pusher, name):
 
 
 def test_answers_before_a_bad_frame_still_come(manager, member):
-    """Of calls in one segment, those before the bad one are answered."""
+    """Of calls in one segment, those before an invalid one are answered."""
     good = framed("history", _manager.HistoryRequest(member.identity.job, 0, 1), sequence_id=7)
     with Raw(manager) as raw:
         raw.send(good + codec.frame(b"nonsense"))
@@ -135,7 +135,7 @@ def test_answers_before_a_bad_frame_still_come(manager, member):
 
 @pytest.mark.parametrize("cut", [1, 4, 20, -1])
 def test_connection_closed_within_a_frame(manager, member, cut):
-    """A call that does not arrive whole has no effect."""
+    """A call that does not arrive completely has no effect."""
     data = framed("leave", _manager.LeaveRequest(member.identity))
     with Raw(manager) as raw:
         raw.send(data[:cut])
@@ -175,7 +175,7 @@ def test_frames_byte_by_byte(shard):
 
 @pytest.mark.parametrize("elements", [3, 1000, LARGE])
 def test_frames_split_anywhere(shard, elements):
-    """Wherever a push is split in two, and whatever follows it at once, the sum is exact."""
+    """Wherever a push is split in two, and whatever bytes follow it, the sum is exact."""
     worker = ShardWorker(shard, elements)
     size = len(framed("push", worker.push_request(), worker.gradient()))
     places = (1, 3, 4, 5, 60, size // 2, size - 2, size - 1, 4095, 4096, 4097, 4100, 4101, 2**18 + 77)
@@ -196,7 +196,7 @@ def test_frames_split_anywhere(shard, elements):
 @pytest.mark.parametrize("envelope", [4096 - d for d in range(-8, 9)])
 @pytest.mark.parametrize("elements", [1, LARGE])
 def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
-    """A gradient is found wherever its field begins, also where what comes before it is long."""
+    """A gradient is found wherever its field begins, even after long fields."""
     worker = ShardWorker(shard, elements)
     push = worker.push_request()
     plain = len(framed("push", push, b"")) - 4  # bytes, up to where the field would begin
@@ -238,7 +238,7 @@ def test_push_with_options_of_many_groups(shard, groups, per_group):
 
 
 def valid_frames() -> list[bytes]:
-    """Some frames that are right, to be spoilt."""
+    """Return some valid frames to be corrupted."""
     nobody = Identity("fuzz", "w", "i")
     group = _ps.ParameterGroup(10, {"lr": 1.0, "momentum": 0.9})
     push = _ps.PushRequest(nobody, Assignment(0, 0, 0, 8, 8), [group, group])
@@ -255,7 +255,7 @@ def valid_frames() -> list[bytes]:
 
 @st.composite
 def spoilt(draw: st.DrawFn) -> bytes:
-    """A right frame with some bytes changed, put in or left out, or its length words made extreme."""
+    """Draw a valid frame with bytes changed, inserted or removed, or with extreme lengths."""
     data = bytearray(draw(st.sampled_from(valid_frames())))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(0, min(len(data), 400) - 1)))
@@ -282,7 +282,7 @@ ANYTHING = st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(codec.
 @settings(max_examples=600, deadline=None)
 @given(ANYTHING, st.integers(0, 2**31 - 1))
 def test_any_bytes_scan_and_decode_or_are_refused(data, extra):
-    """Whatever bytes come, reading them ends in a message or in a ProtocolError."""
+    """Any bytes are decoded as a message or raise a ProtocolError."""
     for length in (len(data) - 4, len(data) - 4 + extra):
         try:
             header, bulk = codec.scan(data[4:], length)
@@ -296,7 +296,7 @@ def test_any_bytes_scan_and_decode_or_are_refused(data, extra):
 
 @pytest.mark.parametrize("kind", ["manager", "shard"])
 def test_any_bytes_leave_a_server_serving(request, kind):
-    """Whatever bytes come, the server answers or ends that connection, and goes on with the others."""
+    """For any bytes, the server answers or ends that connection, and serves the others."""
     limits = ServerLimits(handshake_timeout=60.0, request_timeout=60.0)
     service, worker_type = {
         "manager": (manager_service(), MemberWorker),

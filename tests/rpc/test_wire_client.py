@@ -1,4 +1,4 @@
-"""The client against services that are away, slow or wrong."""
+"""The client against services that are unreachable, slow or wrong."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ _ps = idl.parameter_server
 
 
 def history_client(address: Address, **timeouts: float) -> Client:
-    """Our own client of a manager."""
+    """Make a client of a manager."""
     return Client(_manager.BatchSizeManager, address, "manager", **timeouts)
 
 
@@ -31,7 +31,7 @@ HISTORY = _manager.HistoryRequest("j", 0, 1)
 
 
 def test_late_answer_is_never_taken_for_another():
-    """After a deadline the next call goes over a new connection, so the late answer is nobody's."""
+    """After a deadline the next call uses a new connection, which the late answer cannot reach."""
     late = threading.Event()
     first: list[Raw] = []
 
@@ -69,7 +69,7 @@ def test_late_answer_is_never_taken_for_another():
     ],
 )
 def test_answer_that_is_none_is_refused(script, pattern):
-    """An answer to another call, or none at all, is an error, and the connection is not used again."""
+    """An answer to another call, or no valid answer, is an error, and the connection is not used again."""
     with scripted(script, answering("right")) as address:
         client = history_client(address)
         with pytest.raises(ProtocolError, match=pattern):

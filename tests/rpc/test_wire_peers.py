@@ -163,7 +163,7 @@ def test_peer_that_reads_slowly_is_not_cut_off(wait_until):
         worker = ShardWorker(address, MANY)
 
         def comes_slowly() -> bool:
-            """Whether the whole answer comes; it need not to a reader that was held up itself."""
+            """Return whether the whole answer arrives; it need not to a reader that was stopped itself."""
             with Raw(address, receive_buffer=2**16) as raw:
                 raw.send(pull_frame(worker, -1))
                 (length,) = codec.LENGTH.unpack(raw.read(4))
@@ -185,7 +185,7 @@ def test_peer_that_reads_slowly_is_not_cut_off(wait_until):
 
 
 def refused_after_deadline(address: Address, *pieces: bytes) -> str:
-    """The reason for which a server ends a connection, which sends the pieces over and over until then."""
+    """Return the reason for which a server ends a connection, which sends the pieces until then."""
     with Raw(address) as raw:
         for piece in itertools.cycle(pieces or (b"",)):
             if piece:
@@ -199,7 +199,7 @@ def refused_after_deadline(address: Address, *pieces: bytes) -> str:
 
 
 def called_in_time(address: Address, stack: contextlib.ExitStack, *calls: bytes) -> tuple[Raw, Any]:
-    """A connection, and the first answer on it; a new one where this thread was held up before it called."""
+    """Return a connection and its first answer; a new one if this thread was stopped before its call."""
     while True:
         raw = stack.enter_context(Raw(address))
         raw.send(b"".join(calls))
@@ -212,7 +212,7 @@ def called_in_time(address: Address, stack: contextlib.ExitStack, *calls: bytes)
 
 @pytest.fixture
 def impatient(request) -> Iterator[tuple[Address, MemberWorker]]:
-    """A manager with the deadlines that the test gives, and a member that must come to no harm."""
+    """Start a manager with the deadlines that the test gives, and a member that must come to no harm."""
     with serving(manager_service(reconnect_grace=30.0), ServerLimits(**request.param)) as address:
         worker = MemberWorker(address)
         worker.iterate()
@@ -223,7 +223,7 @@ def impatient(request) -> Iterator[tuple[Address, MemberWorker]]:
 
 @pytest.mark.parametrize("impatient", [{"handshake_timeout": 0.3}], indirect=True)
 def test_silent_peer(impatient):
-    """A peer that says nothing after connecting is told so, and the connection ends."""
+    """A peer that sends nothing after connecting gets the reason, and the connection ends."""
     address, worker = impatient
     assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
     worker.iterate()
@@ -250,7 +250,7 @@ def test_slow_loris(impatient):
 
 @pytest.mark.parametrize("impatient", [{"idle_timeout": 0.3}], indirect=True)
 def test_idle_peer(impatient):
-    """A peer that has called, and then is silent for the idle deadline, is told so."""
+    """A peer that has called, and is then silent for the idle deadline, gets the reason."""
     address, worker = impatient
     call = framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1))
     with contextlib.ExitStack() as stack:
@@ -262,7 +262,7 @@ def test_idle_peer(impatient):
 
 
 def test_waiting_for_a_barrier_is_not_idle():
-    """A peer whose call is being answered may be silent for as long as that takes."""
+    """A peer whose call is being answered may be silent for any time."""
     limits = ServerLimits(idle_timeout=2.0, handshake_timeout=2.0, request_timeout=0.3)
     joins = [framed("join", join_request(Identity("j", name, name))) for name in "ab"]
     # This second call shows that the first is waiting: calls on a connection are taken in order.
@@ -276,7 +276,7 @@ def test_waiting_for_a_barrier_is_not_idle():
 
 
 def test_gradient_that_stops_coming():
-    """A gradient that makes no progress for the request deadline is given up; a retry completes it."""
+    """A gradient without progress for the request deadline is given up; a retry completes it."""
     with serving(shard_service(), ServerLimits(request_timeout=0.3)) as address:
         worker = ShardWorker(address, LARGE)
         with Raw(address) as raw:
@@ -289,7 +289,7 @@ def test_gradient_that_stops_coming():
 
 @pytest.mark.parametrize("impatient", [{"connections": 3}], indirect=True)
 def test_too_many_connections(impatient, wait_until):
-    """A connection too many is told so; one that closes makes room."""
+    """A connection above the limit is refused with the reason; one that closes makes room."""
     address, worker = impatient
     call = framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1))
     with Raw(address) as one:
@@ -312,7 +312,7 @@ def test_too_many_connections(impatient, wait_until):
 
 
 def test_too_many_calls_in_flight():
-    """A call too many on one connection ends it; calls that are answered do not count."""
+    """A call above the limit on one connection ends it; calls that are answered do not count."""
     with serving(shard_service(), ServerLimits(calls_in_flight=4)) as address:
         worker = ShardWorker(address)
         with Raw(address) as raw:
@@ -327,7 +327,7 @@ def test_too_many_calls_in_flight():
 
 
 def test_client_reconnects_after_idle(caplog, wait_until):
-    """A worker that was disconnected for idling goes on over a new connection, as the same member."""
+    """A worker that was disconnected for idling continues over a new connection, as the same member."""
     with serving(manager_service(reconnect_grace=30.0), ServerLimits(idle_timeout=0.3)) as address:
         worker = MemberWorker(address)
         wait_until(lambda: "no call came for 0.3 s" in caplog.text, "the end of the connection")
@@ -358,7 +358,7 @@ def test_second_manager_on_the_port():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_clean_shutdown_of_the_manager(number):
-    """A manager that is told to stop refuses who waits, then ends with status 0."""
+    """A manager that is told to stop refuses calls that wait, then exits with status 0."""
     with signalled_process("manager", "--workers", "2") as (popen, address), Raw(address) as raw:
         identity = Identity("j", "a", "a")
         # The second call shows that the first is waiting: calls on a connection are taken in order.
@@ -372,7 +372,7 @@ def test_clean_shutdown_of_the_manager(number):
 
 
 def test_clean_shutdown_of_a_shard():
-    """A shard that is told to stop refuses who waits, then ends with status 0."""
+    """A shard that is told to stop refuses calls that wait, then exits with status 0."""
     with signalled_process("ps") as (popen, address):
         worker = ShardWorker(address)
         with Raw(address) as raw:

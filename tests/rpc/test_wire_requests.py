@@ -1,4 +1,4 @@
-"""Requests that are no good: a declared exception for the sender, no effect on anybody else."""
+"""Invalid requests: a declared exception for the sender, and no effect on others."""
 
 import itertools
 import struct
@@ -36,7 +36,7 @@ Identity, Assignment = idl.common.Identity, idl.common.Assignment
 
 
 def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
-    """By name: the method, its request, the error, and what its message says; `me` has reported once."""
+    """Return by name a method, its request, the error and its message; `me` has reported once."""
     other = Identity("new job", "w", "i")
 
     def report(identity: Any = me, **changes: Any) -> Any:
@@ -104,7 +104,7 @@ def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
 
 
 def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, type, str]]:
-    """By name: the method, request, gradient, error, and what it says; `me` has 1000 floats at version 1."""
+    """Return by name method, request, gradient, error and message; `me` has 1000 floats at version 1."""
     other = Identity("new job", "w", "i")
     group = _ps.ParameterGroup
 
@@ -181,7 +181,7 @@ SOMEBODY = Identity("j", "w", "i")
 
 @pytest.mark.parametrize("name", bad_manager_requests(SOMEBODY))
 def test_manager_refuses_bad_request(manager, member, name):
-    """The manager says which value is no good, goes on with the connection, and changes nothing."""
+    """The manager names the invalid value, keeps the connection, and changes nothing."""
     method, argument, error, pattern = bad_manager_requests(member.identity)[name]
     with Raw(manager) as raw:
         raw.send(framed(method, argument))
@@ -195,7 +195,7 @@ def test_manager_refuses_bad_request(manager, member, name):
 
 @pytest.mark.parametrize("name", bad_shard_requests(SOMEBODY))
 def test_shard_refuses_bad_request(shard, pusher, name):
-    """A shard says which value is no good, reads the gradient away, and changes nothing."""
+    """A shard names the invalid value, reads and drops the gradient, and changes nothing."""
     method, argument, bulk, error, pattern = bad_shard_requests(pusher.identity)[name]
     with Raw(shard) as raw:
         raw.send(framed(method, argument, bulk))
@@ -209,7 +209,7 @@ def test_shard_refuses_bad_request(shard, pusher, name):
 
 
 def wrongly_typed(me: Any) -> dict[str, tuple[bytes, str]]:
-    """By name: a call of report or history with a field of another type than declared, and the error."""
+    """Return by name a call of report or history with a field of another type, and the error."""
     fields = {
         1: identity_field(me),
         2: field(2, I64, i64(1)),
@@ -247,7 +247,7 @@ def test_field_of_another_type_is_refused(manager, member, name):
 
 
 def test_extreme_times_leave_the_sum_exact():
-    """Whatever times two workers claim, their counts sum to the batch."""
+    """Whatever times two workers report, their counts sum to the batch."""
     with serving(manager_service(workers=2)) as address, Raw(address) as one, Raw(address) as two:
         names = [Identity("extreme", name, name) for name in "ab"]
         for raw, identity in zip((one, two), names, strict=True):
@@ -274,7 +274,7 @@ def test_huge_bounds_leave_the_sum_exact():
 
 
 def test_unknown_method_is_answered(manager, member):
-    """A method that the service lacks is answered with those that it has, and the connection goes on."""
+    """A method that the service lacks is answered with those that it has, and the connection stays open."""
     with Raw(manager) as raw:
         for method in ("pull", "", "x" * 256, "__class__"):
             raw.send(message(method, STOP))
