@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evenpace import context
-from worker.scalars import Scalars
+from worker.iteration_times import Scalars
 from worker.session import Session
 
 __all__ = ["Logger", "Scalars", "TensorBoard", "write"]
@@ -24,7 +24,7 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
 
     The names are `evenpace/batch_size`, `evenpace/batch_processing_time`, `evenpace/iteration_time`,
     `evenpace/waiting_share`, `evenpace/speed` and `evenpace/throughput`; units and meaning are those of
-    `worker.scalars.IterationTimes.values`. A writer that raises an error is logged and used no more.
+    `worker.iteration_times.IterationTimes.values`. A writer that raises an error is logged and used no more.
 
     Args:
         to: The writer.
@@ -34,7 +34,7 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
     Raises:
         InvalidRequestError: There is no session, or `every` is less than 1.
     """
-    (session or context.session()).tell_scalars(to, every)
+    (session or context.session()).add_scalars(to, every)
 
 
 class TensorBoard:

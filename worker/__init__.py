@@ -1,6 +1,5 @@
-"""What runs inside a training loop: the session with the services, timing, monitors, framework adapters.
+"""The part of evenpace inside a training loop: the session with the services, timing, monitors, adapters.
 
-`session` with what it stands on (`membership`, `shards`, `recovery`), `timing`, `monitors` and `cgroups` know
-no framework; `torch_data` and `torch_optimizer` are the adapter for PyTorch; `torch_ddp`, `torch_batchnorm`
-and `torch_timing` are for `torch.distributed`.
+`session` and the modules that it uses (`membership`, `shard_clients`, `job_recovery`), `data`, `partitions`
+and `resources` know no framework; `torch`, `keras` and `jax` are the adapters of one framework each.
 """

@@ -1,4 +1,4 @@
-"""What a session is made from: where the services are, what this worker is, what it goes on with."""
+"""Settings of a session: the services' addresses, this worker's properties, a checkpoint to resume from."""
 
 import os
 import socket
@@ -12,29 +12,29 @@ from rpc.credentials import Credentials
 
 
 def default_worker_name() -> str:
-    """A name that no other worker is likely to have; under torchrun and its like, by the rank."""
+    """Return a name that no other worker is likely to have; under torchrun and similar tools, by the rank."""
     rank = os.environ.get("RANK")
     return f"rank-{rank}" if rank else f"{socket.gethostname()}-{os.getpid()}"
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """Where the services are, and what this worker is.
+    """Addresses of the services, and properties of this worker.
 
     Attributes:
         manager: The BatchSizeManager's address.
-        shards: The parameter server's shards, in the same order for every worker; none where the workers
-            reduce their gradients among themselves.
+        shards: The addresses of the parameter server's shards, in the same order for every worker; empty
+            where the workers all-reduce their gradients.
         job: The job's name.
         worker: This worker's name, unique in the job.
-        bounds: What batch sizes it can take.
+        bounds: The batch sizes that it can take.
         connect_timeout: Seconds in which each service must be reached.
-        barrier_timeout: Seconds for which the others may keep this worker waiting.
-        silence: Seconds for which a service may say nothing before its connection counts as broken, and the
-            call is made anew; one that waits for others says so every two seconds.
-        credentials: This worker's certificate and token; None where the services ask for neither.
-        device: The kind of device that this worker computes on, in words; None: the GPU's name, or the CPU's
-            and how many cores of it there are.
+        barrier_timeout: Seconds for which the other workers may keep this one waiting.
+        silence: Seconds for which a service may send nothing before its connection counts as broken, and the
+            call is repeated; a service answers every two seconds while a call waits for other workers.
+        credentials: This worker's certificate and token; None where the services require neither.
+        device: The kind of device that this worker computes on, in words; None for the GPU's name, or the
+            CPU's name and number of cores.
 
     Raises:
         ValueError: A value is not allowed.
@@ -60,15 +60,15 @@ class SessionConfig:
 
 @dataclass(frozen=True)
 class JobCheckpoint:
-    """What a session needs to go on with a job that was saved, beside the parameters.
+    """A saved job's position and learned state, from which a session resumes it, beside the parameters.
 
     Attributes:
-        iteration: The first that has not been trained.
-        learned: What the manager had learned by then.
-        spec: What was trained on.
-        position: Epoch and first position of that iteration's batch, which the iteration does not tell where
-            batches have had other sizes; None: as `spec` has it.
-        batch_size: Samples of a whole batch, which an operator may have changed; None: as `spec` has it.
+        iteration: The first iteration that has not been trained.
+        learned: The learned state of the manager's policy and predictor, serialised.
+        spec: The data that the job trains on, and its order.
+        position: Epoch and first position of that iteration's batch; None if all batches have had the size of
+            `spec`, so that they follow from the iteration.
+        batch_size: Samples of a whole batch, which an operator may have changed; None for that of `spec`.
     """
 
     iteration: int

@@ -1,7 +1,7 @@
-"""Counts of what a session has done, and how its iterations' time was spent, for metrics and traces.
+"""Counters of a session, and of the time that each phase of its iterations took, for metrics and traces.
 
-An iteration, as it is told of here, begins with the pull of its parameters: load, compute, push and report
-follow, and the report ends with the answer, when all others have reported. It knows no wire and no session.
+An iteration begins here with the pull of its parameters; load, compute, push and report follow, and the
+report ends with the answer, when all other workers have reported. This module knows no wire and no session.
 """
 
 import contextlib
@@ -13,23 +13,26 @@ from rpc.counters import Histogram
 
 PHASES = ("pull", "load", "compute", "push", "report")
 
-# Told of a phase that has ended: whose, which, and its begin and end on the monotonic clock in nanoseconds.
+# Called with each phase that has ended: assignment, name, begin and end (monotonic clock, in nanoseconds).
 PhaseObserver = Callable[[Assignment, str, int, int], None]
 
 
 class SessionTally:
-    """What a session has done; see `rpc.counters`.
+    """Counters of a session; see `rpc.counters`.
+
+    Args:
+        limit: Most samples that the worker takes in an iteration.
 
     Attributes:
-        iterations: That were finished, pieces left out.
-        samples: Of them and of pieces.
-        pieces: Parts of iterations that were another worker's.
-        rewinds: Recoveries that this worker went through.
+        iterations: Iterations that were finished, pieces left out.
+        samples: Samples of the iterations and of the pieces.
+        pieces: Parts of iterations that had been assigned to another worker before.
+        rewinds: Recoveries that this worker took part in.
         processing: Batch processing times in seconds, as they were reported.
         waiting: Seconds for which the shards held parameters back.
-        limit: Samples that this worker takes at most.
-        seconds: In each phase.
-        observer: Told of each phase, if it is set.
+        limit: Most samples that this worker takes in an iteration.
+        seconds: Seconds in each phase, by name.
+        observer: Called with each phase, if it is set.
     """
 
     def __init__(self, limit: int) -> None:
@@ -39,27 +42,27 @@ class SessionTally:
         self.limit = limit
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.observer: PhaseObserver | None = None
-        self._free_since = time.monotonic_ns()  # when the last phase ended
+        self._phase_ended_at = time.monotonic_ns()  # when the last phase ended
 
     @contextlib.contextmanager
     def phase(self, name: str, assignment: Assignment | None) -> Iterator[None]:
-        """What is done within is a phase of the assignment's iteration; nothing is counted if that fails."""
+        """Count the time of a `with` block as a phase of an iteration; not if the block raises an error."""
         began = time.monotonic_ns()
         yield
         self._end(name, assignment, began)
 
-    def computed(self, assignment: Assignment) -> None:
-        """The gradient is there: what has passed since the last phase was computing."""
-        self._end("compute", assignment, self._free_since)
+    def end_compute(self, assignment: Assignment) -> None:
+        """Count the time since the last phase as computing, since the gradient is complete."""
+        self._end("compute", assignment, self._phase_ended_at)
 
-    def processed(self, seconds: float, count: int) -> float:
-        """Count the batch processing time of so many samples, and return it."""
+    def count_processing(self, seconds: float, count: int) -> float:
+        """Count the batch processing time of `count` samples, and return it."""
         if count:
             self.processing.add(seconds)
         return seconds
 
     def _end(self, name: str, assignment: Assignment | None, began: int) -> None:
-        self._free_since = now = time.monotonic_ns()
+        self._phase_ended_at = now = time.monotonic_ns()
         self.seconds[name] += (now - began) / 1e9
         if self.observer is not None and assignment is not None:
             self.observer(assignment, name, began, now)

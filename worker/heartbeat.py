@@ -1,6 +1,6 @@
-"""The thread that tells the manager that this worker lives.
+"""The thread that sends this worker's heartbeats to the manager.
 
-It knows the wire's heartbeat alone; what follows from the answers is its member's to decide.
+This module knows the wire's heartbeat alone; the member decides what follows from the answers.
 """
 
 import logging
@@ -22,30 +22,30 @@ _CONNECT_SECONDS = 1.0
 _END_SECONDS = 2.0
 
 
-class Listener(Protocol):
-    """The member that the heartbeats are of; see `worker.membership.Membership`."""
+class Member(Protocol):
+    """The member whose heartbeats are sent; see `worker.membership.Membership`."""
 
     attempt: int
     paused: bool
 
     def must_recover(self, attempt: int) -> None:
-        """The manager wants the job to be brought into another attempt."""
+        """Handle that the manager wants the job to recover into an attempt."""
         ...
 
     def fail(self, error: EvenpaceError) -> None:
-        """It cannot go on."""
+        """Handle an error after which the member cannot go on."""
         ...
 
 
 class Heartbeat:
-    """Sends heartbeats until it is stopped.
+    """A thread that sends heartbeats until it is stopped.
 
     Args:
-        client: Of the manager, for this thread alone.
-        identity: This worker's, as the wire has it.
-        seconds: Between heartbeats.
-        member: Is told what the answers say.
-        log_fields: Gives what lines of log say beside their message.
+        client: A client of the manager, for this thread alone.
+        identity: This worker's `Identity` of common.thrift.
+        seconds: Seconds between heartbeats.
+        member: Handles the answers.
+        log_fields: Returns the structured fields of log lines.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Heartbeat:
         client: Client,
         identity: Any,
         seconds: float,
-        member: Listener,
+        member: Member,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         client.set_connect_timeout(_CONNECT_SECONDS)
@@ -67,9 +67,9 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self, reason: EvenpaceError) -> None:
-        """End the thread; a call that is under way ends with `reason`.
+        """End the thread; a call in progress fails with `reason`.
 
-        Where that is not soon, as when a name is looked up, the thread is left to end with the process.
+        If it does not end within 2 s, as while a host name is resolved, it is left to end with the process.
         """
         self._stopping.set()
         self._client.abandon(reason)
@@ -77,9 +77,9 @@ class Heartbeat:
         self._client.close()
 
     def _run(self) -> None:
-        beating = Periodic("sending a heartbeat")
+        heartbeats = Periodic("sending a heartbeat")
         while not self._stopping.is_set():
-            with beating:
+            with heartbeats:
                 try:
                     self._beat()
                 except (NotMemberError, InvalidRequestError) as error:

@@ -1,8 +1,8 @@
-"""A worker's membership in a job: it joins, reports each iteration, and is told what to do next.
+"""A worker's membership in a job: it joins, reports each iteration, and gets its assignments.
 
-It speaks to the BatchSizeManager alone. In the paper's blocking mode a report is a call that waits for the
-answer. Where the manager plans ahead, a thread reports while the next iterations are computed (LB-BSP,
-section 4). A manager that is away is waited for, as long as for the other workers.
+This module calls the BatchSizeManager alone. In the paper's blocking mode a report is a call that waits for
+the answer. Where the manager plans ahead, a thread reports while the next iterations are computed (LB-BSP,
+section 4). A manager that cannot be reached is waited for, as long as for the other workers.
 """
 
 import logging
@@ -44,27 +44,27 @@ log = logging.getLogger(__name__)
 
 _wire = idl.batchsize_manager
 
-_LAST_REPORTS_SECONDS = 1.0  # to have the last reports answered, before the worker leaves
-_SILENT_SECONDS = 5.0  # of waiting to be let in, before the user is told
+_LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
+_SILENT_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says so
 
 
 class Membership:
     """One worker's membership in one job.
 
     Args:
-        client: Of the manager; used by one thread at a time.
-        identity: This worker's, as the wire has it.
-        timeout: Seconds for which the others may keep this worker waiting.
-        on_lost: Called with slices that were lost, maybe by the thread that reports.
+        client: A client of the manager; used by one thread at a time.
+        identity: This worker's `Identity` of common.thrift.
+        timeout: Seconds for which the other workers may keep this one waiting.
+        on_lost: Called with slices that were lost, possibly by the thread that reports.
         on_failure: Called with the error that ended a thread.
-        fence: Called with the attempt that the shards are to be fenced with, by any thread; None without a
+        fence: Called, by any thread, with the attempt that the shards are to be fenced with; None without a
             parameter server.
-        log_fields: Gives what lines of log say beside their message.
+        log_fields: Returns the structured fields of log lines.
 
     Attributes:
-        released: Why the worker was released, once it was.
-        attempt: That this worker is in.
-        paused: Whether the job is, for all that is known: then this worker waits for as long as it takes.
+        released: The reason for the worker's release, once it was released.
+        attempt: The attempt that this worker is in.
+        paused: Whether the job was paused at the last heartbeat: then this worker waits without a time-out.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class Membership:
         self._lookahead = 0
         self._heartbeat_seconds: float | None = None
         self._heartbeat: Heartbeat | None = None
-        self._known = -1  # the last iteration that there has been an assignment for
-        self._maximum: int | None = None  # samples, as the manager has still to learn
+        self._last_assigned = -1  # the last iteration with an assignment
+        self._maximum: int | None = None  # samples, not reported yet
         self._change = threading.Condition()  # guards what follows, `released` and `attempt`
-        self._planned: deque[Assignment] = deque()  # what has not been begun yet
+        self._planned: deque[Assignment] = deque()  # assignments that have not been begun yet
         self._failure: EvenpaceError | None = None
-        self._recover: int | None = None  # the attempt that the job is to be brought into
-        self._fenced = 0  # the last attempt that the shards were fenced with from here
+        self._recover: int | None = None  # the attempt that the job is to recover into
+        self._fenced = 0  # the last attempt that this worker has fenced the shards with
         self._fencing: threading.Thread | None = None
         self._reports: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
-        self._unanswered: Any = None  # the report that the thread waits with
+        self._unanswered: Any = None  # the report whose answer the thread waits for
         self._leaving = False
         self._thread: threading.Thread | None = None
 
@@ -115,19 +115,19 @@ class Membership:
         unreleasable: bool = False,
         device: str | None = None,
     ) -> Joined:
-        """Become a member; answered when all workers are there.
+        """Become a member of the job, and wait until all workers have joined.
 
         Args:
-            spec: What is trained on.
-            bounds: What batch sizes this worker can take.
-            resume: Where a saved job goes on.
-            learned: What the manager had learned by then.
-            unreleasable: Whether the others could not go on without this worker.
-            device: Of which kind it is, in words; None where it is not to be said.
+            spec: The data that the job trains on, and its order.
+            bounds: The batch sizes that this worker can take.
+            resume: The position that a saved job continues from.
+            learned: The manager's learned state at that position, serialised.
+            unreleasable: Whether the other workers could not go on without this one.
+            device: The kind of this worker's device, in words; None to leave it out.
 
         Raises:
-            InvalidRequestError: The manager refuses, and says why.
-            ConnectionLostError: It cannot be reached.
+            InvalidRequestError: The manager refuses, with the reason.
+            ConnectionLostError: The manager cannot be reached.
         """
         request = _wire.JoinRequest(
             identity=self._identity,
@@ -139,7 +139,7 @@ class Membership:
             heartbeats=True,
         )
         self._joined = False
-        waiting = threading.Timer(_SILENT_SECONDS, self._tell_that_it_waits)
+        waiting = threading.Timer(_SILENT_SECONDS, self._log_waiting)
         waiting.daemon = True
         waiting.start()
         try:
@@ -153,22 +153,22 @@ class Membership:
             self.attempt = reply.assignment.attempt or 0
         self._lookahead = reply.lookahead or 0
         self._heartbeat_seconds = reply.heartbeat or None
-        self._take(reply)
+        self._note_reply(reply)
         if self._lookahead:
-            self._control = self._client.twin()  # the thread waits for answers through the other
+            self._control = self._client.twin()  # the reporting thread waits on the other connection
             self._thread = threading.Thread(target=self._report_all, name="evenpace-reports", daemon=True)
             self._thread.start()
-        synchronisation = _understood(read_synchronisation, reply.synchronisation)
+        synchronisation = _read_answer(read_synchronisation, reply.synchronisation)
         return Joined(reply.run, synchronisation, self._lookahead, list(reply.lost))
 
     def start_heartbeat(self) -> None:
-        """Tell the manager from now on that this worker lives, if it wants to know; see `heartbeat`."""
+        """Start to send heartbeats, if the manager has asked for them; see `worker.heartbeat`."""
         if self._heartbeat_seconds is not None:
             twin = self._client.twin()
             self._heartbeat = Heartbeat(twin, self._identity, self._heartbeat_seconds, self, self._log_fields)
 
     def report(self, finished: Finished) -> None:
-        """Report an iteration: here, or where the manager plans ahead, by the thread."""
+        """Report an iteration and wait for the answer; where the manager plans ahead, the thread does so."""
         if finished.maximum is not None:
             self._maximum = min(finished.maximum, self._maximum or finished.maximum)
         if self._lookahead:
@@ -177,19 +177,19 @@ class Membership:
             self._report(finished)
 
     def next(self) -> Assignment | None:
-        """What to do next; None if the worker is released. Waits until that is known.
+        """Wait for the next assignment and return it; None if the worker is released.
 
         Raises:
-            RewoundError: The manager wants the job to be brought into another attempt.
-            EvenpaceError: Reporting has failed.
-            DeadlineExceededError: The others kept this worker waiting for too long.
+            RewoundError: The manager has begun another attempt.
+            EvenpaceError: A report has failed.
+            DeadlineExceededError: The other workers kept this one waiting for too long.
         """
         with self._change:
             while not self._change.wait_for(self._is_decided, self._timeout):
                 if self.paused:
                     continue
                 raise DeadlineExceededError(
-                    f"there is no assignment after iteration {self._known} within {self._timeout:g} s"
+                    f"there is no assignment after iteration {self._last_assigned} within {self._timeout:g} s"
                 )
             if self._recover is not None:
                 raise RewoundError("the manager has begun another attempt", self._recover)
@@ -200,18 +200,18 @@ class Membership:
             return None
 
     def planned(self, iteration: int) -> Assignment | None:
-        """The assignment of an iteration to come, if there is one yet."""
+        """Return the assignment of a later iteration, or None if it is not planned yet."""
         with self._change:
             return next((a for a in self._planned if a.iteration == iteration), None)
 
     def checkpoint(self) -> tuple[bytes, int | None]:
-        """What the manager has learned, and samples of a whole batch, for `join` to resume from."""
+        """Return the manager's learned state, and the samples of a whole batch, for `join` to resume from."""
         reply = self._control.call("checkpoint", _wire.CheckpointRequest(identity=self._identity))
         self._check_echo(reply.identity)
         return bytes(reply.learned), reply.total_batch_size
 
     def leave(self) -> None:
-        """Say goodbye; what fails now is only logged. From any thread, to one that waits in `join`."""
+        """Leave the job; errors are only logged. May be called while another thread waits in `join`."""
         if self._joined is None:
             return
         self._leaving = True
@@ -236,30 +236,30 @@ class Membership:
         self._client.close()
         self._control.close()
 
-    # -- recovery; see `worker.recovery`
+    # -- recovery, called by `worker.job_recovery`
 
     def recover(self, attempt: int) -> int:
-        """Have another attempt begun than `attempt`, and say which; waits for a manager that is away."""
+        """Have an attempt after `attempt` begun, and return its number; wait for an unreachable manager."""
         request = _wire.RecoverRequest(identity=self._identity, attempt=attempt)
         return int(self._call_patiently(self._control, "recover", request).attempt)
 
     def has_trained(self) -> bool:
-        """Whether the manager knows of an iteration that is complete."""
+        """Return whether the manager knows of a complete iteration."""
         request = _wire.HistoryRequest(job=self._identity.job, first_iteration=0, limit=1)
         return bool(self._control.call("history", request).iterations)
 
     def rewind(self, attempt: int, iteration: int) -> Assignment | None:
-        """Go on in another attempt.
+        """Enter another attempt.
 
         Args:
-            attempt: Which one.
-            iteration: Where it may begin, for all that this worker knows.
+            attempt: The attempt.
+            iteration: The iteration that it may begin with, as far as this worker knows.
 
         Returns:
-            What to do next; None if the worker is released.
+            The first assignment of the attempt; None if the worker is released.
 
         Raises:
-            RewoundError: There is a later attempt already.
+            RewoundError: A later attempt has begun.
         """
         request = _wire.RewindRequest(identity=self._identity, attempt=attempt, iteration=iteration)
         reply = self._call_patiently(self._control, "rewind", request)
@@ -267,17 +267,17 @@ class Membership:
             self.attempt = attempt
             self._planned.clear()
             self._recover = None
-        self._take(reply)
+        self._note_reply(reply)
         return self.next()
 
     @property
     def reconnects(self) -> int:
-        """How often a connection for calls had to be made anew; from any thread."""
+        """Return how often a connection for calls was made again; may be called from any thread."""
         clients = {self._client, self._control}
         return sum(max(0, client.connections - 1) for client in clients)
 
     def must_recover(self, attempt: int) -> None:
-        """The manager wants the job to be brought into another attempt; from any thread."""
+        """Note that the manager wants the job to recover into an attempt; may be called from any thread."""
         with self._change:
             if attempt <= self.attempt:
                 return
@@ -286,14 +286,14 @@ class Membership:
         if self._fence is None or attempt <= self._fenced:
             return
         if self._fencing is None or not self._fencing.is_alive():
-            # Heartbeats go on meanwhile: a shard may be away for long.
+            # In a thread of its own, since a shard may be unreachable for long and heartbeats must go on.
             self._fencing = threading.Thread(
                 target=self._fence_shards, args=(attempt,), name="evenpace-fence", daemon=True
             )
             self._fencing.start()
 
     def fail(self, error: EvenpaceError) -> None:
-        """This worker cannot go on; from any thread."""
+        """Note an error after which this worker cannot go on; may be called from any thread."""
         with self._change:
             self._failure = error
             self._change.notify_all()
@@ -302,7 +302,7 @@ class Membership:
     # -- within
 
     def _fence_shards(self, attempt: int) -> None:
-        """Lest the thread that trains waits at the shards for what will not come."""
+        """Fence the shards, so that the thread that trains does not wait there in vain."""
         assert self._fence is not None
         try:
             self._fence(attempt)
@@ -315,16 +315,16 @@ class Membership:
                 extra=self._log_fields(),
             )
 
-    def _tell_that_it_waits(self) -> None:
+    def _log_waiting(self) -> None:
         if self._client.connected:
             log.info(
-                "waiting for job %s to begin: it does once so many workers have joined as the manager wants",
+                "waiting for job %s to begin: it does once as many workers have joined as the manager wants",
                 self._identity.job,
                 extra=self._log_fields(),
             )
 
     def _report_all(self) -> None:
-        """The thread: one report after the other, until this worker leaves or one fails."""
+        """Send one report after the other, in a thread, until this worker leaves or a report fails."""
         while (finished := self._reports.get()) is not None and not self._leaving:
             if finished.attempt != self.attempt:
                 continue
@@ -334,15 +334,15 @@ class Membership:
                 if self._leaving:
                     break
                 if finished.attempt != self.attempt:
-                    continue  # the job was rewound meanwhile: there are earlier iterations to report
+                    continue  # the job was rewound meanwhile
                 self.fail(error if isinstance(error, EvenpaceError) else _reporting_failed(error))
                 return
         self._report_last(finished)
 
     def _report_last(self, finished: Finished | None) -> None:
-        """Tell what there was no answer to, or what was not told; `finished` is the first of these.
+        """Send the reports that were not answered or not sent, of which `finished` is the first.
 
-        The answers come at once, since no more is asked for than what is planned already.
+        They are answered at once, since they ask for no further assignment.
         """
         requests = [] if self._unanswered is None else [self._unanswered]
         while finished is not None:
@@ -359,7 +359,7 @@ class Membership:
             log.debug("the last reports: %s", error, extra=self._log_fields())
 
     def _report(self, finished: Finished) -> None:
-        request = self._request(finished, self._known if self._lookahead else None)
+        request = self._request(finished, self._last_assigned if self._lookahead else None)
         self._unanswered = request
         try:
             reply = self._call_patiently(
@@ -375,7 +375,7 @@ class Membership:
         if reply.recover is None and request.maximum == self._maximum:
             self._maximum = None
         if self.attempt == finished.attempt:  # else the job was rewound meanwhile
-            self._take(reply)
+            self._note_reply(reply)
             if self._lookahead and reply.recover is not None:
                 self.must_recover(reply.recover)
         if reply.lost:
@@ -384,11 +384,11 @@ class Membership:
     def _request(self, finished: Finished, known: int | None = None) -> Any:
         return wire_report(self._identity, finished.report(self._maximum), known)
 
-    def _take(self, reply: Any) -> None:
-        """Note what an answer says is next."""
+    def _note_reply(self, reply: Any) -> None:
+        """Take the assignments, release or recovery of an answer."""
         self._check_echo(reply.identity)
         given = [] if reply.assignment is None else [reply.assignment]
-        assignments = [_understood(read_assignment, each) for each in (*given, *(reply.ahead or ()))]
+        assignments = [_read_answer(read_assignment, each) for each in (*given, *(reply.ahead or ()))]
         if not (assignments or reply.report_on or reply.released is not None or reply.recover is not None):
             raise ProtocolError("the manager answered with neither an assignment nor a release")
         with self._change:
@@ -398,13 +398,13 @@ class Membership:
                 self._recover = max(reply.recover or 0, self._recover or 0, *later)
             elif assignments:
                 self._planned.extend(assignments)
-                self._known = assignments[-1].iteration
+                self._last_assigned = assignments[-1].iteration
             self._change.notify_all()
 
     def _call_patiently(
         self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
     ) -> Any:
-        """Call the manager; while the job is paused, for as long as it takes."""
+        """Call the manager; while the job is paused, repeat the call without a time-out."""
         while True:
             try:
                 reply = client.call(method, request, wanted=wanted)
@@ -428,8 +428,8 @@ class Membership:
             raise ProtocolError(f"an answer for {echoed}, not for {self._identity}")
 
 
-def _understood(read: Callable[[Any], T], struct: Any) -> T:
-    """What the manager says, read; it is refused as the manager's fault if it makes no sense."""
+def _read_answer(read: Callable[[Any], T], struct: Any) -> T:
+    """Read a struct of the manager's answer; raise ProtocolError if it is invalid."""
     try:
         return read(struct)
     except InvalidRequestError as error:
@@ -437,7 +437,7 @@ def _understood(read: Callable[[Any], T], struct: Any) -> T:
 
 
 def _reporting_failed(error: Exception) -> EvenpaceError:
-    """What the thread could not do, such as to measure a time on a GPU that is gone."""
+    """Make the error of a report that failed in the thread, as when a GPU's time cannot be measured."""
     failure = EvenpaceError(f"this worker cannot report any more: {error}")
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""What a worker and the BatchSizeManager tell each other, as values."""
+"""Values that a worker and the BatchSizeManager exchange."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from idl.synchronisation import Synchronisation
 
 @dataclass(frozen=True)
 class Joined:
-    """What the answer to `join` says beside the first assignments.
+    """The answer to `join`, without the first assignments.
 
     Attributes:
-        run: Drawn when the job was created; the job's name at the parameter server has it.
+        run: The run's random name, drawn when the job was created; part of its name at the parameter server.
         synchronisation: How the workers wait for each other.
         lookahead: Iterations that are planned ahead of the reports.
-        lost: Slices that were lost before this worker came, as the wire has them.
+        lost: Slices that were lost before this worker joined, as `Lost` of batchsize_manager.thrift.
     """
 
     run: str
@@ -27,17 +27,18 @@ class Joined:
 
 @dataclass(frozen=True)
 class Finished:
-    """An iteration that a worker has finished, to be reported.
+    """A finished iteration of a worker, to be reported.
 
     Attributes:
-        iteration: Which one.
-        batch_processing_time: Gives the seconds; called by who reports, since a GPU's time may be known late.
-        waiting_time: Seconds in the parameter server.
-        cpu_usage: 0 to 1.
-        memory_usage: 0 to 1.
-        maximum: Samples that have proved to be all that this worker can take, or None.
-        attempt: In which that was.
-        start: First position of the slice; None for the last that was given.
+        iteration: The iteration's number.
+        batch_processing_time: Returns the seconds; called when the report is sent, since a GPU's time may be
+            known late.
+        waiting_time: Seconds for which the parameter server kept the worker waiting.
+        cpu_usage: Share of the worker's CPU capacity that others take, 0 to 1.
+        memory_usage: Occupied share of the memory, 0 to 1.
+        maximum: Most samples that this worker has proved able to take, or None.
+        attempt: The attempt that the iteration was finished in.
+        start: First position of the slice; None for the slice assigned last.
     """
 
     iteration: int
@@ -50,7 +51,7 @@ class Finished:
     start: int | None = None
 
     def report(self, maximum: int | None) -> Report:
-        """The report, with what the manager has still to learn of this worker's `maximum`."""
+        """Make the report, with the `maximum` that the manager has not learnt yet."""
         return Report(
             self.iteration,
             self.batch_processing_time(),

@@ -1,4 +1,4 @@
-"""An optimiser's state in flat arrays, as a worker saves it or goes on from it."""
+"""An optimiser's state in flat arrays, as a worker saves it or resumes from it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The optimiser's state, to be saved or to go on from.
+    """The optimiser's state, to be saved or to resume from.
 
     Attributes:
-        steps: That it has taken.
-        slots: By the names in `idl/parameter_server.thrift`, (elements,) each.
+        steps: Steps that it has taken.
+        slots: Flat arrays by the names in `idl/parameter_server.thrift`, (elements,) each.
     """
 
     steps: int = 0

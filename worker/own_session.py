@@ -1,4 +1,4 @@
-"""The session of this process, which loaders and losses use where they are given no other."""
+"""The session of this process, the default of loaders and losses."""
 
 from idl.errors import InvalidRequestError
 from worker.session import Session
@@ -7,21 +7,21 @@ _session: Session | None = None
 
 
 def set_own_session(session: Session) -> None:
-    """Let this be the process's session: there is one, as torch.distributed has one default group."""
-    global _session  # noqa: PLW0603 - that is what it is
+    """Set the process's session; there is one, as torch.distributed has one default group."""
+    global _session  # noqa: PLW0603 - one session for each process
     _session = session
 
 
 def has_own_session() -> bool:
-    """Whether this process has a session."""
+    """Return whether this process has a session."""
     return _session is not None
 
 
 def own_session() -> Session:
-    """This process's session.
+    """Return this process's session.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: The process has none.
     """
     if _session is None:
         raise InvalidRequestError(

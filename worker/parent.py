@@ -1,4 +1,4 @@
-"""Ties a process to the one that started it."""
+"""The tie of a process to its parent process."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have this process sent SIGTERM when its parent ends, however that happens (Linux).
+    """Let the kernel send this process SIGTERM when its parent ends in any way (Linux).
 
     Args:
         parent: The parent's process id, as the parent knows it.

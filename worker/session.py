@@ -1,8 +1,8 @@
 """A worker's session: its membership with the manager, and its parameters at the parameter server, if any.
 
-It goes through Alg. 3 of LB-BSP and knows no framework: gradients and parameters are flat arrays. A
-framework's adapter fills `gradient`, calls `finish_iteration`, and takes `parameters` from there. Without a
-parameter server the workers reduce their gradients among themselves, by means of their framework.
+It follows Alg. 3 of LB-BSP and knows no framework: gradients and parameters are flat arrays. A framework's
+adapter fills `gradient`, calls `finish_iteration`, and reads the new `parameters`. Without a parameter server
+the workers all-reduce their gradients, by means of their framework.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from rpc.address import Address
 from rpc.client import Client
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.counters import SessionTally
+from worker.iteration_times import Recorder, Scalars
+from worker.job_recovery import recover
 from worker.membership import Finished, Membership
 from worker.optimizer_state import OptimizerState
-from worker.recovery import recover
 from worker.resources.device import as_kind, cpu_kind
 from worker.resources.monitors import ResourceMonitor
-from worker.scalars import Recorder, Scalars
-from worker.shards import Shards
-from worker.step_options import Options
+from worker.shard_clients import ShardClients
+from worker.step_options import StepOptions
 from worker.stopwatch import Stopwatch
 
 __all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
@@ -44,22 +44,24 @@ class Session:
     """One worker's part in one job.
 
     Attributes:
-        config: What it was made from.
+        config: The session's settings.
         incarnation: This session's id; no other session ever has it.
-        assignment: What to do in the current iteration; None before `join`, and once released.
-        synchronisation: How the job's workers wait for each other, as the manager said in `join`.
+        assignment: This worker's part of the current iteration; None before `join`, and once released.
+        synchronisation: How the job's workers wait for each other, as the manager answered to `join`.
         gradient: (elements,) to be filled with the batch's mean gradient before `finish_iteration`.
-        parameters: (elements,) as the parameter server gave them last.
+        parameters: (elements,) as last pulled from the parameter server.
         before_training: Called once, when everything is ready for the first iteration.
         on_parameters: Called whenever `parameters` has new values.
-        before_batch: Called before the loop is given its part of a batch.
-        processing_time: If set, gives the batch processing time of an iteration in seconds in place of the
-            stopwatch; it is asked once for each, maybe later and by another thread.
-        weighted_samples: Of the current iteration; see `note_weighting`.
-        memory_usage: If set, gives the occupied share of the accelerator's memory, 0 to 1, at the end of an
+        before_batch: Called before the loop gets its part of a batch.
+        stopwatch: Measures the batch processing time.
+        processing_time: If set, called once for each iteration; returns a function that returns its batch
+            processing time in seconds in place of the stopwatch's, and may be called later by another thread.
+        weighted_samples: Samples of the current iteration whose weight is in the gradient; see
+            `note_weighting`.
+        memory_usage: If set, returns the occupied share of the accelerator's memory, 0 to 1, at the end of an
             iteration; it is reported where it is above that of the machine's.
-        device: Of which kind this worker's GPU is, once an adapter has said so; `join` tells the manager.
-        tally: Counts of what this session has done.
+        device: The kind of this worker's GPU, if an adapter has set it; sent to the manager by `join`.
+        tally: Counters of this session.
     """
 
     def __init__(self, config: SessionConfig) -> None:
@@ -83,88 +85,88 @@ class Session:
         self._spec: JobSpec | None = None
         self._resumed: JobCheckpoint | None = None
         self._run = ""
-        self._lost: Sequence[Any] = ()  # what the manager said was lost before this worker came
+        self._lost: Sequence[Any] = ()  # slices that were lost before this worker joined
         self._waited = 0.0  # seconds in the parameter server since the last report
         self._samples = 0  # finished since `take_samples`
-        self._maximum: int | None = None  # samples, where it was learned since the last report
-        self._options = Options()
-        self._refused = -1  # the last iteration of which a shard did not take the gradient
+        self._maximum: int | None = None  # samples, if it was learnt since the last report
+        self._options = StepOptions()
+        self._refused = -1  # the last iteration whose gradient a shard refused
         self._opened = False
         self._closing = threading.Lock()
         self._closed = False
         self._training = False
         self._has_weighted = False
-        self._weighted_by: str | None = None  # what gave the current iteration's gradient its weight
+        self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._identity = idl.common.Identity(config.job, config.worker, self.incarnation)
         clients = [
             self._client(idl.parameter_server.ParameterServer, address, "parameter server")
             for address in config.shards
         ]
-        self._shards = Shards(clients, config.barrier_timeout, self.log_fields)
+        self._shards = ShardClients(clients, config.barrier_timeout, self.log_fields)
         self._membership = Membership(
             self._client(idl.batchsize_manager.BatchSizeManager, config.manager, "BatchSizeManager"),
             self._identity,
             config.barrier_timeout,
             self._shards.forfeit if clients else lambda lost: None,
             self._shards.abandon,
-            self._shards.fence_aside if clients else None,
+            self._shards.fence_from_any_thread if clients else None,
             self.log_fields,
         )
 
     @property
     def spec(self) -> JobSpec | None:
-        """What is trained on, once a loader has said so."""
+        """Return the data that the job trains on, and its order; None before a loader has declared it."""
         return self._spec
 
     @property
     def run(self) -> str:
-        """The job's run, which has another name for each start of the job; empty before `join`."""
+        """Return the name of the job's run, different for each start of the job; empty before `join`."""
         return self._run
 
     @property
     def reconnects(self) -> int:
-        """How often a connection to a service had to be made anew; from any thread."""
+        """Return how often a connection to a service was made again; may be called from any thread."""
         return self._membership.reconnects + self._shards.reconnects
 
     @property
-    def reduces_itself(self) -> bool:
-        """Whether the workers reduce their gradients among themselves, with no parameter server."""
+    def uses_all_reduce(self) -> bool:
+        """Return whether the workers all-reduce their gradients, without a parameter server."""
         return not self.config.shards
 
     @property
-    def repeats(self) -> bool:
-        """Whether the loop has gone through the assignment's iteration, or a later one, already."""
+    def is_repeated(self) -> bool:
+        """Return whether the loop has gone through the assignment's iteration, or a later one, before."""
         return self.assignment is not None and self.assignment.iteration <= self._options.reached
 
     @property
     def released(self) -> str | None:
-        """Why the manager has taken this worker out of the job, which is faster without it; or None.
+        """Return the reason why the manager has released this worker, or None.
 
-        Where it plans ahead, it may say so while there are assignments to work through.
+        Where the manager plans ahead, it is None until the remaining assignments are done.
         """
         return self._membership.released if self.assignment is None else None
 
     def log_fields(self) -> dict[str, object]:
-        """What lines of log about this worker say beside their message; from any thread."""
+        """Return the structured fields of log lines about this worker; may be called from any thread."""
         fields: dict[str, object] = {"job": self.config.job, "worker": self.config.worker}
         if self._run:
             fields |= {"run": self._run, "attempt": self._membership.attempt}
         assignment = self.assignment
         return fields if assignment is None else fields | {"iteration": assignment.iteration}
 
-    def tell_scalars(self, scalars: Scalars, every: int = 1) -> None:
-        """Tell somebody from now on what this worker's iterations took, of those that `every` divides.
+    def add_scalars(self, scalars: Scalars, every: int = 1) -> None:
+        """Add a writer of this worker's iteration times, for the iterations that `every` divides.
 
         Raises:
             InvalidRequestError: `every` is less than 1.
         """
-        self._recorder.tell(scalars, every)
+        self._recorder.add_writer(scalars, every)
 
     def declare(self, spec: JobSpec) -> None:
-        """Say what is trained on.
+        """Set the data that the job trains on, and its order.
 
         Raises:
-            InvalidRequestError: A loader has said so before.
+            InvalidRequestError: Another loader has set it.
         """
         if self._spec is not None:
             raise InvalidRequestError(
@@ -174,10 +176,10 @@ class Session:
         self._spec = spec
 
     def resume(self, checkpoint: JobCheckpoint) -> None:
-        """Go on with a job that was saved; before `join`.
+        """Resume a saved job; to be called before `join`.
 
         Raises:
-            InvalidRequestError: It is too late, or the job was another.
+            InvalidRequestError: The training has begun, or the checkpoint is of another job.
         """
         if self.assignment is not None:
             raise InvalidRequestError("a checkpoint must be loaded before the training begins")
@@ -186,7 +188,7 @@ class Session:
         self._resumed = checkpoint
 
     def checkpoint(self) -> JobCheckpoint:
-        """What to save beside the parameters, between two iterations.
+        """Return the checkpoint to be saved beside the parameters, between two iterations.
 
         Raises:
             InvalidRequestError: The training has not begun, or this worker was released.
@@ -200,11 +202,11 @@ class Session:
         return JobCheckpoint(now.iteration, learned, self._spec, position, batch_size)
 
     def join(self) -> Assignment:
-        """Become a member and wait for the first assignment, which comes when all workers are there.
+        """Become a member of the job, and wait for the first assignment, until all workers have joined.
 
         Raises:
-            InvalidRequestError: The manager refuses, and says why; or this worker was released.
-            ConnectionLostError: It cannot be reached.
+            InvalidRequestError: The manager refuses, with the reason; or this worker was released.
+            ConnectionLostError: The manager cannot be reached.
         """
         if self.assignment is not None:
             return self.assignment
@@ -218,7 +220,7 @@ class Session:
             self.config.bounds,
             Resume(saved.iteration, saved.position, saved.batch_size) if saved else None,
             saved.learned if saved else b"",
-            unreleasable=self.reduces_itself,
+            unreleasable=self.uses_all_reduce,
             device=self.config.device or as_kind(self.device or "") or cpu_kind(),
         )
         self._run = joined.run
@@ -227,7 +229,7 @@ class Session:
         self._shards.identify(idl.common.Identity(run, self.config.worker, self.incarnation))
         self._membership.start_heartbeat()
         self.synchronisation = joined.synchronisation
-        if self.reduces_itself and self.synchronisation.mode != "bsp":
+        if self.uses_all_reduce and self.synchronisation.mode != "bsp":
             raise InvalidRequestError(
                 f"the job's mode is {self.synchronisation.mode}, which needs a parameter server"
             )
@@ -240,7 +242,7 @@ class Session:
         return self.assignment
 
     def planned(self, iteration: int) -> Assignment | None:
-        """This worker's assignment of the current or a later iteration, if there is one yet."""
+        """Return this worker's assignment of the current or a later iteration; None if not planned yet."""
         current = self.assignment
         if current is not None and current.iteration == iteration:
             return current
@@ -249,20 +251,20 @@ class Session:
     def open_parameters(
         self, layout: Layout, initial: NDArray[Any], state: OptimizerState | None = None
     ) -> None:
-        """Open the job at the parameter server, and get the parameters to start from.
+        """Open the job at the parameter server, and pull the parameters to start from.
 
         Args:
-            layout: The same for every worker.
-            initial: (elements,); the job starts from those of the worker that comes first.
-            state: The optimiser's, likewise.
+            layout: The parameters' layout, the same for every worker.
+            initial: (elements,); the job starts from the parameters of the first worker.
+            state: The optimiser's state, likewise.
 
         Raises:
             InvalidRequestError: The parameter server refuses, or other workers' models differ.
         """
-        if self.reduces_itself:
+        if self.uses_all_reduce:
             raise InvalidRequestError("this session has no parameter server: name one with `ps`")
         self.join()
-        self._options = Options(layout.groups)
+        self._options = StepOptions(layout.groups)
         self.parameters = np.empty_like(initial)
         self.gradient = np.zeros_like(initial)
         while not self._opened and self.assignment is not None:
@@ -279,7 +281,7 @@ class Session:
         self.start_training()
 
     def start_training(self) -> None:
-        """Everything is ready for the first iteration; nothing happens if that was so before."""
+        """Join if necessary, and start the measurements; nothing happens in later calls."""
         if self._training:
             return
         self.join()
@@ -290,9 +292,9 @@ class Session:
         self._recorder.begin()
 
     def optimizer_state(self) -> OptimizerState:
-        """The optimiser's state at the parameter server, between two iterations.
+        """Return the optimiser's state at the parameter server, between two iterations.
 
-        In bsp it is that of `parameters`; in the other modes, what there is now.
+        In bsp it belongs to `parameters`; in the other modes, it is the present state.
 
         Raises:
             InvalidRequestError: The training has not begun, this worker was released, or, in bsp, it has no
@@ -310,10 +312,10 @@ class Session:
             ) from error
 
     def lower_maximum(self, samples: int) -> None:
-        """Note that this worker has proved to take so many samples at most; the next report says so.
+        """Note that this worker can take `samples` at most, which the next report tells the manager.
 
         Raises:
-            InvalidRequestError: It is less than one sample.
+            InvalidRequestError: `samples` is less than 1.
         """
         if samples < 1:
             raise InvalidRequestError("not even one sample fits into this worker's memory")
@@ -321,21 +323,21 @@ class Session:
         self.tally.limit = min(samples, self.tally.limit)
 
     def note_weighting(self, by: str, samples: int) -> bool:
-        """Note that so many of this worker's samples in the iteration have their weight in the gradient.
+        """Note that `samples` of this worker's samples in the iteration have their weight in the gradient.
 
-        Where the workers reduce their gradients among themselves, each sample must have it, 1 / X, once.
+        Where the workers all-reduce their gradients, each sample must be weighted once, by 1 / X.
 
         Args:
-            by: What gives it, in the user's words; the same throughout an iteration.
-            samples: Some, where a batch is taken in pieces.
+            by: The function that weights them, as the user writes it; the same throughout an iteration.
+            samples: The number of samples, which is a part of the batch where it is taken in pieces.
 
         Returns:
-            Whether this is the first that is noted in this session.
+            Whether this is the first call in this session.
 
         Raises:
-            InvalidRequestError: Something else has given a weight, or the parameter server will.
+            InvalidRequestError: Another function has weighted samples, or the parameter server will.
         """
-        if not self.reduces_itself:
+        if not self.uses_all_reduce:
             raise InvalidRequestError(f"{by}: the parameter server weights gradients already; leave out `ps`")
         if self._weighted_by not in (None, by):
             raise InvalidRequestError(f"the gradient is weighted twice: by {self._weighted_by}, and by {by}")
@@ -345,7 +347,7 @@ class Session:
         return first
 
     def take_samples(self) -> int:
-        """How many samples this worker has gone through since the last call."""
+        """Return the samples that this worker has gone through since the last call."""
         samples, self._samples = self._samples, 0
         return samples
 
@@ -353,33 +355,33 @@ class Session:
         """Push `gradient`, report, and pull the new `parameters` (Alg. 3, from line 5 on).
 
         With a count of 0 samples there is nothing to push; without a parameter server, nothing to pull
-        either. What comes next may be another slice of the same iteration, whose worker has gone: with the
-        parameters that are here. It may also be an earlier iteration, where the job had to be rewound.
+        either. The next assignment may be another slice of the same iteration, whose worker has left: it is
+        computed with the present parameters. It may also be an earlier iteration, where the job was rewound.
 
         Args:
             groups: The parameter groups, if their options have changed; every worker's loop is to set the
                 same ones in an iteration.
 
         Returns:
-            What to do next; None if this worker is released.
+            The next assignment; None if this worker is released.
 
         Raises:
-            NotMemberError: This worker was taken out of the job.
+            NotMemberError: This worker was removed from the job.
             InvalidRequestError: A service refuses, or the job cannot go on; or a gradient that the workers
-                reduced themselves had no weight.
-            ConnectionLostError, DeadlineExceededError: A service is away.
+                all-reduced had no weight.
+            ConnectionLostError, DeadlineExceededError: A service cannot be reached, or does not answer.
         """
         done = self.assignment
-        if done is None or not (self._opened or self.reduces_itself):
+        if done is None or not (self._opened or self.uses_all_reduce):
             raise InvalidRequestError("finish_iteration before the training has started")
-        if self.reduces_itself and self._weighted_by is None:
+        if self.uses_all_reduce and self._weighted_by is None:
             raise InvalidRequestError(
                 f"iteration {done.iteration} was finished, but its gradient was not weighted: call "
                 f"balance(model, loader) once for a model in DistributedDataParallel, or scale each loss by "
                 f"weighted(loss) before its backward pass"
             )
         self._weighted_by, self.weighted_samples = None, 0
-        self.tally.computed(done)
+        self.tally.end_compute(done)
         try:
             self._exchange(done, groups)
         except RewoundError as error:
@@ -391,7 +393,7 @@ class Session:
     def close(self) -> None:
         """Leave the job and close the connections; a `join` in another thread ends with an error.
 
-        What fails now is only logged.
+        Errors are only logged.
         """
         with self._closing:
             if self._closed:
@@ -405,8 +407,12 @@ class Session:
             self._shards.close()
 
     def _exchange(self, done: Assignment, groups: Sequence[Group] | None) -> None:
-        """Push, report, and pull; any of them may find that the job was rewound."""
-        options = self._options.of(done.iteration, groups)
+        """Push, report, and pull.
+
+        Raises:
+            RewoundError: The job was rewound meanwhile.
+        """
+        options = self._options.at(done.iteration, groups)
         if done.count and self._opened:
             self._push(done, options)
         self._samples += done.count
@@ -421,14 +427,14 @@ class Session:
         if not self._opened:
             return
         if now is None:
-            self._take_leave(done)
+            self._settle_last_push(done)
             return
         self.stopwatch.start()
         self._pull()
         self.stopwatch.stop()
 
-    def _take_leave(self, done: Assignment) -> None:
-        """Tell the shards, before this worker goes, that each of them has what it has pushed."""
+    def _settle_last_push(self, done: Assignment) -> None:
+        """Tell the shards, before this worker leaves, that it has pushed to each of them."""
         if self._shards.plans_ahead:
             with contextlib.suppress(RewoundError, NotMemberError):
                 self._shards.pull(done.iteration + 1, self.parameters)
@@ -438,8 +444,8 @@ class Session:
             with self.tally.phase("push", done):
                 self._shards.push(done, self.gradient, groups)
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
-            # Others may have gone on in another attempt, or the shard has forgotten the job. If that is not
-            # it, another attempt will not help, nor be made.
+            # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
+            # the same iteration is refused again, another attempt would not help.
             if self.synchronisation.mode != "bsp" or self._refused == done.iteration:
                 raise
             self._refused = done.iteration
@@ -448,8 +454,8 @@ class Session:
             ) from error
 
     def _recover(self, error: RewoundError) -> None:
-        """Have the job brought into another attempt, and go on there."""
-        if self.reduces_itself:
+        """Recover the job into another attempt, and continue there."""
+        if self.uses_all_reduce:
             raise InvalidRequestError(
                 f"the manager has lost this job's last iterations ({error}), and its workers keep the "
                 f"parameters themselves: restart the job from its checkpoint"
@@ -460,15 +466,15 @@ class Session:
             self._shards,
             error,
             None if self._opened else self._first_iteration,
-            self._go_on,
+            self._resume_at,
             self.config.barrier_timeout,
             self.log_fields,
         )
-        self.stopwatch.take()  # anew from 0: what the recovery waited for is not to be taken off either
+        self.stopwatch.take()  # reset it, with what the recovery's pull has excluded
         self._note_release()
 
-    def _go_on(self, assignment: Assignment) -> None:
-        """The first assignment of another attempt."""
+    def _resume_at(self, assignment: Assignment) -> None:
+        """Take the first assignment of another attempt, and pull its parameters."""
         self.assignment = assignment
         if self._opened:
             self._pull()
@@ -476,25 +482,29 @@ class Session:
     def _report(self, done: Assignment) -> None:
         usage = self._monitor.sample()
         measured = self.stopwatch.take()
-        taken = self._recorder.measured(done, self.processing_time() if self.processing_time else measured)
+        taken = self._recorder.measure_part(
+            done, self.processing_time() if self.processing_time else measured
+        )
         memory = max(usage.memory, self.memory_usage()) if self.memory_usage else usage.memory
         begun = time.perf_counter()
         self._membership.report(
             Finished(
                 done.iteration,
-                lambda: self.tally.processed(taken(), done.count),
+                lambda: self.tally.count_processing(taken(), done.count),
                 self._waited,
                 usage.cpu,
                 memory,
                 self._maximum,
                 done.attempt,
-                done.start if done.batch_start is not None else None,  # else it is no place in the batch
+                done.start
+                if done.batch_start is not None
+                else None,  # without batch_start, the place in the batch is unknown
             )
         )
         self._waited, self._maximum = 0.0, None
         self.assignment = self._membership.next()
-        self._recorder.waited(time.perf_counter() - begun)
-        self._recorder.finished(self.assignment)
+        self._recorder.add_waiting(time.perf_counter() - begun)
+        self._recorder.finish_part(self.assignment)
         self._note_release()
 
     def _note_release(self) -> None:
@@ -503,12 +513,12 @@ class Session:
 
     @property
     def _first_iteration(self) -> int:
-        """Of the job, as far as this worker was told."""
+        """Return the job's first iteration: that of the checkpoint it resumes from, or 0."""
         return self._resumed.iteration if self._resumed else 0
 
     @property
     def _version(self) -> int:
-        """Of the parameters for the assignment: those of its iteration, or whatever there is now."""
+        """Return the version of the assignment's parameters: its iteration, or -1 for the present ones."""
         assert self.assignment is not None
         return -1 if self.synchronisation.asynchronous else self.assignment.iteration
 
@@ -516,7 +526,7 @@ class Session:
         with self.tally.phase("pull", self.assignment):
             waited = self._shards.pull(self._version, self.parameters)
         self._waited += waited
-        self._recorder.waited(waited)
+        self._recorder.add_waiting(waited)
         self.tally.waiting += waited
         self.stopwatch.exclude(waited)
         self.on_parameters()

@@ -1,6 +1,6 @@
-"""The optimiser's options of each iteration, so that those that are gone through again have theirs.
+"""The optimiser's options of each iteration, so that a repeated iteration has those that it had before.
 
-It knows iterations and groups, and neither the wire nor a framework.
+This module knows iterations and groups, and neither the wire nor a framework.
 """
 
 from collections import deque
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from idl.layout import Group
 
-_CHANGES = 10_000  # that are remembered; no job goes back further
+_CHANGES = 10_000  # changes that are remembered; no job goes back further
 
 
-class Options:
-    """The parameter groups' options, as one worker's loop has set them for its iterations.
+class StepOptions:
+    """The parameter groups' options in each iteration, as one worker's loop has set them.
 
-    Every gradient is pushed with the options of its iteration. One that comes again, since a part of its
-    batch was lost or the job was rewound, has those that it had: the loop's own schedule may be further on.
+    Every gradient is pushed with the options of its iteration. An iteration that is repeated, since a part of
+    its batch was lost or the job was rewound, keeps its options: the loop's own schedule may be further on.
 
     Args:
-        groups: With the options that the loop begins with; None where nobody will ask for them.
+        groups: The groups with the options that the loop begins with; None without a parameter server.
 
     Attributes:
         reached: The latest iteration that the loop has gone through; -1 before the first.
@@ -27,17 +27,17 @@ class Options:
     def __init__(self, groups: Sequence[Group] | None = None) -> None:
         self.reached = -1
         self._changes: deque[tuple[int, Sequence[Group]]] = deque(maxlen=_CHANGES)
-        self._now = groups  # as the loop has them by now
+        self._now = groups  # with the loop's present options
 
-    def of(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
-        """The options of an iteration, once the loop has gone through it.
+    def at(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
+        """Return the options of an iteration that is being finished.
 
         Args:
-            iteration: That is being finished.
-            changed: The groups, if the loop has changed their options since it was last asked for any.
+            iteration: The iteration.
+            changed: The groups, if the loop has changed their options since the last call.
 
         Returns:
-            The groups; None where this worker does not know, since it was not there in that iteration.
+            The groups; None where they are unknown, since this worker joined after that iteration.
         """
         self._now = changed or self._now
         if iteration > self.reached:

@@ -1,32 +1,32 @@
-"""The stopwatch that measures the batch processing time, which leaves waiting for others out."""
+"""The stopwatch that measures the batch processing time, without the time spent waiting for others."""
 
 import time
 
 
 class Stopwatch:
-    """Sums up the times between `start` and `stop`, in seconds."""
+    """A stopwatch that sums the times between `start` and `stop`, in seconds."""
 
     def __init__(self) -> None:
         self._sum = 0.0
         self._since: float | None = None
 
     def start(self) -> None:
-        """Run; nothing changes if it runs already."""
+        """Start; nothing changes if the stopwatch runs already."""
         if self._since is None:
             self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Stand still; nothing changes if it does already."""
+        """Stop; nothing changes if the stopwatch stands still already."""
         if self._since is not None:
             self._sum += time.perf_counter() - self._since
             self._since = None
 
     def exclude(self, seconds: float) -> None:
-        """Leave out time that ran while it should have stood still."""
+        """Subtract seconds in which the stopwatch should have stood still."""
         self._sum -= seconds
 
     def take(self) -> float:
-        """Stop, return the sum, and begin anew from 0."""
+        """Stop, return the sum, and reset it to 0."""
         self.stop()
         taken, self._sum = self._sum, 0.0
         return max(0.0, taken)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.models import Workload, workloads
 from benchmarks.gpu.setup import Setup, typical_seconds
-from worker.resources.memory import largest_batch
+from worker.resources.device_memory import largest_batch
 from worker.torch.memory_watch import is_out_of_memory, read_device
 
 _SMALLEST, _QUICK_LARGEST = 2, 3  # samples; batch normalisation wants more than one

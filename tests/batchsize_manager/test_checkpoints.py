@@ -30,7 +30,7 @@ from tests import float64
 from tests.scripts import train_float64 as script
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.session import Session, SessionConfig
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 
@@ -269,7 +269,9 @@ def test_parameters_with_different_steps_are_refused():
 def test_a_state_that_is_gone_is_not_given_out(shard):
     """Where the others have stepped meanwhile, a worker gets no state that does not fit its parameters."""
     identity = idl.common.Identity(f"job-{uuid.uuid4().hex}/run", "w", uuid.uuid4().hex)
-    shards = Shards([Client(idl.parameter_server.ParameterServer, shard, "shard", call_timeout=30)], 30.0)
+    shards = ShardClients(
+        [Client(idl.parameter_server.ParameterServer, shard, "shard", call_timeout=30)], 30.0
+    )
     layout = Layout("float64", "sgd", (Group(4, {"lr": 1.0, "momentum": 0.9}),))
     shards.identify(identity)
     shards.open(layout, Synchronisation(), np.zeros(4), Assignment(0, 0, 0, 1, 1), None)

@@ -28,7 +28,7 @@ from idl.plan import Assignment
 from tests import EXAMPLES
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
-from worker.scalars import IterationTimes, Recorder
+from worker.iteration_times import IterationTimes, Recorder
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
 
@@ -100,12 +100,12 @@ def test_values_of_an_iteration():
     """An iteration of 2 s, of which 0.5 s were waited and 1.2 s computed, on 6 of 10 samples."""
     clock, heard = Clock(), Heard()
     recorder = Recorder(clock=clock)
-    recorder.tell(heard, 1)
+    recorder.add_writer(heard, 1)
     recorder.begin()
     clock.now += 2.0
-    recorder.measured(assigned(0), 1.2)
-    recorder.waited(0.5)
-    recorder.finished(assigned(1))
+    recorder.measure_part(assigned(0), 1.2)
+    recorder.add_waiting(0.5)
+    recorder.finish_part(assigned(1))
     assert heard.steps == [
         (
             0,
@@ -125,13 +125,13 @@ def test_parts_of_one_iteration_are_summed_up():
     """Who does a part of one that has gone, too, tells of the iteration once, with both."""
     heard = Heard()
     recorder = Recorder()
-    recorder.tell(heard, 1)
+    recorder.add_writer(heard, 1)
     recorder.begin()
-    recorder.measured(assigned(3, 6), 1.0)
-    recorder.finished(assigned(3, 2))
+    recorder.measure_part(assigned(3, 6), 1.0)
+    recorder.finish_part(assigned(3, 2))
     assert not heard.steps
-    recorder.measured(assigned(3, 2), 0.5)
-    recorder.finished(None)
+    recorder.measure_part(assigned(3, 2), 0.5)
+    recorder.finish_part(None)
     ((step, values),) = heard.steps
     assert (step, values["evenpace/batch_size"], values["evenpace/batch_processing_time"]) == (3, 8.0, 1.5)
 
@@ -140,18 +140,18 @@ def test_times_that_are_known_late():
     """A GPU's times come with the report, maybe in another thread: nobody waits, and none is lost."""
     heard = Heard()
     recorder = Recorder()
-    recorder.tell(heard, 1)
+    recorder.add_writer(heard, 1)
     recorder.begin()
     asked = []
     for i in range(4):
-        asked.append(recorder.measured(assigned(i), lambda i=i: float(i)))
-        recorder.finished(assigned(i + 1))
+        asked.append(recorder.measure_part(assigned(i), lambda i=i: float(i)))
+        recorder.finish_part(assigned(i + 1))
     assert not heard.steps
     thread = threading.Thread(target=lambda: [ask() for ask in asked[:2]])
     thread.start()
     thread.join()
-    recorder.measured(assigned(4), 4.0)
-    recorder.finished(assigned(5))
+    recorder.measure_part(assigned(4), 4.0)
+    recorder.finish_part(assigned(5))
     assert [step for step, _ in heard.steps] == [0, 1, 4]
     assert (asked[2](), asked[3]()) == (2.0, 3.0)
     recorder.close()
@@ -165,12 +165,12 @@ def test_a_writer_that_fails_is_used_no_more(caplog):
     """An error is logged once, with its reason and the worker; others are told as before."""
     heard, broken = Heard(), Broken(at=2)
     recorder = Recorder(lambda: {"job": "j", "worker": "w"})
-    recorder.tell(broken, 1)
-    recorder.tell(heard, 1)
+    recorder.add_writer(broken, 1)
+    recorder.add_writer(heard, 1)
     recorder.begin()
     for i in range(6):
-        recorder.measured(assigned(i), 1.0)
-        recorder.finished(assigned(i + 1))
+        recorder.measure_part(assigned(i), 1.0)
+        recorder.finish_part(assigned(i + 1))
     assert broken.calls == 3
     assert [step for step, _ in heard.steps] == list(range(6))
     (record,) = caplog.records

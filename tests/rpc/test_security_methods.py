@@ -22,7 +22,7 @@ from rpc.credentials import Credentials
 from rpc.guard import AUTHENTICATE
 from rpc.server import Security, Server
 from tests.services import manager_service, serving, shard_service, with_token
-from worker.partitions.peer import PeerService
+from worker.partitions.handover import PeerService
 from worker.partitions.samples import SampleForm
 
 # How each service is made here, and what a job with the token of "digits" is called there.

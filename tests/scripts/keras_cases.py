@@ -350,7 +350,7 @@ def test_fit_goes_through_a_batch_again_in_the_same_step(session):
         def on_train_batch_begin(self, batch, logs=None):
             steps.append(session.assignment.iteration)
             if session.assignment.iteration == 4 and session.assignment.attempt == 0:
-                session._shards.fence_aside(session._membership.recover(0))
+                session._shards.fence_from_any_thread(session._membership.recover(0))
 
     history = model.fit(loader, epochs=3, verbose=0, callbacks=[Rewinding()])
     assert steps == list(range(9))

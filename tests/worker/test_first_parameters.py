@@ -6,20 +6,20 @@ from tests.least_squares import Worker
 from tests.services import restartable_manager, serving, shard_service
 from tests.worker.test_recovery import ITERATIONS, TWO_EVENLY, assert_trained, in_process_manager
 from worker.membership import Membership
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 
 
 @pytest.fixture
 def between_shards(monkeypatch):
     """Sets what happens once, at a worker that has set the first shard's parameters and not the second's."""
-    initialise, actions = Shards._initialise, []
+    initialise, actions = ShardClients._initialise, []
 
     def interrupted(self, shard, *arguments):
         if shard == 1 and actions:
             actions.pop()(self)
         return initialise(self, shard, *arguments)
 
-    monkeypatch.setattr(Shards, "_initialise", interrupted)
+    monkeypatch.setattr(ShardClients, "_initialise", interrupted)
     return actions.append
 
 

@@ -1,7 +1,7 @@
 """The optimiser's options of each iteration, as one worker knows them; decisions without any service."""
 
 from idl.layout import Group
-from worker.step_options import Options
+from worker.step_options import StepOptions
 
 
 def groups(rate):
@@ -11,23 +11,23 @@ def groups(rate):
 
 def test_each_iteration_has_the_options_that_hold():
     """From the first ones on, and from a change on."""
-    options = Options(groups(1.0))
-    told = [options.of(i, groups(0.1 * i) if i % 2 else None) for i in range(1, 5)]
+    options = StepOptions(groups(1.0))
+    told = [options.at(i, groups(0.1 * i) if i % 2 else None) for i in range(1, 5)]
     assert told == [groups(0.1), groups(0.1), groups(0.1 * 3), groups(0.1 * 3)]
-    assert Options().of(0) is None
+    assert StepOptions().of(0) is None
 
 
 def test_iterations_that_come_again_have_the_options_that_they_had():
     """What the loop's schedule has come to meanwhile holds from the first iteration that is new."""
-    options = Options(groups(1.0))
+    options = StepOptions(groups(1.0))
     for iteration in range(6):
-        options.of(iteration, groups(iteration) if iteration in {2, 4} else None)
-    again = [options.of(1, groups(9.0)), *(options.of(i) for i in range(2, 8))]
+        options.at(iteration, groups(iteration) if iteration in {2, 4} else None)
+    again = [options.at(1, groups(9.0)), *(options.at(i) for i in range(2, 8))]
     assert again == [groups(1.0), groups(2), groups(2), groups(4), groups(4), groups(9.0), groups(9.0)]
 
 
 def test_a_worker_says_nothing_of_iterations_before_it_came():
     """The others know their options."""
-    options = Options(groups(1.0))
-    options.of(5)
-    assert options.of(3) is None
+    options = StepOptions(groups(1.0))
+    options.at(5)
+    assert options.at(3) is None

@@ -25,7 +25,7 @@ from tests.services import (
     shard_service,
 )
 from tests.worker.processes import end_well, processes
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 
 ITERATIONS = 60
 TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoever is held up keeps its part
@@ -260,7 +260,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
         shards_here(tmp_path, count=1, every=5) as shards,
         RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
     ):
-        rewind = Shards.rewind
+        rewind = ShardClients.rewind
 
         def rewind_what_is_lost(self, attempt, version, **options):
             if not agreed:
@@ -277,7 +277,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
             # No push meanwhile, lest the shards are fenced with a step between them.
             wait_until(lambda: agreed, "the other worker's proposal")
 
-        monkeypatch.setattr(Shards, "rewind", rewind_what_is_lost)
+        monkeypatch.setattr(ShardClients, "rewind", rewind_what_is_lost)
         addresses = [*shards, killed.address]
         at = once(18, again)
         workers = [
@@ -344,7 +344,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
 ):
     """Nobody else may notice: all others have pushed and reported, and wait for its part at the manager."""
     service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, silence=600.0)))
-    opens, left = Shards.open, ["once"]
+    opens, left = ShardClients.open, ["once"]
     with (
         serving(service) as manager,
         shards_here(tmp_path, count=1, every=5) as shards,
@@ -361,7 +361,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
                 killed.start()
             opens(self, layout, synchronisation, initial, assignment, *arguments, **options)
 
-        monkeypatch.setattr(Shards, "open", open_late)
+        monkeypatch.setattr(ShardClients, "open", open_late)
         addresses = [*shards, killed.address]
         there = once(
             12, lambda: wait_until(lambda: len(service.jobs[0].job.members) == 2, "the other worker")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
 from idl.plan import Assignment
-from worker.recovery import ShardState, common_version, recover
+from worker.job_recovery import ShardState, common_version, recover
 
 
 @given(
@@ -43,22 +43,22 @@ class Services:
         self._trained = trained
 
     def recover(self, attempt):
-        """See `worker.recovery.Manager`."""
+        """See `worker.job_recovery.Manager`."""
         self.asked.append(attempt)
         return attempt + 1
 
     def has_trained(self):
-        """See `worker.recovery.Manager`."""
+        """See `worker.job_recovery.Manager`."""
         return self._trained
 
-    def rewind(self, attempt, iteration, *, anew=False):
-        """See both of `worker.recovery`'s protocols."""
-        self.anew = anew
+    def rewind(self, attempt, iteration, *, reset=False):
+        """See both of `worker.job_recovery`'s protocols."""
+        self.reset = reset
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
     def fence(self, attempt):
-        """See `worker.recovery.ParameterServer`."""
+        """See `worker.job_recovery.ParameterServer`."""
         return list(self.states)
 
 
@@ -83,12 +83,12 @@ def test_a_shard_without_parameters_is_a_final_error_that_says_what_to_do():
 
 
 def test_a_job_that_has_not_begun_begins_where_it_was_to():
-    """If nothing was trained, the parameters are set anew; if something was, it is missing."""
+    """If nothing was trained, the parameters are set reset; if something was, it is missing."""
     nothing = [ShardState(name, False, 0, ()) for name in ("a", "b")]
     for states in (nothing, [ShardState("a", True, 40, ()), nothing[1]]):
         services = Services(*states, trained=False)
         assert run(services, first=40).iteration == 40
-        assert services.anew
+        assert services.reset
     with pytest.raises(DeadlineExceededError):
         run(Services(ShardState("a", True, 41, ()), nothing[1], trained=False), first=40, timeout=0.3)
     with pytest.raises(DeadlineExceededError):

@@ -21,7 +21,7 @@ from tests.scripts.train_least_squares import (
 )
 from tests.services import send_back, serving, shard_service
 from worker.session import Session, SessionConfig
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 from worker.torch.loader import DataLoader
 
 ITERATIONS = 3 * SPEC.iterations_per_epoch
@@ -67,8 +67,8 @@ def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
 
 def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_time(tmp_path, monkeypatch):
     """Nothing would be left of that, which the manager refuses."""
-    waits, pull = [], Shards.pull
-    monkeypatch.setattr(Shards, "pull", lambda *of, **how: pull(*of, **how) + sum(waits))
+    waits, pull = [], ShardClients.pull
+    monkeypatch.setattr(ShardClients, "pull", lambda *of, **how: pull(*of, **how) + sum(waits))
     shard = shard_service(state=tmp_path, checkpoint_every=10)
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,

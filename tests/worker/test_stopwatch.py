@@ -18,7 +18,7 @@ from tests.scripts.train_least_squares import go_through
 from tests.services import ShardWorker, serving, shard_service
 from worker import stopwatch as timing
 from worker.session import Session, SessionConfig
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 from worker.stopwatch import Stopwatch
 
 
@@ -111,14 +111,14 @@ def test_never_below_zero(clock):
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_until, lookahead):
     """What the shards held an answer back for is told as waiting; the rest of a pull counts, for the next."""
-    pull = Shards.pull
+    pull = ShardClients.pull
 
     def held_back(*of, **how):
         pull(*of, **how)
         clock.now += 3600 + 0.25
         return 3600.0
 
-    monkeypatch.setattr(Shards, "pull", held_back)
+    monkeypatch.setattr(ShardClients, "pull", held_back)
 
     def compute(session):
         clock.now += 2
@@ -143,7 +143,7 @@ def test_a_pull_is_held_back_for_as_long_as_its_last_shard_says(wait_until):
         addresses = [stack.enter_context(serving(half)) for half in halves]
         workers = [stack.enter_context(contextlib.closing(ShardWorker(at, 10, "j/run"))) for at in addresses]
         clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
-        shards = stack.enter_context(contextlib.closing(Shards(clients, 240.0)))
+        shards = stack.enter_context(contextlib.closing(ShardClients(clients, 240.0)))
         shards.identify(workers[0].identity)
         layout, parameters = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), np.zeros(20, np.float32)
         shards.open(layout, Synchronisation(), parameters, Assignment(0, 0, 0, 8, 8), None)

@@ -1,1 +1,1 @@
-"""What a loader of any framework is built on: slices of batches, streams, and batches cut into pieces."""
+"""The base of every framework's loader: slices of batches, streams, and batches cut into pieces."""

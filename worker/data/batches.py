@@ -1,7 +1,7 @@
-"""Batches as loops know them, nested tuples and dictionaries of arrays, cut into pieces along the samples.
+"""Batches, which are nested tuples and dictionaries of arrays, cut into pieces along the samples.
 
-What was worked out from the pieces is put together here, too. It knows no framework: an array is what has a
-`shape` and can be sliced.
+Results for the pieces are combined here, too. This module knows no framework: an array is an object that has
+a `shape` and can be sliced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,10 @@ from idl.errors import InvalidRequestError
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch has: the first dimension that all its arrays share.
+    """Return the number of samples of a batch: the first dimension that all its arrays share.
 
     Raises:
-        InvalidRequestError: It has no array, or they differ.
+        InvalidRequestError: The batch has no array, or their first dimensions differ.
     """
     sizes = {int(array.shape[0]) if array.shape else None for array in _arrays(batch)}
     size = next(iter(sizes), None)
@@ -28,10 +28,10 @@ def samples_in(batch: Any) -> int:
 
 
 def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
-    """The samples from `start` to `stop - 1` of a batch of `samples`.
+    """Return the samples from `start` to `stop - 1` of a batch of `samples`.
 
-    A list that holds no arrays and is as long as the batch, of texts for example, is cut, too. What else
-    is no array stays as it is.
+    A list without arrays that is as long as the batch, of texts for example, is cut, too. Any other object
+    that is no array is returned unchanged.
     """
     if hasattr(batch, "shape"):
         return batch[start:stop]
@@ -45,11 +45,11 @@ def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
 
 
 def weighted_mean(results: Sequence[Any], weights: Sequence[float]) -> Any:
-    """The mean of what was worked out from each piece: numbers, arrays, or tuples and dictionaries of these.
+    """Return the weighted mean of the pieces' results: numbers, arrays, or tuples and dictionaries of these.
 
     Args:
-        results: All of one form.
-        weights: Of each; they sum to 1.
+        results: One result for each piece, all of the same structure.
+        weights: The weight of each; they sum to 1.
     """
     first = results[0]
     if first is None or len(results) == 1:
@@ -62,7 +62,7 @@ def weighted_mean(results: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 def map_arrays(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same tuples, lists and dictionaries, with `function` of each array."""
+    """Apply `function` to each array in nested tuples, lists and dictionaries."""
     if hasattr(value, "shape"):
         return function(value)
     if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def map_arrays(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _like(template: Any, values: list[Any]) -> Any:
-    """A list, tuple or named tuple, as the template is, of these values."""
+    """Make a list, tuple or named tuple of the template's type from values."""
     return type(template)(*values) if hasattr(template, "_fields") else type(template)(values)
 
 

@@ -1,6 +1,6 @@
-"""The slices of an epoch's batches that are this worker's; what every framework's loader builds on.
+"""This worker's slices of an epoch's batches, on which every framework's loader builds.
 
-It knows the session and the plan, and no framework: indices come out, samples are the loader's business.
+This module knows the session and the plan, and no framework: it yields indices, and loaders load the samples.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, permutation
 from worker.session import JobCheckpoint, Session
 
-_FORMAT = 1  # of what `state_dict` gives
+_FORMAT = 1  # of the dictionary that `state_dict` returns
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Slice:
     """This worker's part of one batch.
 
     Attributes:
-        assignment: What the manager planned.
-        indices: Of the samples in the data set, (count,). With a count of 0 there are as many as this worker
-            takes at least, whose gradient has no weight: every loop goes through every iteration, so that
-            schedules agree, and all take part where workers reduce their gradients among themselves.
+        assignment: This worker's assignment in the manager's plan.
+        indices: Indices of the samples in the data set, (count,). With a count of 0 there are as many as this
+            worker takes at least, and their gradient has no weight: every loop goes through every iteration,
+            so that learning-rate schedules agree, and all workers take part in an all-reduce.
     """
 
     assignment: Assignment
@@ -33,19 +33,19 @@ class Slice:
 
 
 class Slices:
-    """Goes through the epochs of a job, one pass for each, as `Session` is told slice by slice.
+    """An iterable over this worker's slices of a job's batches, one pass for each epoch.
 
     Args:
-        dataset_size: Samples.
+        dataset_size: Samples of the data set.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of that order.
+        session: The session with the services.
+        shuffle: Whether each epoch has a permutation of its own.
+        seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
 
     Attributes:
-        session: As given.
-        spec: What is trained on.
+        session: The session with the services.
+        spec: The data that the job trains on, and its order.
         order: The current epoch's permutation, (dataset_size,).
 
     Raises:
@@ -69,15 +69,15 @@ class Slices:
         session.declare(self.spec)
         self.session = session
         self.order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._ordered = -1  # the epoch that `order` is of
+        self._order_epoch = -1  # the epoch that `order` is of
         self._epochs_begun = 0
-        self._first: dict[int, int] = {}  # iteration of each epoch, as far as this worker has been there
+        self._first_iteration: dict[int, int] = {}  # by epoch, if this worker has seen its beginning
 
     def __len__(self) -> int:
-        """How many batches the current epoch has, for all that is known now; before the first, any epoch.
+        """Return the number of batches of the current epoch, as far as is known; before it, of any epoch.
 
-        Where the batch size changes within an epoch, it has as many as it had, and what is left makes more of
-        the new size. Those before a worker has come are taken to have had the size that it has found.
+        Where the batch size changes within an epoch, its remaining samples make batches of the new size. The
+        batches before this worker joined are assumed to have had the size at that time.
         """
         now = self.session.assignment
         if now is None or now.batch_start is None:
@@ -86,17 +86,17 @@ class Slices:
         left = samples - now.batch_start - now.total
         size = now.total if left else self.spec.total_batch_size  # an epoch's last batch may be smaller
         before = -(-now.batch_start // size)
-        if now.batch_start and now.epoch in self._first:
-            before = now.iteration - self._first[now.epoch]
+        if now.batch_start and now.epoch in self._first_iteration:
+            before = now.iteration - self._first_iteration[now.epoch]
         return before + 1 + (left // size if self.spec.drop_last else -(-left // size))
 
     def __iter__(self) -> Iterator[Slice]:
-        """This worker's parts of the next epoch's batches.
+        """Yield this worker's slices of the next epoch's batches.
 
-        None come in an epoch that was over before this worker joined, or once it was released. Where it has
-        no part in a batch (the last of an epoch may be too small), there is a sample without weight. Of a
-        batch whose other workers have gone, there may be several parts; and where the job had to be rewound,
-        batches come again, even those of earlier epochs.
+        There are none in an epoch that was over before this worker joined, or once it was released. Where it
+        has no part in a batch (the last of an epoch may be too small), there is a sample without weight. Of a
+        batch of which other workers have left, there may be several slices; and where the job was rewound,
+        batches are repeated, even those of earlier epochs.
 
         Raises:
             InvalidRequestError: An iteration was not finished, or its gradient not weighted.
@@ -115,25 +115,25 @@ class Slices:
             )
         if assignment is None or assignment.epoch > epoch:
             return
-        if session.reduces_itself:
+        if session.uses_all_reduce:
             session.start_training()
         while assignment is not None and assignment.epoch <= epoch:
-            self._lay_out(assignment.epoch)
+            self._permute(assignment.epoch)
             if assignment.batch_start == 0:
-                self._first[assignment.epoch] = assignment.iteration
+                self._first_iteration[assignment.epoch] = assignment.iteration
             session.stopwatch.start()
             session.before_batch()
             yield Slice(assignment, self._indices(assignment))
-            if session.reduces_itself:
+            if session.uses_all_reduce:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
-            if assignment is finished:  # an equal one may come again, once others were to do it and did not
+            if assignment is finished:  # an equal one is possible: a slice may be assigned to a worker again
                 raise InvalidRequestError(
                     f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
                 )
 
     def skip_epochs(self) -> int:
-        """Pass over the epochs that were over before this worker came, and say how many they are."""
+        """Skip the epochs that were over before this worker joined, and return their number."""
         if self.session.released is not None:
             return 0
         skipped = max(0, self.session.join().epoch - self._epochs_begun)
@@ -141,9 +141,9 @@ class Slices:
         return skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands and what its manager has learned, to be saved beside the parameters.
+        """Return the job's position and its manager's learned state, to be saved beside the parameters.
 
-        To be called between two iterations. It has numbers, strings and bytes only.
+        To be called between two iterations. The dictionary has numbers, strings and bytes only.
         """
         saved = self.session.checkpoint()
         return {
@@ -156,12 +156,12 @@ class Slices:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was called; to be called before the training begins.
+        """Resume from the position at which `state_dict` was called; to be called before the training begins.
 
-        Epochs that were over by then are passed over.
+        Epochs that were over by then are skipped.
 
         Raises:
-            InvalidRequestError: It is not of this job, or too late.
+            InvalidRequestError: The state is not of this job, or the training has begun.
         """
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise InvalidRequestError(
@@ -178,10 +178,10 @@ class Slices:
             )
         )
 
-    def _lay_out(self, epoch: int) -> None:
-        """Have the epoch's order at hand."""
-        if epoch != self._ordered:
-            self.order, self._ordered = permutation(self.spec, epoch), epoch
+    def _permute(self, epoch: int) -> None:
+        """Compute the epoch's permutation, unless it is the present one."""
+        if epoch != self._order_epoch:
+            self.order, self._order_epoch = permutation(self.spec, epoch), epoch
 
     def _indices(self, assignment: Assignment) -> NDArray[np.int64]:
         start, count = assignment.start, assignment.count

@@ -1,7 +1,7 @@
-"""Keeps a worker's partition in balance with its peers' while it trains: reports, and hands samples over.
+"""The exchange of samples that keeps a worker's partition in balance with its peers' while it trains.
 
-All of it is done by threads of its own; training waits for nothing but the locks of what is in memory. What
-is decided is in `partition` and, at the manager, in `batchsize_manager.partitions`.
+Threads of its own report progress and hand samples over; training waits for nothing but locks on memory. The
+decisions are in `partition` and, at the manager, in `batchsize_manager.partitions`.
 """
 
 import logging
@@ -27,40 +27,40 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.server import Security
-from worker.partitions.partition import Chunk, Guest, Outcome, Partition, Peer
-from worker.partitions.peer import CALL_SECONDS, PeerServer, PeerService, pack, send
+from worker.partitions.handover import CALL_SECONDS, PeerServer, PeerService, pack, send
+from worker.partitions.partition import Chunk, Outcome, Partition, Peer, ReceivedSample
 from worker.partitions.samples import SampleForm
 
 log = logging.getLogger(__name__)
 
 _wire = idl.data_partition
 
-_CHUNK_SAMPLES, _CHUNK_BYTES = 256, 2**20  # handed over in one call
-_LEAVE_SECONDS = 1.0  # for the manager to hear of it
-_POLL_SECONDS = 0.1  # between joins, until all workers are there
+_CHUNK_SAMPLES, _CHUNK_BYTES = 256, 2**20  # most that is handed over in one call
+_LEAVE_SECONDS = 1.0  # for the call of `leave`
+_POLL_SECONDS = 0.1  # between calls of `join`, until all workers have joined
 _REPORT_SECONDS = 1.0  # between reports
-_REPORT_TRAVERSALS = 0.25  # after which there is one in any case
+_REPORT_TRAVERSALS = 0.25  # traversals after which a report is sent earlier
 _RETRY_SECONDS = 0.5  # after a call that failed
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """What a worker's partition is part of.
+    """Settings of a worker's partition.
 
     Attributes:
         manager: The DataPartitionManager's address.
         job: The job's name.
         worker: This worker's name.
-        listen: Where its peers reach it; port 0 takes a free one.
-        seed: Of the order of its samples.
-        room: Bytes of other workers' samples that it takes.
+        listen: The address at which its peers reach it; port 0 chooses a free one.
+        seed: Seed of the order of its samples.
+        room: Most bytes of other workers' samples that it takes.
         connect_timeout: Seconds in which the manager must be reached.
-        start_timeout: Seconds in which all workers must have come.
-        credentials: This worker's certificate and token, where the services ask for them.
+        start_timeout: Seconds in which all workers must have joined.
+        credentials: This worker's certificate and token, where the services require them.
         insecure: Whether it may listen to other machines without TLS.
 
     Raises:
-        InvalidRequestError: The peers could not reach it there.
+        InvalidRequestError: Its peers could not reach the address `listen`.
     """
 
     manager: Address
@@ -82,20 +82,20 @@ class PartitionConfig:
 
 
 class PartitionLink:
-    """A worker's partition among those of its peers. Waits until all workers are there.
+    """A worker's partition, joined with its peers'; the constructor waits until all workers have joined.
 
     Args:
-        config: What it is part of.
-        samples: In this worker's own data set.
-        read: Reads one of them; called by one thread at a time.
-        form: What they look like.
+        config: The partition's settings.
+        samples: Number of samples in this worker's own data set.
+        read: Reads one of them by its index; called by one thread at a time.
+        form: The samples' form.
 
     Attributes:
         dataset_size: Samples of all workers together.
-        address: Where its peers reach it.
+        address: The address at which its peers reach it.
 
     Raises:
-        EvenpaceError: The manager cannot be reached, refuses, or not all workers have come in time.
+        EvenpaceError: The manager cannot be reached or refuses, or not all workers have joined in time.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PartitionLink:
         self._addresses: dict[str, Address] = {}
         self._unreported = 0  # samples drawn since the last report
         self._closed = False
-        self._due = threading.Event()  # a report is
+        self._due = threading.Event()  # set when a report is to be sent
         self._manager = Client(
             _wire.DataPartitionManager,
             config.manager,
@@ -124,9 +124,9 @@ class PartitionLink:
             credentials=config.credentials,
             log_fields=lambda: self._log_fields,
         )
-        # To its peers a worker shows its certificate, and its token to the services only.
+        # A worker shows its certificate to its peers, and its token to the services only.
         self._credentials = replace(config.credentials or Credentials(), token=None)
-        # A peer knows this worker's incarnation from the manager, which asks for tokens: TLS is enough here.
+        # Peers know this worker's incarnation from the manager, which requires tokens: TLS is enough here.
         security = Security(self._credentials, insecure=config.insecure or self._credentials.tls)
         self._server = PeerServer(PeerService(config.job, form, self._take), config.listen, security)
         self.address = self._server.address
@@ -144,21 +144,23 @@ class PartitionLink:
             thread.start()
 
     def draw(self, count: int, iteration: int) -> list[Any]:
-        """The next samples of this worker's partition, for an iteration of the job."""
+        """Return the next `count` samples of this worker's partition, for an iteration of the job."""
         with self._change:
             drawn = self._partition.draw(count, iteration)
             self._unreported += count
             if self._unreported >= _REPORT_TRAVERSALS * len(self._partition):
                 self._due.set()
-        return [sample.sample if isinstance(sample, Guest) else self._read(sample) for sample in drawn]
+        return [
+            sample.sample if isinstance(sample, ReceivedSample) else self._read(sample) for sample in drawn
+        ]
 
     def __len__(self) -> int:
-        """How many samples this worker has at present."""
+        """Return the number of samples that this worker has at present."""
         with self._change:
             return len(self._partition)
 
     def close(self) -> None:
-        """Leave: what this worker was handed goes back to where it came from."""
+        """Leave; samples that this worker was handed go back to their origins."""
         with self._change:
             if self._closed:
                 return
@@ -180,10 +182,15 @@ class PartitionLink:
     # -- the peers' thread
 
     def _take(
-        self, sender: Peer, receiver: str, number: int, guests: Sequence[Guest], returned: Sequence[int]
+        self,
+        sender: Peer,
+        receiver: str,
+        number: int,
+        received: Sequence[ReceivedSample],
+        returned: Sequence[int],
     ) -> None:
         with self._change:
-            self._partition.take(sender, receiver, number, guests, returned)
+            self._partition.take(sender, receiver, number, received, returned)
 
     # -- the thread that reports
 
@@ -197,11 +204,11 @@ class PartitionLink:
                 failing = False
             except NotMemberError as error:
                 log.warning(
-                    "%s; beginning anew with the samples of this worker's own", error, extra=self._log_fields
+                    "%s; starting again with this worker's own samples", error, extra=self._log_fields
                 )
                 with self._change:
                     self._partition.evict(uuid.uuid4().hex)
-                self._come_back()
+                self._rejoin()
             except EvenpaceError as error:
                 if not (failing or self._closed):
                     log.warning("samples are not balanced for now: %s", error, extra=self._log_fields)
@@ -222,8 +229,8 @@ class PartitionLink:
         )
         self._apply(self._manager.call("report", request))
 
-    def _come_back(self) -> None:
-        """Join as another incarnation, however long that takes."""
+    def _rejoin(self) -> None:
+        """Join as another incarnation; retry without a time-out."""
         while not self._closed:
             try:
                 self._join(CALL_SECONDS)
@@ -246,7 +253,7 @@ class PartitionLink:
                 continue  # an earlier process of this name is not known to be dead yet
             if reply.ready:
                 with self._change:
-                    self._partition.come_back()
+                    self._partition.rejoin()
                 self.dataset_size = self.dataset_size or reply.dataset_size
                 self._apply(reply)
                 return
@@ -257,7 +264,7 @@ class PartitionLink:
             time.sleep(_POLL_SECONDS)
 
     def _apply(self, reply: Any) -> None:
-        """Do what an answer says."""
+        """Take members and moves from the manager's answer."""
         if reply.identity != self._identity():
             raise ProtocolError(f"an answer for {reply.identity}, not for {self._identity()}")
         with self._change:
@@ -275,7 +282,7 @@ class PartitionLink:
 
     def _move_all(self) -> None:
         limit = max(1, min(_CHUNK_SAMPLES, _CHUNK_BYTES // max(1, self._form.size)))
-        packed: tuple[Chunk | None, Any] = (None, None)  # read once: what was sent must not change
+        packed: tuple[Chunk | None, Any] = (None, None)  # read once: a repeated call must send the same
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._closed or self._partition.next_chunk(limit) is not None)

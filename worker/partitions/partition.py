@@ -1,9 +1,9 @@
-"""A worker's part of the data: its own samples, less those handed over, and those that it was handed.
+"""A worker's part of the data: its own samples without those handed over, and those that it has received.
 
-It says which samples are used next, and keeps the books of who has which: a sample is used by its origin, the
-worker whose data set has it, or by one other. The origin decides. A sample that is on its way is nobody's to
-use until its receiver is known to have it, or to be gone. No wire, no thread, no clock; what a sample is, is
-its holder's business. `idl/data_partition.thrift` has the rules.
+A partition chooses the samples that are used next, and records which worker has which sample: a sample is
+used by its origin, the worker whose data set has it, or by one other worker. The origin decides. A sample on
+its way may not be used until its receiver is known to have it, or to have left. No wire, no thread, no clock,
+and any kind of sample. `idl/data_partition.thrift` has the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class ReceivedSample:
     """A sample that another worker has handed over.
 
     Attributes:
-        origin: Whose it is.
-        index: In the origin's data set.
-        sample: Itself.
-        size: Bytes of memory.
+        origin: The worker whose data set has it.
+        index: Its index in the origin's data set.
+        sample: The sample itself.
+        size: Bytes of memory that it takes.
     """
 
     origin: Peer
@@ -44,44 +44,44 @@ class Guest:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Samples that are handed over together, entirely or not at all.
+    """Samples that are handed over together, all or none.
 
     Attributes:
-        number: Larger than that of all chunks before.
-        receiver: Who is to have them.
-        own: Indices of the sender's own.
-        returned: The receiver's own, that the sender has.
+        number: The chunk's number, larger than those of all chunks before.
+        receiver: The worker that they are sent to.
+        own: Indices of samples of the sender's data set.
+        returned: Samples of the receiver's data set that the sender has.
     """
 
     number: int
     receiver: Peer
     own: tuple[int, ...]
-    returned: tuple[Guest, ...]
+    returned: tuple[ReceivedSample, ...]
 
     def __len__(self) -> int:
         return len(self.own) + len(self.returned)
 
 
 class Outcome(Enum):
-    """What became of a chunk."""
+    """The outcome of a chunk's handover."""
 
     TAKEN = auto()
-    REFUSED = auto()  # the receiver has none of it, for certain
-    GONE = auto()  # the receiver is no member any more, or another incarnation
+    REFUSED = auto()  # the receiver certainly has none of it
+    GONE = auto()  # the receiver is no member any more, or is another incarnation
 
 
 class Partition:
     """The samples of one worker. Not to be used by several threads at once.
 
     Args:
-        samples: In its own data set; at least 1.
-        incarnation: As which it takes part, until it comes back as another.
-        seed: Of the order in which samples are used, and the choice of those that go.
-        room: Bytes of other workers' samples that are taken.
+        samples: Number of samples in its own data set; at least 1.
+        incarnation: The incarnation as which it takes part, until it rejoins as another.
+        seed: Seed of the order in which samples are used, and of the choice of those handed over.
+        room: Most bytes of other workers' samples that are taken.
 
     Attributes:
-        incarnation: The present one.
-        generation: Of the members that were noted last; -1 before.
+        incarnation: The present incarnation.
+        generation: The generation of the present members; -1 before the first.
     """
 
     def __init__(self, samples: int, incarnation: str, seed: int | Sequence[int], room: int) -> None:
@@ -91,29 +91,29 @@ class Partition:
         self._room = room
         self._members: dict[str, str] = {}  # name to incarnation
         self._here = np.ones(samples, dtype=bool)  # which of its own it may use
-        self._away: dict[int, Peer] = {}  # who has the others, as far as they are not on their way
-        self._guests: dict[tuple[str, int], Guest] = {}  # by origin's name and index
-        self._moves: dict[str, int] = {}  # to whom how many are still to go
-        self._planned = False  # whether there were any in this generation
+        self._away: dict[int, Peer] = {}  # by index, the holders of the others that are not on their way
+        self._received: dict[tuple[str, int], ReceivedSample] = {}  # by origin's name and index
+        self._moves: dict[str, int] = {}  # by receiver's name, the samples still to be handed over
+        self._planned = False  # whether moves were planned in this generation
         self._chunk: Chunk | None = None  # on its way
         self._number = 0  # of the last chunk
-        self._answered: dict[Peer, tuple[int, EvenpaceError | None]] = {}  # each's last chunk, and how
-        self._order: list[int | Guest] = []  # what is left of this traversal, last first
+        self._answered: dict[Peer, tuple[int, EvenpaceError | None]] = {}  # last chunk's number and refusal
+        self._order: list[int | ReceivedSample] = []  # the rest of this traversal, last first
         self._drawn = 0  # in this generation
-        self._iterations: tuple[int, int] | None = None  # the first and the last in which it was
+        self._iterations: tuple[int, int] | None = None  # the first and the last in this generation
 
     def __len__(self) -> int:
-        """How many samples it may use."""
-        return int(self._here.sum()) + len(self._guests)
+        """Return the number of samples that the worker may use."""
+        return int(self._here.sum()) + len(self._received)
 
     # -- using them
 
-    def draw(self, count: int, iteration: int) -> list[int | Guest]:
-        """The next samples, for an iteration of the job; of its own, their indices.
+    def draw(self, count: int, iteration: int) -> list[int | ReceivedSample]:
+        """Return the next samples, for an iteration of the job; for its own samples, their indices.
 
-        Each traversal goes through all samples that are there when it begins, in an order of its own.
+        Each traversal goes through all samples present when it begins, in a random order of its own.
         """
-        drawn: list[int | Guest] = []
+        drawn: list[int | ReceivedSample] = []
         while len(drawn) < count:
             if not self._order:
                 self._begin_traversal()
@@ -126,7 +126,7 @@ class Partition:
         return drawn
 
     def progress(self) -> Traversal:
-        """What to report."""
+        """Return the progress to be reported."""
         moved = self._planned and not self._moves and self._chunk is None
         iterations = self._iterations[1] - self._iterations[0] + 1 if self._iterations else 0
         return Traversal(self.generation, len(self), self._drawn, iterations, moved)
@@ -134,9 +134,10 @@ class Partition:
     # -- membership
 
     def note(self, generation: int, members: Mapping[str, str]) -> None:
-        """Begin anew, with these members: name to incarnation.
+        """Begin a generation with these members, incarnations by name.
 
-        What those had who are gone is its own again; what it has of somebody who has come back anew is not.
+        Own samples of members that have left may be used again; samples received from an earlier incarnation
+        of a member are dropped.
         """
         self.generation = generation
         self._members = dict(members)
@@ -145,9 +146,12 @@ class Partition:
         for index, holder in list(self._away.items()):
             if not self._is_member(holder):
                 self._take_back(index)
-        for key, guest in list(self._guests.items()):
-            if self._members.get(guest.origin.worker, guest.origin.incarnation) != guest.origin.incarnation:
-                del self._guests[key]
+        for key, sample in list(self._received.items()):
+            if (
+                self._members.get(sample.origin.worker, sample.origin.incarnation)
+                != sample.origin.incarnation
+            ):
+                del self._received[key]
         self._answered = {peer: last for peer, last in self._answered.items() if self._is_member(peer)}
         self._moves.clear()
         self._planned = False
@@ -155,36 +159,37 @@ class Partition:
         self._drawn, self._iterations = 0, None
 
     def evict(self, incarnation: str) -> None:
-        """It was taken out, and will be another incarnation: what it was handed is not its to use."""
+        """Drop all received samples, since the worker was removed; it will rejoin as another incarnation."""
         if self._chunk is not None:
-            self.settle(self._chunk, Outcome.TAKEN)  # for all that is known
-        self._guests.clear()
+            self.settle(self._chunk, Outcome.TAKEN)  # as it may have been
+        self._received.clear()
         self._members.clear()
         self._moves.clear()
         self._answered.clear()
         self.generation = -1
         self.incarnation = incarnation
 
-    def come_back(self) -> None:
-        """As this incarnation it has all of its own, and nothing else: nobody holds them any more."""
+    def rejoin(self) -> None:
+        """Take back all own samples, which no other worker may use after the worker rejoins."""
         self._away.clear()
         self._here[:] = True
 
     # -- handing over
 
     def plan(self, moves: Mapping[str, int]) -> None:
-        """So many samples are to go to these members; the same may be said again in the same generation."""
+        """Set the number of samples to hand over to each member; later calls in a generation are ignored."""
         if moves and not self._planned:
             self._moves = dict(moves)
             self._planned = True
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        """What is on its way, or else up to `limit` samples that go next, and are not used from now on.
+        """Return the chunk on its way, or else choose one of up to `limit` samples, not used from now on.
 
-        The receiver's own go first. Others are chosen at random among its own, of which at least one stays.
+        Samples of the receiver's data set go first. Others are chosen at random among the worker's own, of
+        which at least one stays.
 
         Returns:
-            None if there is nothing to send.
+            The chunk; None if there is nothing to send.
         """
         while self._chunk is None and self._moves:
             worker, count = next(iter(self._moves.items()))
@@ -197,7 +202,7 @@ class Partition:
         return self._chunk
 
     def settle(self, chunk: Chunk, outcome: Outcome) -> None:
-        """Note what became of a chunk, unless that is known."""
+        """Note the outcome of the chunk on its way; other chunks are ignored."""
         if chunk is not self._chunk:
             return
         self._chunk = None
@@ -207,20 +212,20 @@ class Partition:
         self._here[list(chunk.own)] = True
         self._moves.pop(chunk.receiver.worker, None)
         if outcome is Outcome.REFUSED:
-            # Of a receiver that is gone, it is not known whether it has them: they are its own.
-            self._guests.update({(guest.origin.worker, guest.index): guest for guest in chunk.returned})
+            # A receiver that has left may or may not have them: since they are its own, they are dropped.
+            self._received.update({(sample.origin.worker, sample.index): sample for sample in chunk.returned})
 
     def _choose(self, worker: str, count: int) -> Chunk | None:
         incarnation = self._members.get(worker)
         if incarnation is None:
             return None
         receiver = Peer(worker, incarnation)
-        returned = [guest for guest in self._guests.values() if guest.origin == receiver][:count]
+        returned = [sample for sample in self._received.values() if sample.origin == receiver][:count]
         own = self._random.permutation(np.flatnonzero(self._here))[1:][: count - len(returned)]
         if not returned and not own.size:
             return None
-        for guest in returned:
-            del self._guests[guest.origin.worker, guest.index]
+        for sample in returned:
+            del self._received[sample.origin.worker, sample.index]
         self._here[own] = False
         self._number += 1
         return Chunk(self._number, receiver, tuple(own.tolist()), tuple(returned))
@@ -228,19 +233,24 @@ class Partition:
     # -- being handed
 
     def take(
-        self, sender: Peer, receiver: str, number: int, guests: Sequence[Guest], returned: Sequence[int]
+        self,
+        sender: Peer,
+        receiver: str,
+        number: int,
+        received: Sequence[ReceivedSample],
+        returned: Sequence[int],
     ) -> None:
-        """Take a chunk, all or nothing; the same may come again.
+        """Take a chunk, all or nothing; the same chunk may be sent again.
 
         Args:
-            sender: Whose chunk it is.
-            receiver: The incarnation that is meant.
-            number: The chunk's.
-            guests: Samples of the sender's own.
-            returned: Indices of its own that the sender had.
+            sender: The worker that hands the chunk over.
+            receiver: The incarnation that it is meant for.
+            number: The chunk's number.
+            received: Samples of the sender's data set.
+            returned: Indices of this worker's own samples that the sender had.
 
         Raises:
-            NotMemberError: Another incarnation was meant.
+            NotMemberError: The chunk is meant for another incarnation.
             UnavailableError: The sender is not known yet.
             InvalidRequestError: There is no room, or the sender had no such samples.
         """
@@ -250,10 +260,10 @@ class Partition:
             raise UnavailableError(f"worker {sender.worker!r}, {sender.incarnation!r}, is not known here yet")
         last, error = self._answered.get(sender, (0, None))
         if number > last:
-            error = self._why_not(sender, guests, returned)
+            error = self._refusal(sender, received, returned)
             self._answered[sender] = (number, error)
             if error is None:
-                self._guests.update({(guest.origin.worker, guest.index): guest for guest in guests})
+                self._received.update({(sample.origin.worker, sample.index): sample for sample in received})
                 for index in returned:
                     self._take_back(index)
         elif number < last:
@@ -263,14 +273,14 @@ class Partition:
 
     # -- inside
 
-    def _why_not(
-        self, sender: Peer, guests: Sequence[Guest], returned: Sequence[int]
+    def _refusal(
+        self, sender: Peer, received: Sequence[ReceivedSample], returned: Sequence[int]
     ) -> InvalidRequestError | None:
         for index in returned:
             if self._away.get(index) != sender:
                 return InvalidRequestError(f"sample {index}: {sender.worker!r} does not have it")
-        occupied = sum(guest.size for guest in self._guests.values())
-        coming = sum(guest.size for guest in guests)
+        occupied = sum(sample.size for sample in self._received.values())
+        coming = sum(sample.size for sample in received)
         if occupied + coming > self._room:
             return InvalidRequestError(
                 f"no room for {coming} bytes of samples: {occupied} of {self._room} are taken"
@@ -278,12 +288,12 @@ class Partition:
         return None
 
     def _begin_traversal(self) -> None:
-        samples: list[int | Guest] = [*np.flatnonzero(self._here).tolist(), *self._guests.values()]
+        samples: list[int | ReceivedSample] = [*np.flatnonzero(self._here).tolist(), *self._received.values()]
         self._order = [samples[i] for i in self._random.permutation(len(samples))]
 
-    def _may_use(self, sample: int | Guest) -> bool:
-        if isinstance(sample, Guest):
-            return self._guests.get((sample.origin.worker, sample.index)) is sample
+    def _may_use(self, sample: int | ReceivedSample) -> bool:
+        if isinstance(sample, ReceivedSample):
+            return self._received.get((sample.origin.worker, sample.index)) is sample
         return bool(self._here[sample])
 
     def _take_back(self, index: int) -> None:

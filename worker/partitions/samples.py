@@ -1,7 +1,7 @@
-"""Samples as they go from worker to worker: arrays of numbers with dtype and shape, never pickled objects.
+"""Samples on their way from worker to worker: arrays of numbers with dtype and shape, never pickled objects.
 
-It knows what samples of one's own data set look like, and takes none that look otherwise. Tensors are what
-offers itself to NumPy as an array; how to make one again is the adapter's business.
+This module knows the form of the samples of this worker's own data set, and accepts no other form. A tensor
+is an object that NumPy can convert to an array; the adapter converts it back.
 """
 
 import math
@@ -24,18 +24,18 @@ _MAX_DIMENSIONS = 32
 
 
 class SampleForm:
-    """What the samples of a data set look like: numbers, arrays, or tuples, lists and dictionaries of these.
+    """The form of a data set's samples: numbers, arrays, or tuples, lists and dictionaries of these.
 
     Args:
-        example: Any of them.
-        revive: Makes of an array what it was in the example: called with the array or tensor there, and an
-            array of the same dtype.
+        example: Any of the samples.
+        revive: Converts an array to the type that it has in the example: called with the array or tensor
+            there, and an array of the same dtype.
 
     Attributes:
         size: Bytes of the example's arrays.
 
     Raises:
-        InvalidRequestError: The example has something else in it.
+        InvalidRequestError: The example holds an object of another type.
     """
 
     def __init__(self, example: Any, revive: Callable[[Any, NDArray[Any]], Any]) -> None:
@@ -47,10 +47,10 @@ class SampleForm:
         self.size = sum(array.nbytes for array in arrays)
 
     def pack(self, index: int, sample: Any) -> Any:
-        """A sample as the wire has it.
+        """Make a `Sample` of data_partition.thrift.
 
         Raises:
-            InvalidRequestError: It is not of this form.
+            InvalidRequestError: The sample is not of this form.
         """
         arrays = _arrays(sample)
         self._check(index, [array.dtype.name for array in arrays], [array.ndim for array in arrays])
@@ -61,10 +61,10 @@ class SampleForm:
         return _wire.Sample(index, packed)
 
     def unpack(self, wire: Any) -> tuple[int, Any, int]:
-        """A sample's index, itself, and its size in bytes, of what came over the wire.
+        """Read a `Sample` of data_partition.thrift, and return index, sample and size in bytes.
 
         Raises:
-            InvalidRequestError: It is not of this form, or contradicts itself.
+            InvalidRequestError: The sample is not of this form, or its fields contradict each other.
         """
         index = check.integer("index", wire.index, 0)
         if type(wire.arrays) is not list or not 1 <= len(wire.arrays) <= _MAX_ARRAYS:
@@ -77,8 +77,8 @@ class SampleForm:
     def _check(self, index: int, dtypes: Sequence[str], dimensions: Sequence[int]) -> None:
         if dtypes != self._dtypes or dimensions != self._dimensions:
             raise InvalidRequestError(
-                f"sample {index}: its arrays are {_told(dtypes, dimensions)}, but those of the samples here "
-                f"are {_told(self._dtypes, self._dimensions)}"
+                f"sample {index}: its arrays are {_describe(dtypes, dimensions)}, but those of the samples "
+                f"here are {_describe(self._dtypes, self._dimensions)}"
             )
 
     def _rebuild(self, example: Any, arrays: Any) -> Any:
@@ -93,7 +93,7 @@ class SampleForm:
 
 
 def _arrays(sample: Any) -> list[NDArray[Any]]:
-    """All numbers and arrays of a sample, as arrays, in the order in which it nests them."""
+    """Return all numbers and arrays of a sample, as arrays, in the order in which it nests them."""
     if isinstance(sample, Mapping):
         return [array for value in sample.values() for array in _arrays(value)]
     if isinstance(sample, (list, tuple)):
@@ -130,5 +130,5 @@ def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("<")
 
 
-def _told(dtypes: Sequence[str], dimensions: Sequence[int]) -> str:
+def _describe(dtypes: Sequence[str], dimensions: Sequence[int]) -> str:
     return ", ".join(f"{dtype} with {n} dimensions" for dtype, n in zip(dtypes, dimensions, strict=True))

@@ -1,7 +1,7 @@
-"""Where a process's control groups (cgroups, versions 1 and 2) are, and what they allow and count.
+"""A process's control groups (cgroups, versions 1 and 2): their places, limits and counters.
 
-This module reads files and changes none. It must not know who asks, nor what for: monitors and
-limits both stand on it. Where there are no cgroups (not Linux, not mounted) it finds none.
+This module reads files and changes none. It must not know its callers: monitors and limits both use it. Where
+there are no cgroups (not Linux, not mounted) it finds none.
 """
 
 import re

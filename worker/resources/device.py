@@ -1,6 +1,6 @@
-"""What a worker computes on, in words, so that workers of the same kind of device know each other's models.
+"""Names of the devices that workers compute on, by which workers of one kind share what was learnt of it.
 
-An adapter knows its GPU's name; here is what there is to say of CPUs. It knows no session and no framework.
+An adapter knows its GPU's name; this module names CPUs. It knows no session and no framework.
 """
 
 import platform
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from worker.resources.monitors import available_cpus
 
-_MOST = 200  # characters
+_MAX_CHARACTERS = 200
 
 
 def cpu_kind(cores: float | None = None, root: Path = Path("/")) -> str:
-    """The processor's name, and how many of its cores this process may use.
+    """Return the processor's name, with the number of its cores that this process may use.
 
     Args:
-        cores: If it is to use fewer than it may now.
+        cores: Number of cores, if other than those that it may use now.
         root: As for `ResourceMonitor`.
     """
     usable = available_cpus(root) if cores is None else cores
@@ -23,7 +23,7 @@ def cpu_kind(cores: float | None = None, root: Path = Path("/")) -> str:
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """The processor's name; where the kernel does not say it, its architecture's."""
+    """Return the processor's name, or its architecture's where the kernel does not give it."""
     path = root / "proc/cpuinfo"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -31,5 +31,5 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 
 def as_kind(name: str) -> str:
-    """A name as the manager takes it: short, and without what cannot be printed."""
-    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:_MOST]
+    """Make a name acceptable to the manager: at most 200 characters, all of them printable."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:_MAX_CHARACTERS]

@@ -1,7 +1,7 @@
-"""How much of the machine others take from this worker: right in containers and under quotas too.
+"""The shares of CPU and memory that other processes take from this worker, in containers and quotas too.
 
-The balancer's predictors are fed with these figures. This module must not know of sessions, of the wire, or
-of who the others are.
+These figures are inputs of the balancer's predictors. This module must not know of sessions, of the wire, or
+of the other processes' identity.
 """
 
 import threading
@@ -15,18 +15,18 @@ import psutil
 from worker.resources import cgroups
 from worker.resources.cgroups import Group
 
-_INTERVAL = 0.1  # seconds between looks at the counters
-_WINDOW = 0.2  # seconds that a sample looks back, where the computing has lasted that long
+_INTERVAL = 0.1  # seconds between readings of the counters
+_WINDOW = 0.2  # seconds that a sample covers, if the computing has lasted that long
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What is taken of that which this process may use.
+    """Usage of the CPU capacity and memory that this process may use.
 
     Attributes:
-        cpu: Share of the CPU capacity that others take, from 0 (we have it all) to 1. An equal competitor
-            on our only CPU, or within our quota, takes one half.
-        memory: Occupied share of the memory, by anybody, from 0 to 1.
+        cpu: Share of the CPU capacity that others take, 0 to 1. An equal competitor on this process's only
+            CPU, or within its quota, takes one half.
+        memory: Occupied share of the memory, by any process, 0 to 1.
     """
 
     cpu: float
@@ -43,7 +43,7 @@ class _CpuLevel:
 
 @dataclass(frozen=True)
 class _Counters:
-    """What the counters show at one moment, in seconds."""
+    """One reading of the counters, in seconds."""
 
     at: float  # on the clock
     own: float  # CPU time of this process
@@ -52,18 +52,18 @@ class _Counters:
 
 
 class ResourceMonitor:
-    """Samples how much others take of the CPUs and the memory that this process may use.
+    """Measures the shares that others take of the CPUs and the memory that this process may use.
 
     Capacity is the CPUs of the process's affinity mask, or the quota of a control group above it where that
     is smaller. Others are all processes but this one: beside it on its CPUs, or with it within a quota.
 
-    A speed predictor wants to know what holds *now*, at the end of an iteration, rather than what held on
-    average since the last: so while computing, a thread looks at the counters every 0.1 s (0.2 ms of CPU
-    each), and a sample is over the last 0.2 s.
+    A speed predictor needs the usage *now*, at the end of an iteration, rather than the average since the
+    last: so while computing, a thread reads the counters every 0.1 s (0.2 ms of CPU time each), and a sample
+    covers the last 0.2 s.
 
     Args:
         root: The directory below which `/proc` and the mounts of the control groups are looked up.
-            What psutil reports (affinity, the host's CPU times and memory) is always the machine's.
+            The figures of psutil (affinity, the host's CPU times and memory) are always the machine's.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -76,23 +76,23 @@ class ResourceMonitor:
         self._computing = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._looks: deque[_Counters] = deque([self._look()])  # oldest first
+        self._readings: deque[_Counters] = deque([self._read_counters()])  # oldest first
 
     def resume(self) -> None:
-        """Computing begins: what others took while this process waited tells nothing about its speed."""
+        """Begin to measure, as computing begins: usage while this process waits does not affect its speed."""
         with self._lock:
-            self._looks = deque([self._look()])
+            self._readings = deque([self._read_counters()])
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="resource monitor", daemon=True)
             self._thread.start()
         self._computing.set()
 
-    def look(self) -> None:
-        """Note what the counters show now; while computing, a thread does so every 0.1 s."""
+    def record_counters(self) -> None:
+        """Read the counters now; while computing, a thread does so every 0.1 s."""
         with self._lock:
-            self._looks.append(self._look())
-            while len(self._looks) > 2 and self._looks[2].at <= self._looks[-1].at - _WINDOW:
-                self._looks.popleft()
+            self._readings.append(self._read_counters())
+            while len(self._readings) > 2 and self._readings[2].at <= self._readings[-1].at - _WINDOW:
+                self._readings.popleft()
 
     def sample(self) -> Usage:
         """Return the usage over the last 0.2 s, or since `resume` or the last sample if that is less.
@@ -104,15 +104,15 @@ class ResourceMonitor:
         """
         self._computing.clear()
         with self._lock:
-            now = self._look()
-            while len(self._looks) > 1 and self._looks[1].at <= now.at - _WINDOW:
-                self._looks.popleft()
-            taken = self._taken(self._looks[0], now)
-            self._looks = deque([now])
+            now = self._read_counters()
+            while len(self._readings) > 1 and self._readings[1].at <= now.at - _WINDOW:
+                self._readings.popleft()
+            taken = self._taken(self._readings[0], now)
+            self._readings = deque([now])
             return Usage(cpu=_share(taken), memory=_share(self._memory_share()))
 
     def close(self) -> None:
-        """Stop to look."""
+        """Stop the thread."""
         self._closed = True
         self._computing.set()
 
@@ -120,9 +120,9 @@ class ResourceMonitor:
         pause = threading.Event()
         while self._computing.wait() and not self._closed:
             pause.wait(_INTERVAL)
-            self.look()
+            self.record_counters()
 
-    def _look(self) -> _Counters:
+    def _read_counters(self) -> _Counters:
         self._locate()
         groups = {}
         for level in self._cpu_levels:
@@ -133,7 +133,7 @@ class ResourceMonitor:
         return _Counters(monotonic(), process_time(), _host_times(), groups)
 
     def _locate(self) -> None:
-        """Find the groups' files; only anew where the process has been moved since."""
+        """Find the groups' files, if the process has moved to other groups since the last time."""
         membership = cgroups.membership(root=self._root)
         if membership == self._membership:
             return
@@ -143,11 +143,11 @@ class ResourceMonitor:
         self._memory_levels = memory.lineage() if memory else []
 
     def _taken(self, then: _Counters, now: _Counters) -> float:
-        """The share of the capacity that others have taken between two looks."""
+        """Return the share of the capacity that others have taken between two readings."""
         seconds = now.at - then.at
         own = (now.own - then.own) / seconds if seconds > 0 else 0.0
         cpus = _affinity()
-        # Of each bound on this process: cores within it, and cores of these that others use.
+        # For each bound on this process: the cores within it, and how many of these others use.
         bounds = [(float(len(cpus)), self._busy(then, now, cpus) - own)]
         for level in self._cpu_levels:
             quota = cgroups.cpu_quota(level.group)
@@ -162,7 +162,7 @@ class ResourceMonitor:
         return 1 - free / capacity
 
     def _busy(self, then: _Counters, now: _Counters, cpus: list[int]) -> float:
-        """Cores of the affinity mask that were in use, by anybody."""
+        """Return the cores of the affinity mask that were in use, by any process."""
         # A container may be shown fewer CPUs than the mask's numbers say: then all that it sees.
         shown = [cpu for cpu in cpus if cpu < min(len(then.host), len(now.host))]
         pairs = [(then.host[cpu], now.host[cpu]) for cpu in shown]
@@ -218,7 +218,7 @@ def _affinity() -> list[int]:
 
 
 def _host_times() -> list[tuple[float, float]]:
-    """Return (busy, all) seconds of each CPU; time stolen by a hypervisor is busy to us."""
+    """Return (busy, all) seconds of each CPU; time stolen by a hypervisor counts as busy."""
     times = []
     for cpu in psutil.cpu_times(percpu=True):
         # Linux counts guests' time into "user" and "nice" already.

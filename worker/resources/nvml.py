@@ -1,13 +1,13 @@
-"""What NVML, the library behind nvidia-smi, says of a GPU's memory: for frameworks that do not say it.
+"""A GPU's memory as NVML, the library behind nvidia-smi, measures it: for frameworks without such figures.
 
-It needs the package nvidia-ml-py (the extra `nvml`), and knows no framework and no session.
+This module needs the package nvidia-ml-py (the extra `nvml`), and knows no framework and no session.
 """
 
 import contextlib
 import os
 from typing import Any
 
-from worker.resources.memory import DeviceMemory
+from worker.resources.device_memory import DeviceMemory
 
 try:
     import pynvml
@@ -20,10 +20,10 @@ class Device:
 
     Args:
         index: The GPU's number as the framework counts, among those in `CUDA_VISIBLE_DEVICES`.
-        nvml: NVML's Python module; found by itself, unless given.
+        nvml: NVML's Python module; by default the installed one.
 
     Raises:
-        LookupError: NVML is not to be had here, or has no such GPU.
+        LookupError: NVML is not installed, or has no such GPU.
     """
 
     def __init__(self, index: int = 0, nvml: Any = None) -> None:
@@ -37,17 +37,18 @@ class Device:
             raise LookupError(f"NVML has no GPU {index}: {error}") from error
 
     def memory(self) -> DeviceMemory:
-        """The device's figures now.
+        """Read the device's figures.
 
-        What this process holds counts as its peak: frameworks keep what they have taken. In a container
-        NVML may not know which process is ours; then all that is in use is others'.
+        The memory that this process holds counts as its peak, since frameworks keep memory that they have
+        allocated. In a container NVML may not recognise this process; then all memory in use counts as
+        others'.
         """
         figures = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
         ours = min(self._ours(), figures.used)
         return DeviceMemory(figures.total, figures.used - ours, ours, figures.total)
 
     def _ours(self) -> int:
-        """Bytes that this process holds, as far as NVML tells."""
+        """Return the bytes that this process holds, or 0 if NVML does not list it."""
         with contextlib.suppress(self._nvml.NVMLError):
             for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
                 if process.pid == os.getpid():

@@ -47,7 +47,7 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         session = session or own_session()
-        if not session.reduces_itself:
+        if not session.uses_all_reduce:
             raise InvalidRequestError(
                 "synchronised statistics mix workers' gradients before the parameter server weights them: "
                 "leave out `ps`, and train with torch.distributed and weighted(loss)"

@@ -51,7 +51,7 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
             f"{type(model).__name__}: balance takes a model in torch's DistributedDataParallel; "
             f"for others, scale the loss by weighted(loss)"
         )
-    if not session.reduces_itself:
+    if not session.uses_all_reduce:
         raise InvalidRequestError(
             "the session has a parameter server, which weights gradients: leave out `ps`"
         )

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import EvenpaceError, InvalidRequestError
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
-from worker.resources.memory import DeviceMemory, MemoryWatch, limit_between
+from worker.resources.device_memory import DeviceMemory, MemoryWatch, limit_between
 
 if TYPE_CHECKING:  # so that this runs where what speaks to services is not installed, as benchmarks/gpu does
     from worker.session import Session
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # so that this runs where what speaks to services is not inst
 log = logging.getLogger(__name__)
 
 # What a failed allocation says where it is no OutOfMemoryError: on a CPU, and in CUDA's libraries.
-_SAID = (
+_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "std::bad_alloc",
@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of PyTorch means that memory could not be had."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return not isinstance(error, EvenpaceError)
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def read_device(device: torch.device) -> DeviceMemory:

@@ -86,10 +86,10 @@ class _Link:
         for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
             view.copy_(tensor.detach())
         names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
-        told = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
-        layout = Layout(dtype, self._name, self._groups(), told)
+        tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
+        layout = Layout(dtype, self._name, self._groups(), tensors)
         self._schedules = Schedules(optimizer)
-        session.before_batch = self._schedules.put_back
+        session.before_batch = self._schedules.restore
         session.on_parameters = self._take_parameters
         note_device(session, self._tensors[0].device)
         session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
@@ -110,8 +110,8 @@ class _Link:
         changed = options != self._options
         self._options = options
         self._session.finish_iteration(self._groups() if changed else None)
-        if self._session.repeats:
-            self._schedules.hold()
+        if self._session.is_repeated:
+            self._schedules.save()
         return loss
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:

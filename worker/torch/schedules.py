@@ -22,10 +22,10 @@ class Schedules:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []  # where it belongs, and what
+        self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []  # where it belongs, and what
 
-    def hold(self) -> None:
-        """Remember where they are: the steps until `put_back` are not to count."""
+    def save(self) -> None:
+        """Remember where they are: the steps until `restore` are not to count."""
         # An optimiser does not know its schedulers. The search takes a moment, once for each repeated pass.
         schedulers = [
             vars(found)
@@ -33,16 +33,16 @@ class Schedules:
             if issubclass(type(found), LRScheduler) and getattr(found, "optimizer", None) is self._optimizer
         ]
         groups = self._optimizer.param_groups
-        self._held = [
+        self._saved = [
             *((state, _copied(state, "optimizer")) for state in schedulers),
             *((group, _copied(group, "params")) for group in groups),
         ]
 
-    def put_back(self) -> None:
-        """Undo what has changed since `hold`, if that was called."""
-        for state, held in self._held:
-            state.update(held)
-        self._held = []
+    def restore(self) -> None:
+        """Undo what has changed since `save`, if that was called."""
+        for state, saved in self._saved:
+            state.update(saved)
+        self._saved = []
 
 
 def _copied(state: dict[str, Any], but: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from idl.errors import InvalidRequestError
+from worker.data.sample_stream import Stream, StreamOrder
 from worker.data.slices import Slices
-from worker.data.stream import Stream, StreamOrder
 from worker.own_session import own_session
 from worker.session import Session
 

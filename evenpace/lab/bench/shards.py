@@ -33,7 +33,7 @@ from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from rpc.address import Address
 from rpc.client import Client
-from worker.shards import Shards
+from worker.shard_clients import ShardClients
 
 _TIMEOUT = 120.0  # seconds for one push or pull
 _STEPS = ("push", "pull")
@@ -222,7 +222,7 @@ class _Worker:
         layout = Layout("float32", "sgd", (Group(elements, {"lr": 0.1}),))
         self._shards = {}
         for count in config.shards:
-            shards = Shards([_client(address) for address in addresses[:count]], _TIMEOUT)
+            shards = ShardClients([_client(address) for address in addresses[:count]], _TIMEOUT)
             shards.identify(idl.common.Identity(f"bench/{count}", f"w{number}", str(os.getpid())))
             shards.open(layout, Synchronisation(), self._parameters, self._assignment(0), None)
             self._shards[count] = shards

@@ -18,7 +18,7 @@ from batchsize_manager.partitions.partitions import (
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.traversal import Traversal
 from tests.state_machines import driven
-from worker.partitions.partition import Chunk, Guest, Outcome, Partition, Peer
+from worker.partitions.partition import Chunk, Outcome, Partition, Peer, ReceivedSample
 
 ROOM = 1000  # bytes; each sample here takes one
 
@@ -201,7 +201,7 @@ def pair():
 
 def hand_over(sender, receiver, chunk):
     """The call that a chunk makes, to be made again."""
-    guests = [Guest(Peer(sender, sender), index, None, 1) for index in chunk.own]
+    guests = [ReceivedSample(Peer(sender, sender), index, None, 1) for index in chunk.own]
     returned = [guest.index for guest in chunk.returned]
     return lambda: receiver.take(
         Peer(sender, sender), chunk.receiver.incarnation, chunk.number, guests, returned
@@ -216,8 +216,8 @@ def test_a_traversal_uses_each_sample_once():
     b.note(2, {"a": "a", "b": "b"})
     first, second = (b.draw(14, iteration) for iteration in range(2))
     for traversal in (first, second):
-        assert {sample for sample in traversal if not isinstance(sample, Guest)} == set(range(10))
-        assert {sample.index for sample in traversal if isinstance(sample, Guest)} == set(chunk.own)
+        assert {sample for sample in traversal if not isinstance(sample, ReceivedSample)} == set(range(10))
+        assert {sample.index for sample in traversal if isinstance(sample, ReceivedSample)} == set(chunk.own)
     assert first != second
     assert b.progress() == Traversal(2, 14, 28, 2)
 
@@ -326,7 +326,7 @@ def test_who_was_taken_out_uses_what_nobody_else_can_have():
     assert set(a.draw(50, 0)) == set(range(10)) - set(first.own) - set(second.own)
     with pytest.raises(NotMemberError, match="'a' is gone"):
         hand_over("b", a, Chunk(2, Peer("a", "a"), (2,), ()))()
-    a.come_back()
+    a.rejoin()
     assert set(a.draw(50, 1)) == set(range(10))
 
 
@@ -336,7 +336,7 @@ def test_strangers_and_false_returns_are_refused():
     a.note(2, {"a": "a"})
     with pytest.raises(UnavailableError, match="'b', 'b', is not known here"):
         hand_over("b", a, Chunk(1, Peer("a", "a"), (0,), ()))()
-    returned = (Guest(Peer("b", "b"), 3, None, 1),)
+    returned = (ReceivedSample(Peer("b", "b"), 3, None, 1),)
     with pytest.raises(InvalidRequestError, match="sample 3: 'a' does not have it"):
         hand_over("a", b, Chunk(1, Peer("b", "b"), (), returned))()
 
@@ -397,7 +397,7 @@ class Cluster(RuleBasedStateMachine):
                 if process.training:
                     usable = process.usable()
                     for sample in process.partition.draw(12 if name == fast else 2, self.iteration):
-                        own = not isinstance(sample, Guest)
+                        own = not isinstance(sample, ReceivedSample)
                         assert ((name, sample) if own else (sample.origin.worker, sample.index)) in usable
             self.talk_all()
 
@@ -427,7 +427,7 @@ class Cluster(RuleBasedStateMachine):
             return
         if not process.ready:
             process.ready = process.training = True
-            partition.come_back()
+            partition.rejoin()
         if partition.generation != manager.generation:
             members = {other: incarnation for other, (incarnation, _) in manager.members.items()}
             partition.note(manager.generation, members)
@@ -440,7 +440,7 @@ class Cluster(RuleBasedStateMachine):
         chunk = process.partition.next_chunk(limit)
         if chunk is None:
             return
-        guests = [Guest(process.peer, i, None, 1) for i in chunk.own]
+        guests = [ReceivedSample(process.peer, i, None, 1) for i in chunk.own]
         call = (process.peer, chunk.receiver, chunk.number, guests, [g.index for g in chunk.returned])
         self.late.append(call)
         if arrives:

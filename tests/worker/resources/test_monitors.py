@@ -127,7 +127,7 @@ def test_a_sample_looks_back_a_fifth_of_a_second(machine, busy_from, share):
     """However long an iteration, a sample is since its last look that is at least 0.2 s old, here 0.25 s."""
     monitor = ResourceMonitor(machine.root)
     for seconds_before in (2.05, *(0.05 + 0.1 * k for k in reversed(range(20)))):
-        monitor.look()
+        monitor.record_counters()
         last = seconds_before <= 0.05
         others = 1.0 if seconds_before < busy_from + 0.01 else 0.0
         machine.run(0.05 if last else 0.1, busy=[others, others, 0, 0])
@@ -138,9 +138,9 @@ def test_a_sample_without_a_look_at_the_right_time_goes_further_back(machine):
     """Where the looking was held up, the sample is since the look before, and misses nothing."""
     monitor = ResourceMonitor(machine.root)
     machine.run(1.0, busy=[1, 1, 0, 0])
-    monitor.look()
+    monitor.record_counters()
     machine.run(10.0, busy=[0.5, 0.5, 0, 0])
-    monitor.look()
+    monitor.record_counters()
     machine.run(0.1, busy=[0, 0, 0, 0])
     assert monitor.sample().cpu == pytest.approx(5.0 / 10.1)
 
@@ -149,7 +149,7 @@ def test_a_sample_begins_where_the_last_one_ended(machine):
     """What others took before the last sample does not count, be it less than 0.2 s ago."""
     monitor = ResourceMonitor(machine.root)
     machine.run(0.1, busy=[1, 1, 0, 0])
-    monitor.look()
+    monitor.record_counters()
     monitor.sample()
     machine.run(0.05, busy=[0.5, 0.5, 0, 0])
     assert monitor.sample().cpu == pytest.approx(0.5)

@@ -19,7 +19,7 @@ from idl.plan import JobSpec, permutation
 from tests.least_squares import services
 from tests.process_groups import end_process_group
 from tests.scripts import train_short_of_memory as script
-from worker.resources.memory import DeviceMemory
+from worker.resources.device_memory import DeviceMemory
 from worker.session import Session, SessionConfig
 from worker.torch import ddp as torch_ddp
 from worker.torch import memory_watch as torch_memory

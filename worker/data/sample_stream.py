@@ -1,7 +1,7 @@
-"""A stream of samples, in an order of its own, of which any part can be had.
+"""Random access to the samples of a stream, in an order of their own.
 
-It knows the data set as something to iterate over, anew as often as need be, and no framework, session or
-wire: epochs and positions come in, samples go out.
+This module knows the data set as an object that can be iterated over repeatedly, and no framework, session or
+wire: it maps epochs and positions to samples.
 """
 
 import logging
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """In which order a stream's samples are used: a function of these numbers and the epoch alone.
+    """The order in which a stream's samples are used: a function of these numbers and the epoch alone.
 
     Attributes:
         size: Samples in the stream.
-        shuffle_buffer: Samples of a block, within which they are permuted; 0 keeps the stream's order. One as
-            large as the stream gives the order that a data set with an item for each index is shuffled in.
-        seed: Of the permutations.
+        shuffle_buffer: Samples of a block, within which they are permuted; 0 keeps the stream's order. A
+            block as large as the stream gives the order of a shuffled map-style data set.
+        seed: Seed of the permutations.
 
     Raises:
         InvalidRequestError: A number is out of its range.
@@ -43,7 +43,7 @@ class StreamOrder:
             raise InvalidRequestError(f"shuffle_buffer {self.shuffle_buffer}: must be from 0 to 2^31 - 1")
 
     def indices(self, epoch: int, start: int, count: int) -> NDArray[np.int64]:
-        """Where positions `start` to `start + count - 1` of an epoch's order are in the stream, (count,)."""
+        """Return the places in the stream, (count,), of an epoch's positions from `start` on."""
         length = self.shuffle_buffer
         if not length:
             return np.arange(start, start + count)
@@ -53,7 +53,7 @@ class StreamOrder:
         return np.concatenate(blocks)[start - first * length :][:count]
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """The places in a block's order: that of an epoch of its own, in a data set of the block's size."""
+        """Return a block's places in permuted order, as an epoch of a data set of the block's size."""
         begin = block * self.shuffle_buffer
         length = min(self.shuffle_buffer, self.size - begin)
         blocks = -(-self.size // self.shuffle_buffer)
@@ -66,22 +66,23 @@ def _permutation(length: int, seed: int, number: int) -> NDArray[np.int64]:
 
 
 class Stream:
-    """Samples of a data set that can only be gone through from its beginning.
+    """Samples of a data set that can only be read from its beginning.
 
-    What lies between is read and passed over. Those read last are kept, so that what belongs to the same
-    batch need not be read again; for others before them, the data set is iterated anew. A data set that has a
-    method `iter_from(position)`, which gives what iterating gives from there on, is spared the rest.
+    Samples in between are read and skipped. The samples read last are kept, so that those of the same batch
+    need not be read again; for earlier ones, the data set is iterated over again. A data set with a method
+    `iter_from(position)`, which iterates from that position on, is read from there.
 
     Args:
-        dataset: Gives the same samples in the same order each time.
-        size: How many; None takes its length if it has one, and counts them otherwise.
+        dataset: Yields the same samples in the same order each time.
+        size: Number of samples; None takes the data set's length if it has one, and counts them otherwise.
         recent: Samples that are kept; those of one call of `samples` must be no further apart.
+        log_fields: Structured fields of log lines.
 
     Attributes:
-        size: Samples.
+        size: Number of samples.
 
     Raises:
-        InvalidRequestError: It cannot be iterated over more than once.
+        InvalidRequestError: The data set cannot be iterated over more than once.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class Stream:
         self.size = _size(dataset, log_fields) if size is None else size
         self._recent_samples = recent
         self._iterator: Iterator[Any] = iter(())
-        self._next = -1  # the place of what the iterator gives next; none is open at first
-        self._recent: dict[int, Any] = {}  # by their places, those right before `_next`
+        self._next = -1  # the place of the iterator's next sample; -1 before the first iterator
+        self._recent: dict[int, Any] = {}  # by their places, the samples right before `_next`
 
     def samples(self, indices: NDArray[np.int64]) -> list[Any]:
-        """The samples at these places of the stream, of which there is at least one.
+        """Return the samples at one or more places of the stream.
 
         Raises:
             InvalidRequestError: The stream has fewer samples, or more, than it should have.
@@ -117,13 +118,13 @@ class Stream:
         return [self._recent[index] for index in indices.tolist()]
 
     def _is_near(self, place: int) -> bool:
-        """Whether a place is best reached by reading on, if it is not at hand."""
+        """Return whether a place is kept, or best reached by reading on."""
         if self._next < 0 or (place < self._next and place not in self._recent):
             return False
         return place - self._next < self._recent_samples or not hasattr(self._dataset, "iter_from")
 
     def _open(self, place: int) -> None:
-        """Iterate anew, from a place on or from the beginning."""
+        """Iterate again, from a place on if the data set can, else from the beginning."""
         self._recent.clear()
         iter_from = getattr(self._dataset, "iter_from", None)
         self._next = place if iter_from is not None else 0
@@ -133,13 +134,13 @@ class Stream:
         try:
             self._recent[self._next] = next(self._iterator)
         except StopIteration:
-            self._complain(f"ended after {self._next} samples")
+            self._raise_wrong_size(f"ended after {self._next} samples")
         self._next += 1
         self._recent.pop(self._next - 1 - self._recent_samples, None)
         if self._next == self.size and next(self._iterator, _END) is not _END:
-            self._complain(f"goes on after {self.size} samples")
+            self._raise_wrong_size(f"goes on after {self.size} samples")
 
-    def _complain(self, what: str) -> NoReturn:
+    def _raise_wrong_size(self, what: str) -> NoReturn:
         raise InvalidRequestError(
             f"the stream {what}, but its size is {self.size}: give `size` as it is, and let the data set "
             f"give the same samples each time that it is iterated over"

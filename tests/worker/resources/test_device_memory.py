@@ -15,7 +15,7 @@ from idl.plan import Assignment, JobSpec
 from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
-from worker.resources.memory import DeviceMemory, MemoryWatch, largest_batch, limit_between
+from worker.resources.device_memory import DeviceMemory, MemoryWatch, largest_batch, limit_between
 from worker.session import Session, SessionConfig
 
 MIB = 2**20

@@ -1,6 +1,6 @@
-"""How large a batch fits into a worker's memory: learned from what batches have taken, and from failures.
+"""The largest batch that fits into a device's memory, learnt from batches' peaks and from failures.
 
-It knows figures and batch sizes, and no framework: an adapter reads its device, and catches its errors.
+This module knows figures and batch sizes, and no framework: an adapter reads its device, and catches errors.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,23 +12,23 @@ import numpy as np
 if TYPE_CHECKING:  # it needs no services to run
     from worker.session import Session
 
-_USABLE = 0.95  # of the memory that is free to us; as the guard of LB-BSP, Alg. 2, line 5
-_SIZES = 4  # that must have been measured
-_SPREAD = 1.2  # of the largest of them to the smallest
-_DEVIATION = 0.02  # from the line, at most, of the span of the peaks
-_REACH = 4  # the largest size measured says nothing of batches that are so many times larger
-_CHANGE = 0.05  # below the limit told last, for another to be worth telling
+_USABLE = 0.95  # share of this process's memory that a batch may fill; the guard of LB-BSP, Alg. 2, line 5
+_SIZES = 4  # batch sizes that must have been measured
+_SPREAD = 1.2  # least ratio of the largest of them to the smallest
+_DEVIATION = 0.02  # greatest deviation from the line, as a share of the span of the peaks
+_REACH = 4  # greatest ratio of a predicted limit to the largest size measured
+_CHANGE = 0.05  # share by which a limit must be below the last reported one to be reported
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What is in use of a device's memory, in bytes.
+    """The use of a device's memory, in bytes.
 
     Attributes:
-        total: Of the device.
-        others: That this process cannot have: what other processes hold, and what the driver keeps for it.
-        peak: The most that this process's tensors have taken since it was asked last.
-        limit: That this process may take.
+        total: The device's memory.
+        others: Memory that this process cannot have: of other processes, and of the driver for this one.
+        peak: The most that this process's tensors have taken since the last reading.
+        limit: The most that this process is allowed to take.
     """
 
     total: int
@@ -38,29 +38,29 @@ class DeviceMemory:
 
     @property
     def room(self) -> int:
-        """How much this process's tensors may take in all."""
+        """Return the bytes that this process's tensors may take in all."""
         return max(0, min(self.total - self.others, self.limit))
 
     @property
     def share(self) -> float:
-        """The occupied share, 0 to 1: of the device by anybody or, if larger, of our room by ourselves."""
+        """Return the occupied share, 0 to 1: of the device or, if larger, of this process's `room`."""
         occupied = (self.others + self.peak) / self.total
         return min(1.0, max(occupied, self.peak / self.room if self.room else 1.0))
 
 
 def largest_batch(peaks: Mapping[int, int], room: int) -> int | None:
-    """The largest batch that fits, where that follows clearly from what others have taken.
+    """Predict the largest batch that fits from the peaks of other batches.
 
-    Activations grow with the batch and all else stays, so the peak is nearly a line. It is laid above all
-    that was measured, and 0.95 of the room is taken to be usable.
+    Activations grow with the batch and all else stays, so the peak is nearly linear in the samples. A line is
+    laid above all measured peaks, and 0.95 of the room counts as usable.
 
     Args:
         peaks: The most bytes that a batch of each size has taken, by samples.
-        room: Bytes that there are.
+        room: Bytes that this process's tensors may take.
 
     Returns:
-        Samples, from 0 to 4 times the largest size measured; None where the sizes are too few, too much
-        alike, or not on a line, and where the limit is further away.
+        Samples, from 0 to 4 times the largest size measured; None where the sizes are too few, too similar,
+        or not on a line, or the limit is larger.
     """
     sizes = np.array(sorted(peaks), dtype=np.float64)  # (sizes,)
     if len(sizes) < _SIZES or sizes[-1] < _SPREAD * sizes[0]:
@@ -75,26 +75,26 @@ def largest_batch(peaks: Mapping[int, int], room: int) -> int | None:
 
 
 def limit_between(fitted: int, failed: int) -> int:
-    """The limit to go on with, when `fitted` samples have fitted and `failed` have not: half-way.
+    """Return the limit half-way between `fitted` samples, which fitted, and `failed`, which did not.
 
-    So each failure halves what is not known. Balancers move samples by small steps, so that mostly little
-    is not known to begin with.
+    So each failure halves the range in question. Balancers move samples by small steps, so that the range is
+    mostly small to begin with.
     """
     return fitted + (failed - fitted) // 2
 
 
 class MemoryWatch:
-    """Reports the device's memory after each iteration, and tells the manager how large a batch fits.
+    """Measures the device's memory after each iteration, and reports the largest batch that fits.
 
-    A limit holds for good, so it is worked out for the most room that there has been: others may give back
-    what they hold. Where they do not, a failure to allocate teaches the worker.
+    A limit holds for good, so it is predicted for the most room that there has been: other processes may
+    release their memory. Where they do not, a failed allocation lowers the limit.
 
     Args:
-        session: Whose iterations are watched; this is to be its `memory_usage`.
-        read: Gives the device's figures, with the peak since it was called last.
+        session: The session whose iterations are watched; this object is to be its `memory_usage`.
+        read: Returns the device's figures, with the peak since the last call.
 
     Attributes:
-        samples: That were processed at once in this iteration, if not the whole slice.
+        samples: Samples that were processed at once in this iteration, if not the whole slice.
     """
 
     def __init__(self, session: "Session", read: Callable[[], DeviceMemory]) -> None:
@@ -103,10 +103,10 @@ class MemoryWatch:
         self._read = read
         self._peaks: dict[int, int] = {}  # by samples, the latest measured last
         self._room = 0  # the most that there has been
-        self._told = session.config.bounds.maximum
+        self._reported_maximum = session.config.bounds.maximum
 
     def __call__(self) -> float:
-        """The occupied share of the memory in the iteration that ends, 0 to 1."""
+        """Return the occupied share of the memory in the iteration that ends, 0 to 1."""
         memory = self._read()
         self._room = max(self._room, memory.room)
         assignment = self._session.assignment
@@ -127,8 +127,8 @@ class MemoryWatch:
         whole = max(spec.total_batch_size, assignment.total if assignment is not None else 0)
         if largest >= whole:
             return
-        # What has fitted, fits: the line is above it.
+        # Sizes that have fitted still fit, although the line lies above them.
         largest = max(largest, *self._peaks)
-        if largest < (1 - _CHANGE) * self._told:
+        if largest < (1 - _CHANGE) * self._reported_maximum:
             self._session.lower_maximum(largest)
-            self._told = largest
+            self._reported_maximum = largest

@@ -1,7 +1,7 @@
-"""What a worker's iterations took, for users' charts: gathers it, and tells it once all of it is known.
+"""Times of a worker's iterations, for users' charts: collected, and passed on once all of them are known.
 
-It knows neither wire nor framework, and nothing of charts. Who is told must not hurt the training: after an
-error it is told nothing more.
+This module knows neither wire nor framework, and nothing of charts. A writer of charts must not harm the
+training: after an error it is not called again.
 """
 
 import logging
@@ -20,38 +20,38 @@ from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
 
-_UNMEASURED = 64  # iterations whose times may be awaited at once; older ones are left out
+_UNMEASURED = 64  # iterations whose times may be outstanding at once; older ones are dropped
 
 
 class Scalars(Protocol):
-    """Is told what a worker's iterations took. If it has a `close`, that is called when the session ends."""
+    """A writer of an iteration's values. If it has a method `close`, that is called when the session ends."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of an iteration.
+        """Write the values of an iteration.
 
-        Called by the thread that trains, between iterations; mostly in order, but where the job has to be
-        rewound, iterations come again.
+        Called by the thread that trains, between iterations; mostly in order, but where the job is rewound,
+        iterations are repeated.
 
         Args:
             step: The iteration.
-            values: By name; `IterationTimes.values` says which there are.
+            values: The values by name, as `IterationTimes.values` returns them.
         """
         ...
 
 
 @dataclass(slots=True)
 class IterationTimes:
-    """What an iteration took at this worker; times in seconds.
+    """The times of one iteration at this worker, in seconds.
 
     Attributes:
-        iteration: Which one.
-        attempt: In which that was.
+        iteration: The iteration's number.
+        attempt: The attempt that it was done in.
         total: Samples of the whole batch.
-        count: Of them, this worker's.
-        batch_processing_time: As reported to the manager; several parts of one batch are summed up.
+        count: Samples of this worker's parts of it.
+        batch_processing_time: Seconds as reported to the manager, summed over the parts.
         unmeasured: Parts whose time is not known yet.
-        waiting_time: At the manager, and at the parameter server before this iteration.
-        duration: From when the iteration before was reported and answered until this one was.
+        waiting_time: Seconds of waiting at the manager, and at the parameter server before this iteration.
+        duration: Seconds from the answer to the report of the iteration before to the answer to this one's.
     """
 
     iteration: int
@@ -63,12 +63,12 @@ class IterationTimes:
     waiting_time: float = 0.0
     duration: float = 0.0
 
-    def goes_on(self, following: Assignment) -> bool:
-        """Whether that is another part of this iteration."""
+    def continues_with(self, following: Assignment) -> bool:
+        """Return whether an assignment is another part of this iteration."""
         return (following.iteration, following.attempt) == (self.iteration, self.attempt)
 
     def values(self) -> dict[str, float]:
-        """By name, what users see; a worker without samples has no speed.
+        """Return the values that users see, by name; a worker without samples has no speed.
 
         `evenpace/batch_size` is in samples; `evenpace/batch_processing_time` and `evenpace/iteration_time` in
         seconds; `evenpace/waiting_share` is as `idl.measures` has it; `evenpace/speed` is this worker's, in
@@ -89,13 +89,14 @@ class IterationTimes:
 
 
 class Recorder:
-    """Follows one session's iterations, and tells those who want to know.
+    """A recorder of one session's iteration times, which passes them on to writers.
 
-    All but what `measured` gives is for the thread that trains.
+    The function that `measure_part` returns may be called by any thread; all else is for the thread that
+    trains.
 
     Args:
-        log_fields: Gives what lines of log say beside their message.
-        clock: Gives the time in seconds.
+        log_fields: Returns the structured fields of log lines.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -105,94 +106,94 @@ class Recorder:
     ) -> None:
         self._log_fields = log_fields
         self._clock = clock
-        self._told: list[tuple[Scalars, int]] = []
+        self._writers: list[tuple[Scalars, int]] = []
         self._current: IterationTimes | None = None
         self._since = clock()
         self._waited = 0.0
         self._done: deque[IterationTimes] = deque(maxlen=_UNMEASURED)
-        self._lock = threading.Lock()  # over the times that another thread brings
+        self._lock = threading.Lock()  # guards the times that another thread measures
 
-    def tell(self, scalars: Scalars, every: int) -> None:
-        """Tell somebody from now on, of the iterations that `every` divides.
+    def add_writer(self, scalars: Scalars, every: int) -> None:
+        """Add a writer, which gets the values of the iterations that `every` divides.
 
         Raises:
             InvalidRequestError: `every` is less than 1.
         """
         if type(every) is not int or every < 1:
             raise InvalidRequestError(f"every {every!r}: must be a whole number from 1")
-        self._told.append((scalars, every))
+        self._writers.append((scalars, every))
 
     def begin(self) -> None:
-        """The next iteration begins now, and whatever was known of it before is void."""
+        """Begin the next iteration now, and drop all times recorded for it before."""
         self._since = self._clock()
         self._waited = 0.0
         self._current = None
 
-    def measured(self, done: Assignment, seconds: float | Callable[[], float]) -> Callable[[], float]:
-        """A part of an iteration is done.
+    def measure_part(self, done: Assignment, seconds: float | Callable[[], float]) -> Callable[[], float]:
+        """Record the batch processing time of a part of an iteration.
 
         Args:
-            done: Which.
-            seconds: Its batch processing time, or what gives it, once.
+            done: The part.
+            seconds: Its batch processing time, or a function that returns it, to be called once.
 
         Returns:
-            What gives it, to be asked once at most, by any thread.
+            A function that returns the time, to be called once at most, by any thread.
         """
         measure = seconds if callable(seconds) else lambda: seconds
-        if not self._told:
+        if not self._writers:
             return measure
         times = self._current
-        if times is None or not times.goes_on(done):
+        if times is None or not times.continues_with(done):
             times = self._current = IterationTimes(done.iteration, done.attempt, done.total)
         times.count += done.count
-        if not callable(seconds):  # it is known even if the manager is away, and nobody asks
+        if not callable(seconds):  # count it now: the function may never be called
             with self._lock:
                 times.batch_processing_time += seconds
             return measure
         with self._lock:
             times.unmeasured += 1
 
-        def asked() -> float:
+        def measure_and_add() -> float:
             measured = measure()
             with self._lock:
                 times.batch_processing_time += measured
                 times.unmeasured -= 1
             return measured
 
-        return asked
+        return measure_and_add
 
-    def waited(self, seconds: float) -> None:
-        """This worker has waited for others."""
+    def add_waiting(self, seconds: float) -> None:
+        """Add seconds in which this worker has waited for others."""
         self._waited += seconds
 
-    def finished(self, following: Assignment | None) -> None:
-        """A part is finished, and it is known what follows: maybe another part of the same iteration."""
+    def finish_part(self, following: Assignment | None) -> None:
+        """Finish a part, before `following`, which may be another part of the same iteration."""
         times = self._current
-        if times is not None and following is not None and times.goes_on(following):
+        if times is not None and following is not None and times.continues_with(following):
             return
         since, waited = self._since, self._waited
         self.begin()
         if times is None:
-            return  # nobody is told
+            return  # there is no writer
         times.duration, times.waiting_time = self._since - since, waited
         self._done.append(times)
-        self._tell_known()
+        self._write_known()
 
     def close(self) -> None:
-        """The session ends: tell what has become known, and let those who were told close what they write."""
-        self._tell_known()
-        for scalars, _ in list(self._told):
+        """Write the iterations that are known by now, and close the writers."""
+        self._write_known()
+        for scalars, _ in list(self._writers):
             close = getattr(scalars, "close", None)
             if close is not None:
                 self._guarded(scalars, close)
-        self._told.clear()
+        self._writers.clear()
 
-    def _tell_known(self) -> None:
+    def _write_known(self) -> None:
         with self._lock:
             known = [times for times in self._done if not times.unmeasured]
         for times in known:
             self._done.remove(times)
-            for scalars, every in list(self._told):
+            for scalars, every in list(self._writers):
                 if times.iteration % every == 0:
                     self._guarded(scalars, partial(scalars.scalars, times.iteration, times.values()))
 
@@ -200,5 +201,5 @@ class Recorder:
         try:
             act()
         except Exception:  # whatever a user's own code raises, the training goes on
-            log.exception("%r raised an error; it is told nothing more", scalars, extra=self._log_fields())
-            self._told = [entry for entry in self._told if entry[0] is not scalars]
+            log.exception("%r raised an error; it is not used again", scalars, extra=self._log_fields())
+            self._writers = [entry for entry in self._writers if entry[0] is not scalars]

@@ -16,7 +16,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import in_threads, manager_service, serving, shard_service
-from worker.data.stream import Stream, StreamOrder
+from worker.data.sample_stream import Stream, StreamOrder
 from worker.session import Session, SessionConfig
 from worker.torch.optimizer import distribute
 from worker.torch.stream_loader import StreamLoader
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_order_is_refused(services):
 
 def test_a_stream_of_unknown_size_is_counted(services, caplog):
     """Without `size` the stream is gone through once before the training, and the log says so."""
-    caplog.set_level(logging.INFO, "worker.data.stream")
+    caplog.set_level(logging.INFO, "worker.data.sample_stream")
     batches, _ = train(services(1), (12,), size=None)
     assert batches == expected(0)
     assert "counting the stream's samples" in caplog.text

@@ -1,6 +1,6 @@
-"""A worker's parameters at the parameter server: flat arrays, spread over its shards.
+"""A worker's calls to the parameter server: flat arrays of parameters, divided among its shards.
 
-It speaks to the shards alone, and knows neither the manager nor a framework.
+This module calls the shards alone, and knows neither the manager nor a framework.
 """
 
 import logging
@@ -27,26 +27,26 @@ from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from idl.translation import wire_assignment, wire_groups, wire_synchronisation, wire_tensors
 from rpc.client import Client
+from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
-from worker.recovery import ShardState
 
 log = logging.getLogger(__name__)
 
 _wire = idl.parameter_server
 
-# A slice that another connection brings, or others in parts: longer than a server waits for a peer that is
-# silent in the middle of a message.
-_APART_SECONDS = 30.0
+# For a slice that other connections are sending; longer than a server waits for a peer that is silent in the
+# middle of a message.
+_PARTIAL_SLICE_SECONDS = 30.0
 
 
-class Shards:
-    """The shards of the parameter server, as one worker uses them.
+class ShardClients:
+    """One worker's clients of the parameter server's shards.
 
     Args:
-        clients: One for each shard.
-        timeout: Seconds for which the others may keep this worker waiting, or a shard may be away that this
-            worker's job was opened at.
-        log_fields: Gives what lines of log say beside their message.
+        clients: One client for each shard.
+        timeout: Seconds for which other workers may keep this one waiting, or a shard at which the job was
+            opened may be unreachable.
+        log_fields: Returns the structured fields of log lines.
 
     Attributes:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
@@ -63,22 +63,22 @@ class Shards:
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
         self._log_fields = log_fields
         self._timeout = timeout
-        # Other threads have something to say while this worker waits for its parameters.
-        self._aside = [client.twin() for client in clients]
-        self._aside_lock = threading.Lock()
+        # For calls of other threads while this worker waits for its parameters.
+        self._side_clients = [client.twin() for client in clients]
+        self._side_lock = threading.Lock()
         self._identity: Any = None
-        self._bounds: list[tuple[int, int]] = []  # each shard's elements, from and to
+        self._bounds: list[tuple[int, int]] = []  # each shard's elements, (begin, end)
         self._attempt = 0
         self._instances: list[str | None] = [None] * len(clients)
-        self._checkpoints: list[int | None] = [None] * len(clients)  # the latest of each shard
+        self._checkpoints: list[int | None] = [None] * len(clients)  # each shard's latest one
 
     @property
     def reconnects(self) -> int:
-        """How often a connection had to be made anew; from any thread."""
-        return sum(max(0, client.connections - 1) for client in (*self._clients, *self._aside))
+        """Return how often a connection was made again; may be called from any thread."""
+        return sum(max(0, client.connections - 1) for client in (*self._clients, *self._side_clients))
 
     def identify(self, identity: Any) -> None:
-        """Say who this worker is at the parameter server, as the wire has it; before anything else."""
+        """Set this worker's `Identity` of common.thrift at the parameter server; before any other call."""
         self._identity = identity
 
     def open(
@@ -91,14 +91,14 @@ class Shards:
         *,
         begins: bool = True,
     ) -> None:
-        """Open the job, and set its parameters if nobody has.
+        """Open the job, and set its parameters if no other worker has.
 
         Args:
-            layout: The same for every worker.
-            synchronisation: As the manager said.
-            initial: (elements,) to start from.
-            assignment: This worker's first: its iteration is the version of these parameters.
-            state: The optimiser's to start from.
+            layout: The parameters' layout, the same for every worker.
+            synchronisation: How the workers wait for each other, as the manager answered.
+            initial: Parameters to start from, (elements,).
+            assignment: This worker's first assignment; its iteration is the version of these parameters.
+            state: The optimiser's state to start from.
             begins: Whether nothing can have been trained before this assignment.
 
         Raises:
@@ -128,7 +128,7 @@ class Shards:
         self._instances = [reply.instance for reply in replies]
         for client, reply in zip(self._clients, replies, strict=True):
             if not reply.initialised and not begins:
-                raise _has_lost(_name(client))
+                raise _lost_parameters(_name(client))
             if reply.initialised and (reply.attempt or 0) != assignment.attempt:
                 raise RewoundError(
                     f"{_name(client)} is in attempt {reply.attempt or 0} of the job, "
@@ -140,22 +140,22 @@ class Shards:
                     f"{_name(client)} was started again since attempt {assignment.attempt} began",
                     assignment.attempt,
                 )
-        # The first shard decides whose parameters hold: the others' are set by the same worker, later.
+        # The first shard decides which worker's parameters are used: the same worker then sets the others'.
         if not replies[0].initialised and self._initialise(0, initial, assignment, state):
-            self._together(
+            self._in_parallel(
                 lambda shard, wanted: self._initialise(shard, initial, assignment, state, wanted),
                 range(1, shards),
             )
         for client in self._clients:
-            client.set_connect_timeout(self._timeout)  # one that had to start again is worth waiting for
+            client.set_connect_timeout(self._timeout)  # from now on, wait for a shard that is restarted
 
     def push(self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None) -> None:
-        """Send the gradient of an assignment, (elements,), and the groups if their options have changed.
+        """Push the gradient of an assignment, (elements,), and the groups if their options have changed.
 
         Raises:
             InvalidRequestError: A shard refuses it, or has lost the job's parameters.
-            RewoundError: A shard is in another attempt, or was started again.
-            UnavailableError: Others have brought the slice in part, and not the rest for long.
+            RewoundError: A shard is in another attempt, or was restarted.
+            UnavailableError: Other workers have pushed a part of the slice, and not the rest for long.
         """
         known = [version for version in self._checkpoints if version is not None]
         kept = min(known) if len(known) == len(self._checkpoints) else None
@@ -172,23 +172,23 @@ class Shards:
             for bounds, instance in zip(self._bounds, self._instances, strict=True)
         ]
         replies = self._on_all(
-            "push", requests, bulks=self._parts(gradient), unavailable_timeout=_APART_SECONDS
+            "push", requests, bulks=self._parts(gradient), unavailable_timeout=_PARTIAL_SLICE_SECONDS
         )
         self._checkpoints = [reply.checkpoint for reply in replies]
 
     def pull(self, version: int, into: NDArray[Any], slot: str | None = None) -> float:
-        """Get the parameters, or a slot of the optimiser's state, once a version is there.
+        """Pull the parameters, or a slot of the optimiser's state, once a version is reached.
 
         Args:
-            version: That is waited for; -1 for whatever there is.
+            version: The version to wait for; -1 for the present one.
             into: (elements,) to be filled.
-            slot: Of the optimiser's state; None for the parameters.
+            slot: Name of a slot of the optimiser's state; None for the parameters.
 
         Returns:
-            Seconds for which the shards held the answer back.
+            Seconds for which the shards held the answer back; the longest of them.
 
         Raises:
-            RewoundError: A shard is in another attempt, or was started again.
+            RewoundError: A shard is in another attempt, or was restarted.
         """
         replies = self._pull(version, into, slot)
         return max(
@@ -196,14 +196,14 @@ class Shards:
         )
 
     def state(self, version: int, like: NDArray[Any]) -> OptimizerState:
-        """The optimiser's state.
+        """Pull the optimiser's state.
 
         Args:
-            version: Of the parameters that it belongs to; -1 for whatever there is.
-            like: (elements,), of the parameters' type.
+            version: The version of the parameters that it belongs to; -1 for the present one.
+            like: (elements,), an array of the parameters' dtype.
 
         Raises:
-            InvalidRequestError: The others have taken a step meanwhile.
+            InvalidRequestError: The shards have taken a step meanwhile.
         """
         request = _wire.StateRequest(identity=self._identity)
         replies = self._on_all("state", [request] * len(self._clients))
@@ -211,7 +211,7 @@ class Shards:
         for name, array in slots.items():
             there = {reply.version for reply in self._pull(version, array, name)}
             if version >= 0 and there != {version}:
-                # Only one with no samples in its next batch does not keep the others from stepping.
+                # A worker with samples in its next batch keeps the shards from stepping.
                 raise InvalidRequestError(
                     f"the optimiser's state of iteration {version} is gone: the other workers have taken a "
                     f"step in which this one had no part; save it after the next"
@@ -219,7 +219,7 @@ class Shards:
         return OptimizerState(replies[0].steps, slots)
 
     def fence(self, attempt: int) -> list[ShardState]:
-        """Let the shards take nothing of earlier attempts any more, and say where they stand.
+        """Have the shards refuse calls of earlier attempts, and return their states.
 
         Raises:
             InvalidRequestError: A shard has lost the job.
@@ -229,37 +229,38 @@ class Shards:
         try:
             replies = self._on_all("fence", [request] * len(self._clients))
         except NotMemberError as error:
-            raise _has_lost(f"a shard of the parameter server ({error})") from error
+            raise _lost_parameters(f"a shard of the parameter server ({error})") from error
         return [
             ShardState(_name(client), r.initialised, r.version, tuple(r.checkpoints), bool(r.complete))
             for client, r in zip(self._clients, replies, strict=True)
         ]
 
-    def fence_aside(self, attempt: int) -> None:
-        """The same, from any thread: whatever waits at the shards for an earlier attempt is told."""
+    def fence_from_any_thread(self, attempt: int) -> None:
+        """Fence the shards from any thread; calls of an earlier attempt that wait there fail."""
         request = _wire.FenceRequest(identity=self._identity, attempt=attempt)
-        with self._aside_lock:
-            for client in self._aside:
+        with self._side_lock:
+            for client in self._side_clients:
                 self._check_echo(client.call("fence", request))
 
-    def rewind(self, attempt: int, version: int, *, anew: bool = False) -> None:
-        """Let the shards go on from a version, in an attempt that was fenced for.
+    def rewind(self, attempt: int, version: int, *, reset: bool = False) -> None:
+        """Have the shards go on from a version, in an attempt that they were fenced for.
 
         Args:
-            attempt: Which one.
-            version: Of the parameters.
-            anew: Whether they are to be set again, since not all shards have them and nothing was trained.
+            attempt: The attempt.
+            version: The version of the parameters.
+            reset: Whether the parameters are to be set again, since some shards lack them and nothing was
+                trained.
 
         Raises:
             RewoundError: A shard is in a later attempt.
         """
-        request = _wire.RewindRequest(self._identity, attempt, version, anew or None)
+        request = _wire.RewindRequest(self._identity, attempt, version, reset or None)
         replies = self._on_all("rewind", [request] * len(self._clients))
         self._attempt = attempt
         self._instances = [reply.instance for reply in replies]
 
     def forfeit(self, slices: Sequence[Any]) -> None:
-        """Tell the shards not to wait for slices whose workers have gone; from any thread."""
+        """Tell the shards not to wait for slices whose workers have left; may be called from any thread."""
         for lost in slices:
             request = _wire.ForfeitRequest(
                 identity=self._identity,
@@ -268,20 +269,20 @@ class Shards:
                 count=lost.count,
                 total=lost.total,
             )
-            with self._aside_lock:
-                for client in self._aside:
+            with self._side_lock:
+                for client in self._side_clients:
                     self._check_echo(client.call("forfeit", request))
 
     def abandon(self, error: EvenpaceError) -> None:
-        """From any thread: let what is under way fail, and all later calls, with `error`."""
-        for client in (*self._clients, *self._aside):
+        """Make calls in progress and all later ones fail with `error`; may be called from any thread."""
+        for client in (*self._clients, *self._side_clients):
             client.abandon(error)
 
     def close(self) -> None:
-        """Close the connections; what another thread may be calling fails."""
+        """Close the connections; calls of other threads fail."""
         self.abandon(ConnectionLostError("this worker has left"))
         self._threads.shutdown(wait=False)
-        for client in (*self._clients, *self._aside):
+        for client in (*self._clients, *self._side_clients):
             client.close()
 
     def _pull(self, version: int, into: NDArray[Any], slot: str | None) -> list[Any]:
@@ -328,7 +329,7 @@ class Shards:
         intos: Sequence[memoryview] | None = None,
         unavailable_timeout: float = math.inf,
     ) -> list[Any]:
-        """Call all shards at once; where one fails, the other calls are given up."""
+        """Call all shards at once, and return their answers; if one call fails, give up the others."""
 
         def call(shard: int, wanted: Callable[[], bool] = lambda: True) -> Any:
             client = self._clients[shard]
@@ -345,10 +346,12 @@ class Shards:
             return reply
 
         shards = range(len(self._clients))
-        return [call(0)] if len(shards) == 1 else self._together(call, shards)
+        return [call(0)] if len(shards) == 1 else self._in_parallel(call, shards)
 
-    def _together(self, call: Callable[[int, Callable[[], bool]], Any], shards: Sequence[int]) -> list[Any]:
-        """What a call gives for each of these shards, each in a thread of its own."""
+    def _in_parallel(
+        self, call: Callable[[int, Callable[[], bool]], Any], shards: Sequence[int]
+    ) -> list[Any]:
+        """Return the results of a call for each of these shards, each made in a thread of its own."""
         over = threading.Event()
         calls = [self._threads.submit(call, shard, lambda: not over.is_set()) for shard in shards]
         try:
@@ -375,7 +378,7 @@ def _name(client: Client) -> str:
     return f"the {client.name} at {client.address}"
 
 
-def _has_lost(name: str) -> InvalidRequestError:
+def _lost_parameters(name: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"{name} has lost this job's parameters: start each shard with `evenpace ps --state DIR`, so that it "
         f"keeps checkpoints, and start it again with the same"

@@ -1,6 +1,6 @@
-"""How workers hand samples over: the call, and the server of each worker that takes it, in a thread.
+"""The handover of samples between workers: the call, and each worker's server for it, in a thread.
 
-It checks what comes in, and knows neither when samples move nor what they are used for.
+This module checks requests, and knows neither when samples move nor what they are used for.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from rpc.limits import ServerLimits
 from rpc.peer import Peer as Connection
 from rpc.server import Security, Server
 from rpc.service import Call, Sink
-from worker.partitions.partition import Chunk, Guest, Outcome, Peer
+from worker.partitions.partition import Chunk, Outcome, Peer, ReceivedSample
 from worker.partitions.samples import SampleForm
 
 log = logging.getLogger(__name__)
@@ -32,27 +32,27 @@ MAX_CHUNK_BYTES = 64 * 2**20
 CALL_SECONDS = 5.0  # until a call is given up, to be repeated
 _LIMITS = ServerLimits(frame_bytes=MAX_CHUNK_BYTES, bulk_bytes=1, connections=1000)
 
-Take = Callable[[Peer, str, int, Sequence[Guest], Sequence[int]], None]
+Take = Callable[[Peer, str, int, Sequence[ReceivedSample], Sequence[int]], None]
 
 
 def pack(identity: Any, chunk: Chunk, form: SampleForm, read: Callable[[int], Any]) -> Any:
-    """The request that hands a chunk over.
+    """Make the request that hands a chunk over.
 
     Args:
-        identity: The sender's, as the wire has it.
-        chunk: What goes.
-        form: What the sender's samples look like.
-        read: Reads one of them.
+        identity: The sender's `Identity` of common.thrift.
+        chunk: The chunk.
+        form: The form of the sender's samples.
+        read: Reads one of them by its index.
 
     Raises:
-        InvalidRequestError: One looks otherwise.
+        InvalidRequestError: A sample is not of this form.
     """
     return _wire.TakeRequest(
         identity=identity,
         receiver=chunk.receiver.incarnation,
         number=chunk.number,
         samples=[form.pack(index, read(index)) for index in chunk.own],
-        returned=[guest.index for guest in chunk.returned],
+        returned=[sample.index for sample in chunk.returned],
     )
 
 
@@ -63,7 +63,7 @@ def send(
     credentials: Credentials,
     log_fields: Mapping[str, object],
 ) -> Outcome | None:
-    """Hand a chunk over; None where it is not known whether the receiver has it."""
+    """Hand a chunk over, and return the outcome; None if it is unknown whether the receiver has it."""
     name = f"worker {chunk.receiver.worker}"
     client = Client(
         _wire.PartitionPeer,
@@ -95,8 +95,8 @@ class PeerService:
     """Serves `PartitionPeer` of `idl/data_partition.thrift`; see `rpc.service.Service`.
 
     Args:
-        job: Whose samples are taken.
-        form: What they look like.
+        job: The job whose samples are taken.
+        form: The samples' form.
         take: Takes a chunk, as `Partition.take` does; called by the server's thread.
     """
 
@@ -122,35 +122,35 @@ class PeerService:
             if type(chunk) is not list or len(chunk) > MAX_CHUNK:
                 raise InvalidRequestError(f"{name}: must be a list of at most {MAX_CHUNK}")
         sender = Peer(worker, incarnation)
-        guests = [Guest(sender, *self._form.unpack(sample)) for sample in request.samples]
+        received = [ReceivedSample(sender, *self._form.unpack(sample)) for sample in request.samples]
         returned = [check.integer("returned", index, 0) for index in request.returned]
-        self._take(sender, receiver, number, guests, returned)
+        self._take(sender, receiver, number, received, returned)
         call.reply(_wire.TakeReply(request.identity, number))
 
     def open_sink(self, call: Call, length: int) -> Sink:
-        """No method here has a bulk field."""
+        """Raise AssertionError, since no method of this service has a bulk field."""
         raise AssertionError(call.method)
 
     def disconnected(self, peer: Connection) -> None:
-        """Nothing depends on connections."""
+        """Do nothing: no state depends on connections."""
 
     def tick(self, now: float) -> None:
-        """Nothing depends on time."""
+        """Do nothing: no state depends on time."""
 
     def stop(self) -> None:
-        """Nothing is unanswered."""
+        """Do nothing: every call is answered at once."""
 
 
 class PeerServer:
-    """Serves from a thread of this process until it is closed.
+    """A server of `PeerService` in a thread of this process, until it is closed.
 
     Args:
-        service: What to serve.
-        address: Where; port 0 takes a free one.
-        security: Whom it talks to.
+        service: The service.
+        address: The address to listen on; port 0 chooses a free one.
+        security: The authentication that it requires of its peers.
 
     Attributes:
-        address: Where it listens.
+        address: The address that it listens on.
 
     Raises:
         AddressInUseError, ConnectionLostError: The address cannot be listened on.
@@ -178,7 +178,7 @@ class PeerServer:
         self.address, self._loop, self._stop = started.result()
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop the server, and wait for its thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

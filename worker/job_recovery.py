@@ -1,7 +1,7 @@
-"""How a worker brings its job together again, at one iteration, after a part of it had to start anew.
+"""Recovery of a job at one iteration, after the manager, a shard or a worker has been restarted.
 
 The shards may be at different versions, or have gone back; the manager may have forgotten the last plans. All
-workers go through `recover` at once, and come to the same.
+workers run `recover` at once, and agree on the same iteration.
 """
 
 import logging
@@ -15,20 +15,20 @@ from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.05  # seconds, where the next try could be as quick to fail
-_AGREE_SECONDS = 10.0  # shards that go on already, for others, may be apart for a moment
+_PAUSE = 0.05  # seconds between tries
+_AGREE_SECONDS = 10.0  # shards that other workers have already rewound may differ for a moment
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """Where a shard stands that takes nothing of earlier attempts any more.
+    """The versions of a fenced shard, which accepts no calls of earlier attempts.
 
     Attributes:
-        name: For messages.
-        initialised: Whether it has parameters at all.
+        name: The shard's name in messages.
+        initialised: Whether it has parameters.
         version: Steps of the optimiser so far; meaningless until initialised.
-        checkpoints: Versions before that it can go back to.
-        complete: Whether it has all that it needs to go on from the next version.
+        checkpoints: Versions that it can go back to.
+        complete: Whether it has the whole gradient of the step to the next version.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ShardState:
 
     @property
     def reachable(self) -> set[int]:
-        """The versions that it can go on from."""
+        """Return the versions that the shard can go on from."""
         return {self.version, *self.checkpoints, *([self.version + 1] if self.complete else [])}
 
     def __str__(self) -> str:
@@ -50,37 +50,37 @@ class ShardState:
 
 
 class Manager(Protocol):
-    """The manager's side, as `worker.membership.Membership` has it."""
+    """The calls to the manager that recovery needs; `worker.membership.Membership` has them."""
 
     attempt: int
 
     def recover(self, attempt: int) -> int:
-        """Have another attempt begun than this one, and say which."""
+        """Have an attempt after this one begun, and return its number."""
         ...
 
     def has_trained(self) -> bool:
-        """Whether it knows of an iteration that is complete."""
+        """Return whether the manager knows of a complete iteration."""
         ...
 
     def rewind(self, attempt: int, iteration: int) -> Assignment | None:
-        """Propose where an attempt begins, and get the first assignment in it."""
+        """Propose the first iteration of an attempt, and return the first assignment in it."""
         ...
 
 
 class ParameterServer(Protocol):
-    """The parameter server's side, as `worker.shards.Shards` has it."""
+    """The calls to the shards that recovery needs; `worker.shard_clients.ShardClients` has them."""
 
     def fence(self, attempt: int) -> list[ShardState]:
-        """Let the shards take nothing of earlier attempts any more, and say where they stand."""
+        """Have the shards refuse calls of earlier attempts, and return their states."""
         ...
 
-    def rewind(self, attempt: int, version: int, *, anew: bool = False) -> None:
-        """Let the shards go on from a version; `anew`: with parameters that are set again."""
+    def rewind(self, attempt: int, version: int, *, reset: bool = False) -> None:
+        """Have the shards go on from a version; with `reset`, from parameters that are set again."""
         ...
 
 
 def common_version(shards: Sequence[ShardState]) -> int | None:
-    """The latest version that all shards can go on from; None if there is none."""
+    """Return the latest version that all shards can go on from; None if there is none."""
     if not all(shard.initialised for shard in shards):
         return None
     return max(set.intersection(*(shard.reachable for shard in shards)), default=None)
@@ -95,42 +95,42 @@ def recover(
     timeout: float,
     log_fields: Callable[[], Mapping[str, object]] = dict,
 ) -> Assignment | None:
-    """Begin another attempt, or take part in it, and go on from where it begins.
+    """Begin another attempt, or take part in it, and pull the parameters that it begins with.
 
     Args:
-        manager: The manager's side of this worker.
-        shards: The parameter server's side.
-        error: How it was noticed.
+        manager: This worker's calls to the manager.
+        shards: This worker's calls to the parameter server.
+        error: The error by which the need of recovery was noticed.
         first: The iteration to begin with where nothing was trained yet; None if this worker has trained.
-        pull: Gets the parameters for an assignment.
-        timeout: Seconds for all of it.
-        log_fields: Gives what lines of log say beside their message.
+        pull: Pulls the parameters for an assignment.
+        timeout: Seconds for the whole recovery.
+        log_fields: Returns the structured fields of log lines.
 
     Returns:
-        What to do next; None if this worker is released.
+        The first assignment of the attempt; None if this worker is released.
 
     Raises:
         InvalidRequestError: The shards have no version in common, and never will.
-        DeadlineExceededError: It did not come about in time.
-        EvenpaceError: A service is away, or refuses.
+        DeadlineExceededError: The recovery did not succeed in time.
+        EvenpaceError: A service is unreachable, or refuses.
     """
     log.warning("this worker goes through a recovery: %s", error, extra=log_fields())
     begun = time.monotonic()
     while True:
-        # What the shard is in was begun by the manager: it is asked for that, not for one more.
+        # The manager began the attempt that the shard is in: ask for that one, not for one more.
         known = max(manager.attempt, error.attempt - 1)
         try:
             attempt = manager.recover(known)
             states = shards.fence(attempt)
             version = common_version(states)
-            anew = version is None and first is not None and _is_untrained(manager, states, first)
-            if anew:
+            reset = version is None and first is not None and _is_untrained(manager, states, first)
+            if reset:
                 version = first
             if version is not None:
                 assignment = manager.rewind(attempt, version)
                 if assignment is None:
                     return None
-                shards.rewind(attempt, assignment.iteration, anew=anew)
+                shards.rewind(attempt, assignment.iteration, reset=reset)
                 pull(assignment)
                 log.warning(
                     "recovered: attempt %d, from iteration %d on",
@@ -151,7 +151,7 @@ def recover(
 
 
 def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:
-    """Whether the parameters that are there are the first ones, so that they may be set again."""
+    """Return whether all shards' parameters are the first ones or missing, so that they may be set again."""
     return all(not s.initialised or s.version == first for s in states) and not manager.has_trained()
 
 
