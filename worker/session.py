@@ -496,9 +496,7 @@ class Session:
                 memory,
                 self._maximum,
                 done.attempt,
-                done.start
-                if done.batch_start is not None
-                else None,  # without batch_start, the place in the batch is unknown
+                done.start if done.batch_start is not None else None,  # no place in the batch without it
             )
         )
         self._waited, self._maximum = 0.0, None

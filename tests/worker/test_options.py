@@ -12,9 +12,9 @@ def groups(rate):
 def test_each_iteration_has_the_options_that_hold():
     """From the first ones on, and from a change on."""
     options = StepOptions(groups(1.0))
-    told = [options.at(i, groups(0.1 * i) if i % 2 else None) for i in range(1, 5)]
-    assert told == [groups(0.1), groups(0.1), groups(0.1 * 3), groups(0.1 * 3)]
-    assert StepOptions().of(0) is None
+    options_of_iterations = [options.at(i, groups(0.1 * i) if i % 2 else None) for i in range(1, 5)]
+    assert options_of_iterations == [groups(0.1), groups(0.1), groups(0.1 * 3), groups(0.1 * 3)]
+    assert StepOptions().at(0) is None
 
 
 def test_iterations_that_come_again_have_the_options_that_they_had():

@@ -1,7 +1,8 @@
 """JAX: the mean gradient over a slice of any size, in pieces of one shape.
 
-`jax.jit` compiles anew for each shape, and batch sizes change. To pad each slice to the largest would make
-the time independent of the batch size, which leaves nothing to balance. It knows no session and no wire.
+`jax.jit` compiles again for each shape, and batch sizes change. Padding each slice to the largest size would
+make the time independent of the batch size, so that nothing could be balanced. This module knows no session
+and no wire.
 """
 
 from collections.abc import Callable
@@ -17,24 +18,24 @@ from idl.errors import InvalidRequestError
 def value_and_grad(
     loss_fn: Callable[..., Any], micro_batch_size: int, *, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Like `jax.value_and_grad` of the mean loss, for batches of any size, and compiled but once.
+    """Do as `jax.value_and_grad` of the mean loss, for batches of any size, and compile only once.
 
-    A batch is gone through in pieces of `micro_batch_size` samples. The last one is filled up with the
-    batch's first samples, whose losses are left out; so it takes as long as a full one. Start workers with
+    A batch is processed in pieces of `micro_batch_size` samples. The last one is padded with the batch's
+    first samples, whose losses are left out; so it takes as long as a full one. Start workers with
     `--granularity` equal to `micro_batch_size`, and batch sizes are multiples of it wherever possible.
 
     Args:
-        loss_fn: `loss_fn(params, batch, *rest)` gives the losses of a batch's samples, (n,); with `has_aux`,
-            a pair of these and a pytree of arrays, such as new batch statistics. It is compiled here: do not
-            wrap it in `jax.jit`. What is drawn at random in it repeats from piece to piece.
+        loss_fn: `loss_fn(params, batch, *rest)` returns the losses of a batch's samples, (n,); with
+            `has_aux`, a pair of these and a pytree of arrays, such as new batch statistics. It is compiled
+            here: do not wrap it in `jax.jit`. Random numbers drawn in it repeat from piece to piece.
         micro_batch_size: Samples in a piece; at least 1.
-        has_aux: Whether `loss_fn` gives such a pair.
+        has_aux: Whether `loss_fn` returns such a pair.
 
     Returns:
-        A function of the same arguments, which gives `(loss, gradient)`, or `((loss, aux), gradient)`: the
+        A function of the same arguments, which returns `(loss, gradient)`, or `((loss, aux), gradient)`: the
         means over the batch's samples. `batch` is a pytree of NumPy arrays, (n, ...) each. Half-precision
-        gradients are summed, and given, in float32. `aux` is the mean over the pieces, weighted by their
-        samples; what a piece's was made from includes the samples that fill it up.
+        gradients are summed, and returned, in float32. `aux` is the mean over the pieces, weighted by their
+        samples; a piece's own is made from its padding as well.
 
     Raises:
         InvalidRequestError: The size is not allowed; or, when it is called, the losses are not one for each
@@ -44,7 +45,7 @@ def value_and_grad(
         raise InvalidRequestError(f"micro_batch_size {micro_batch_size}: must be at least 1")
 
     def part(params: Any, piece: Any, count: Any, total: Any, *rest: Any) -> tuple[Any, Any]:
-        """What a piece with `count` real samples adds to the loss of `total` samples, and its aux."""
+        """Return the part of the loss of `total` samples of a piece with `count` real ones, and its aux."""
         result = loss_fn(params, piece, *rest)
         losses, aux = result if has_aux else (result, None)
         if jnp.shape(losses) != (micro_batch_size,):
@@ -52,7 +53,7 @@ def value_and_grad(
                 f"loss_fn gave losses of shape {jnp.shape(losses)} for {micro_batch_size} samples: it must "
                 f"give one for each sample, not their mean"
             )
-        # Not by a product with zeros: a NaN would stay one.
+        # Not a product with zeros, which would keep a NaN.
         kept = jnp.where(jnp.arange(micro_batch_size) < count, _wide(losses), 0)
         return kept.sum() / total, jax.tree.map(lambda leaf: _wide(leaf) * count / total, aux)
 
@@ -86,7 +87,7 @@ def value_and_grad(
 
 
 def _wide(array: Any) -> Any:
-    """In at least float32, as sums over many pieces need it."""
+    """Convert an array to at least float32, as sums over many pieces need it."""
     return jnp.asarray(array, jnp.promote_types(jnp.result_type(array), jnp.float32))
 
 

@@ -14,21 +14,21 @@ from worker.session import Session
 
 
 class DataLoader:
-    """Goes through the training data, one pass for each epoch of the job.
+    """An iterable over the training data, one pass for each epoch of the job.
 
     Batches vary in size from iteration to iteration, as the manager plans them. `jax.jit` would compile a
-    step anew for each size: `worker.jax.gradient.value_and_grad` does not. Where this worker has no part in a
-    batch (the last of an epoch may be too small), it gets a sample whose gradient has no weight. A worker
-    that joins a running job passes over the epochs that are done.
+    step again for each size: `worker.jax.gradient.value_and_grad` does not. Where this worker has no part in
+    a batch (the last of an epoch may be too small), it gets a sample whose gradient has no weight. A worker
+    that joins a running job skips the epochs that are done.
 
     Args:
         data: A pytree of arrays, (samples, ...) each, such as `(images, labels)`; or a map-style data set,
             with a length and an item, itself a pytree, for each index.
         batch_size: Samples of a whole batch, over all workers.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of that order.
+        shuffle: Whether each epoch has a permutation of its own.
+        seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
-        session: With the services; by default this process's.
+        session: The session with the services; by default this process's.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -50,7 +50,7 @@ class DataLoader:
             shapes = [leaf.shape for leaf in leaves]
             if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
                 raise InvalidRequestError(f"arrays of shapes {shapes}: all must have as many rows")
-            # Once, as indexing an array on a device would compile anew for each batch size.
+            # Once, since indexing an array on a device would compile again for each batch size.
             data = jax.tree.map(np.asarray, data)
             samples = shapes[0][0]
         elif hasattr(data, "__len__") and hasattr(data, "__getitem__") and jax.tree_util.all_leaves([data]):
@@ -67,11 +67,11 @@ class DataLoader:
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        """How many batches the current epoch has; it changes if the batch size does."""
+        """Return the number of batches of the current epoch; it changes if the batch size does."""
         return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's parts of the next epoch's batches: pytrees of NumPy arrays, (count, ...) each.
+        """Yield this worker's parts of the next epoch's batches: pytrees of NumPy arrays, (count, ...) each.
 
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not.
@@ -83,7 +83,7 @@ class DataLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for a checkpoint; a pytree of numbers and NumPy arrays.
+        """Return the job's position, for a checkpoint: a pytree of numbers and NumPy arrays.
 
         See `worker.data.slices.Slices.state_dict`.
         """
@@ -91,10 +91,10 @@ class DataLoader:
         return state | {"learned": np.frombuffer(state["learned"], dtype=np.uint8)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`.
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`.
 
         Args:
-            state: What `state_dict` gave; numbers may have become arrays without a dimension.
+            state: The dictionary of `state_dict`; numbers may have become arrays without a dimension.
         """
         plain = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) else np.asarray(leaf).item(), state)
         self.slices.load_state_dict(plain | {"learned": np.asarray(plain["learned"]).tobytes()})

@@ -22,7 +22,7 @@ def distribute(
     statistics: Any = None,
     state: dict[str, Any] | None = None,
 ) -> "Optimizer":
-    """Open the job at the parameter server, and get an optimiser that steps there; see `Optimizer`.
+    """Open the job at the parameter server, and return an optimiser that steps there; see `Optimizer`.
 
     Raises:
         InvalidRequestError: An argument is not allowed, or a service refuses.
@@ -37,24 +37,24 @@ def distribute(
 
 
 class Optimizer:
-    """Pushes gradients, weighted by the batch size, and pulls new parameters.
+    """An optimiser that pushes gradients, weighted by the batch size, and pulls new parameters.
 
-    Its state (momentum and the like) lives at the parameter server. All workers start from the parameters of
-    the one that comes first.
+    Its state (momentum and the like) is at the parameter server. All workers start from the parameters of the
+    first worker.
 
     Args:
         rule: One of `sgd`, `adam`, `adamw` of `worker.jax.rules`.
         params: A pytree of floating-point arrays: Flax's `variables["params"]`, or the `nnx.Param`s that
             `nnx.split` gives.
         loader: The evenpace loader of the training data.
-        statistics: A pytree of what the model keeps beside its parameters, such as Flax's `batch_stats`; None
-            for nothing. In each step, it becomes the workers' mean, weighted by their batch sizes.
-        state: To go on from, as `state_dict` gave it; what is empty in it may be missing.
+        statistics: A pytree of the model's state beside its parameters, such as Flax's `batch_stats`; None
+            for none. In each step, it becomes the workers' mean, weighted by their batch sizes.
+        state: The state to resume from, as `state_dict` returned it; empty entries may be missing.
 
     Attributes:
-        params: As the parameter server gave them last, where those given were, and of their types. Take them
-            from here for each batch: they change in iterations that had no sample for this worker, too.
-        statistics: Likewise.
+        params: The parameters as last pulled, on the devices and of the types of those given. Read them here
+            for each batch: they change in iterations without a sample for this worker, too.
+        statistics: The statistics, likewise.
 
     Raises:
         InvalidRequestError: An argument is not allowed, or a service refuses.
@@ -87,14 +87,14 @@ class Optimizer:
         self._session.open_parameters(layout, initial, _optimizer_state(state) if state else None)
 
     def step(self, gradient: Any, statistics: Any = None) -> None:
-        """Let the parameter server step with this gradient and the other workers', and take what comes out.
+        """Take a step at the parameter server with all workers' gradients, and pull the new parameters.
 
         Args:
-            gradient: Of the *mean* loss over this worker's batch; a pytree like the parameters.
-            statistics: As the batch has left them, if there are any.
+            gradient: The gradient of the *mean* loss over this worker's batch; a pytree like the parameters.
+            statistics: The statistics after this batch, if there are any.
 
         Raises:
-            InvalidRequestError: A tree is not like the one at the beginning.
+            InvalidRequestError: A pytree has another structure than the one given first.
             EvenpaceError: As `Session.finish_iteration` raises.
         """
         self._fill(self._session.gradient, (gradient, statistics))
@@ -103,7 +103,7 @@ class Optimizer:
         self._session.finish_iteration(groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state, between two iterations, for a checkpoint: numbers and NumPy arrays."""
+        """Return the optimiser's state for a checkpoint, between two iterations: numbers and NumPy arrays."""
         state = self._session.optimizer_state()
         return {"steps": state.steps, "slots": state.slots}
 
@@ -129,7 +129,7 @@ class Optimizer:
             part[...] = leaf
 
     def _parts(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
-        """The leaves' places in a flat array, in their shapes."""
+        """Return views of a flat array in the leaves' shapes."""
         parts = np.split(flat, self._ends[:-1])
         return [part.reshape(leaf.shape) for part, leaf in zip(parts, self._like, strict=True)]
 
@@ -140,13 +140,13 @@ class Optimizer:
 
 
 def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
-    """An array's shape and type, and where it is if that was chosen."""
+    """Return an array's shape and type, and its sharding if the user has chosen one."""
     place = array.sharding if array.committed else None
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> tuple[Tensor, ...]:
-    """What parameters and statistics consist of.
+    """Describe the tensors of parameters and statistics.
 
     Raises:
         InvalidRequestError: An array is not of floating-point numbers.

@@ -1,6 +1,7 @@
 """JAX: the parameter server's optimisers under optax's names, with its arguments, defaults and semantics.
 
-An optimiser of optax cannot be sent anywhere: it is a pair of opaque functions. These are plain values.
+An optimiser of optax cannot be sent to the parameter server, since it is a pair of opaque functions. These
+are plain values.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ Schedule = Callable[[Any], Any]  # from the number of steps so far to the next o
 
 @dataclass(frozen=True)
 class Rule:
-    """How the parameter server steps; to be made by `sgd`, `adam` and `adamw`.
+    """The parameter server's optimiser and its options; to be made by `sgd`, `adam` and `adamw`.
 
     Attributes:
-        name: The optimiser's, in `idl/parameter_server.thrift`.
-        learning_rate: A number, or a schedule as optax has them.
-        constants: The other options, as the parameter server calls them.
+        name: The optimiser's name in `idl/parameter_server.thrift`.
+        learning_rate: A number, or a schedule of optax.
+        constants: The other options, by the parameter server's names.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Rule:
     constants: dict[str, float]
 
     def options(self, step: int) -> dict[str, float]:
-        """All options for a step, the first of which is number 0."""
+        """Return all options of a step; steps are counted from 0."""
         rate = self.learning_rate
         if callable(rate):
             rate = rate(
@@ -44,9 +45,9 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any = None,
 ) -> Rule:
-    """As `optax.sgd`; `accumulator_dtype` is not to be had."""
+    """Make a rule as `optax.sgd`; `accumulator_dtype` is not supported."""
     _refuse("sgd", accumulator_dtype=accumulator_dtype)
-    # Without momentum optax takes no notice of nesterov; torch, which steps at the parameter server, refuses.
+    # Without momentum optax ignores nesterov, but torch, which steps at the parameter server, refuses it.
     nesterov = nesterov and bool(momentum)
     return Rule("sgd", learning_rate, {"momentum": float(momentum or 0), "nesterov": float(nesterov)})
 
@@ -61,7 +62,7 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> Rule:
-    """As `optax.adam`; `eps_root`, `mu_dtype` and `nesterov` are not to be had."""
+    """Make a rule as `optax.adam`; `eps_root`, `mu_dtype` and `nesterov` are not supported."""
     _refuse("adam", eps_root=eps_root, mu_dtype=mu_dtype, nesterov=nesterov)
     constants = {"beta1": float(b1), "beta2": float(b2), "eps": float(eps), "weight_decay": 0.0}
     return Rule("adam", learning_rate, constants)
@@ -79,7 +80,7 @@ def adamw(
     *,
     nesterov: bool = False,
 ) -> Rule:
-    """As `optax.adamw`; `eps_root`, `mu_dtype`, `mask` and `nesterov` are not to be had."""
+    """Make a rule as `optax.adamw`; `eps_root`, `mu_dtype`, `mask` and `nesterov` are not supported."""
     _refuse("adamw", eps_root=eps_root, mu_dtype=mu_dtype, mask=mask, nesterov=nesterov)
     constants = {"beta1": float(b1), "beta2": float(b2), "eps": float(eps)}
     return Rule("adamw", learning_rate, constants | {"weight_decay": float(weight_decay)})

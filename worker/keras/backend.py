@@ -1,4 +1,4 @@
-"""Checks that Keras runs on TensorFlow, before anything else of the adapter is imported."""
+"""The check that Keras runs on TensorFlow, before any other module of the adapter is imported."""
 
 try:
     import keras

@@ -1,6 +1,6 @@
 """Keras on TensorFlow: a loader that gives each worker exactly its slice of every batch.
 
-It serves loops of one's own and `model.fit`. It knows no optimiser.
+It serves custom training loops and `model.fit`. It knows no optimiser.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` takes as it is
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # which `fit` accepts unchanged
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
@@ -19,30 +19,31 @@ from worker.session import Session
 
 
 class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
-    """The training data, for loops of one's own and for `model.fit`.
+    """The training data, for custom training loops and for `model.fit`.
 
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
-    it gets a sample whose gradient has no weight. A worker that joins a running job passes over the epochs
-    that are done.
+    it gets a sample whose gradient has no weight. A worker that joins a running job skips the epochs that are
+    done.
 
-    A pass gives what was put in: (x, y) or (x, y, sample_weight), each an array or dictionaries and tuples
-    of arrays; without a tuple where there is but one. They come as tensors, floating ones in Keras's floatx.
+    A batch has the structure of the data: (x, y) or (x, y, sample_weight), each an array or dictionaries and
+    tuples of arrays; without a tuple where there is only one. Arrays become tensors, floating ones in Keras's
+    floatx.
 
     Args:
-        data: Arrays of the same length, in any structure, of which a sequence of indices takes a part; or
+        data: Arrays of the same length, in any structure, which can be indexed by a sequence of indices; or
             one map-style data set, whose samples are stacked.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services; by default this process's.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of that order.
+        session: The session with the services; by default this process's.
+        shuffle: Whether each epoch has a permutation of its own.
+        seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
 
     Attributes:
-        session: As given.
+        session: The session with the services.
         slices: This worker's parts of the batches.
-        resumed_at: The iteration that a checkpoint goes on with; 0 without one.
-        steps: That `fit` makes of each epoch, as Keras has asked for when it began; 0 before that.
+        resumed_at: The iteration that a checkpoint resumes at; 0 without one.
+        steps: Steps that `fit` takes in each epoch, as Keras has asked for when it began; 0 before that.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -68,26 +69,26 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Of a batch of any size, for `tf.function(input_signature=...)`: one trace serves all."""
+        """Return the signature of a batch of any size, for `tf.function(input_signature=...)`."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
 
     @property
     def spec(self) -> Any:
-        """What a pass gives, as `tf.TensorSpec`s."""
+        """Return the structure of a batch, with a `tf.TensorSpec` for each array."""
         return keras.tree.map_structure(
             lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), self.first()
         )
 
     def first(self) -> Any:
-        """The data set's first sample, as a batch of one."""
+        """Return the data set's first sample, as a batch of one."""
         return self._batch(np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
-        """How many batches the current epoch has; it changes if the batch size does."""
+        """Return the number of batches of the current epoch; it changes if the batch size does."""
         return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's parts of the next epoch's batches.
+        """Yield this worker's parts of the next epoch's batches.
 
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not.
@@ -99,28 +100,28 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
+        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
         return self.slices.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
         self.slices.load_state_dict(state)
         self.resumed_at = int(state["iteration"])
 
-    # -- keras.src.trainers.data_adapters.DataAdapter, which `fit` reads
+    # -- keras.src.trainers.data_adapters.DataAdapter, which `fit` uses
 
     def get_tf_dataset(self) -> "DataLoader":
-        """Itself: a tf.data.Dataset would ask for batches ahead of their plans."""
+        """Return this loader: a tf.data.Dataset would ask for batches ahead of their plans."""
         return self
 
     @property
     def num_batches(self) -> int:
-        """How many batches the current epoch has; Keras asks when `fit` begins."""
+        """Return the number of batches of the current epoch; Keras reads it when `fit` begins."""
         return len(self)
 
     @property
     def batch_size(self) -> int:
-        """Samples of a whole batch, over all workers."""
+        """Return the samples of a whole batch, over all workers."""
         return self.slices.spec.total_batch_size
 
     def _batch(self, indices: NDArray[np.int64]) -> Any:
@@ -167,7 +168,7 @@ class _Samples:
 
 
 def _is_map_style(data: Any) -> bool:
-    """Whether it is a data set of samples; Keras's own ones are of whole batches."""
+    """Return whether data is a data set of samples; Keras's own data sets are of whole batches."""
     return (
         hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
@@ -177,7 +178,7 @@ def _is_map_style(data: Any) -> bool:
 
 
 def _indexable(array: Any) -> Any:
-    """Tensors and pandas' frames as NumPy's arrays, which indices can be taken of."""
+    """Convert tensors and pandas frames to NumPy arrays, which can be indexed by arrays of indices."""
     return np.asarray(array) if hasattr(array, "numpy") or hasattr(array, "to_numpy") else array
 
 

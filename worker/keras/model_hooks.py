@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: optimisers in loops of one's own, and models that are trained by `fit`."""
+"""Keras on TensorFlow: optimisers in custom training loops, and models that are trained by `fit`."""
 
 import logging
 import types
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 Trained = TypeVar("Trained")
 
-# What fit makes batches of, where it is given arrays; our loader's are made already.
+# Options of `fit` for making batches from arrays, which do not apply to an evenpace loader.
 _OF_ARRAYS = ("y", "batch_size", "sample_weight", "class_weight", "steps_per_epoch")
 
 
@@ -30,10 +30,10 @@ def distribute(
 
     Given a compiled model, `model.fit(loader)` trains as one worker of the job: each of Keras's epochs is one
     of the job's, from the job's current one on. Given an optimiser, its `apply` and `apply_gradients` do,
-    inside and outside `tf.function`. The optimiser stays what it is: schedules and callbacks work on it, and
-    what they change goes to the parameter server with the next step; they must come to the same on every
-    worker. Its state (momentum and the like) lives there, and comes back when the optimiser or its model is
-    saved. All workers start from the parameters, and the state, of the one that comes first.
+    inside and outside `tf.function`. Schedules and callbacks work on the optimiser as before, and their
+    changes go to the parameter server with the next step; they must be the same on every worker. Its state
+    (momentum and the like) is at the parameter server, and is fetched when the optimiser or its model is
+    saved. All workers start from the parameters, and the state, of the first worker.
 
     The gradient is expected to be of the *mean* loss over the batch, as Keras's losses give it, plus
     regularisation; `loss_weights` change nothing in that. Metrics and the training loss are of this worker's
@@ -43,8 +43,9 @@ def distribute(
     Args:
         target: A compiled `keras.Model`, or an SGD, Adam or AdamW of `keras.optimizers`.
         loader: The evenpace loader of the training data.
-        variables: That an optimiser trains; by default those it was built with, or else the model's.
-        model: Whose statistics are averaged, where the target is an optimiser.
+        variables: The variables that an optimiser trains; by default those it was built with, or else the
+            model's.
+        model: The model whose statistics are averaged, where the target is an optimiser.
 
     Returns:
         The same model or optimiser.
@@ -92,12 +93,12 @@ def _distribute_model(model: Any, loader: DataLoader) -> None:
         raise InvalidRequestError("the model has no optimiser yet: call model.compile first")
     if model.steps_per_execution != 1:
         raise ValueError(f"steps_per_execution={model.steps_per_execution}: each step must be one of the job")
-    model._symbolic_build(data_batch=loader.first())  # its metrics, too: to make them takes another trace
+    model._symbolic_build(data_batch=loader.first())  # with its metrics, which would take another trace later
     model.jit_compile = False  # XLA would compile for each batch size, and cannot ask a parameter server
     link = _link(model.optimizer, loader, model.trainable_variables, model)
     step = model.train_step
     if not model.run_eagerly:
-        # Keras's own would be traced for the first batch's size, and again for any.
+        # Keras's own function would be traced again for each batch size.
         step = tf.function(step, input_signature=[loader.spec], autograph=False)
     model.train_function = _train_function(model, step, link, loader)
     model.fit = _fit(model.fit, loader)
@@ -106,12 +107,12 @@ def _distribute_model(model: Any, loader: DataLoader) -> None:
 def _train_function(
     model: Any, step: Callable[[Any], Any], link: Link, loader: DataLoader
 ) -> Callable[[Iterator[Any]], Any]:
-    """What `fit` calls for each batch of an epoch.
+    """Return the function that `fit` calls for each step of an epoch.
 
-    Keras makes as many steps of each epoch as the one had in which `fit` began. Where this worker has fewer
-    parts, it has nothing to do in the epoch's last steps. Where there are more batches, since these have
-    become smaller, the last step takes all that are left. Further parts of the same batch, and batches that
-    come again, belong to the step that they follow.
+    Keras takes as many steps in each epoch as the epoch had batches in which `fit` began. Where this worker
+    has fewer parts, it has nothing to do in the epoch's last steps. Where there are more batches, since they
+    have become smaller, the last step takes all that are left. Further parts of the same batch, and repeated
+    batches, belong to the step before them.
     """
     logs: Any = {}
     reached = -1  # the furthest iteration that was begun
@@ -140,7 +141,7 @@ def _train_function(
 
 
 def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
-    """`fit` with our loader, from the job's epoch on."""
+    """Wrap `fit` so that it accepts an evenpace loader only, and begins with the job's current epoch."""
 
     def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
         meant = [name for name in _OF_ARRAYS if options.get(name) is not None]
@@ -163,7 +164,7 @@ def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
 
 
 def _statistics(model: Any) -> list[Any]:
-    """Batch normalisation's moving statistics."""
+    """Return the variables of a model's batch normalisation that hold moving statistics."""
     layers = model._flatten_layers()
     normalising = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     return [v for layer in normalising for v in layer.non_trainable_variables if v.name.startswith("moving_")]

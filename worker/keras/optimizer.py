@@ -16,16 +16,16 @@ from worker.optimizer_state import OptimizerState
 
 
 class Link:
-    """Carries gradients from, and parameters and statistics to, the variables of a Keras optimiser.
+    """The link of a Keras optimiser's variables to the parameter server: gradients out, parameters back.
 
     Args:
         optimizer: An SGD, Adam or AdamW of keras.optimizers.
         loader: The evenpace loader of the training data.
-        variables: That the optimiser trains.
-        statistics: That the workers average, such as batch normalisation's.
+        variables: The variables that the optimiser trains.
+        statistics: The variables that the workers average, such as batch normalisation's statistics.
 
     Attributes:
-        failure: What an exchange has raised; of an error in a graph, TensorFlow passes on the text alone.
+        failure: The error that an exchange has raised; TensorFlow's graphs pass on its text alone.
 
     Raises:
         ValueError: The parameter server lacks this kind of optimiser, one of its options, or constraints.
@@ -70,7 +70,9 @@ class Link:
         )
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """What `optimizer.apply` does from now on, inside and outside `tf.function`.
+        """Push the gradients and assign the new parameters, in place of `optimizer.apply`.
+
+        It works inside and outside `tf.function`.
 
         Raises:
             ValueError: The gradients are not those of all trained variables; a single one may be None.
@@ -95,7 +97,7 @@ class Link:
             ],
             [self._dtype, tf.int64],
         )
-        # Assigned here, not by `_take_parameters`: only so does a graph know what is read before and after.
+        # Assigned here, not by `_take_parameters`, so that a graph knows the order of reads and writes.
         parts = tf.split(tf.ensure_shape(new, [sum(self._sizes)]), self._sizes)
         for variable, part in zip(self._variables, parts, strict=True):
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
@@ -126,14 +128,14 @@ class Link:
         return self._session.parameters.copy(), np.int64(self._iterations)
 
     def _take_parameters(self) -> None:
-        """Take those that came outside of an exchange: in the beginning."""
+        """Assign the parameters that were pulled outside of an exchange, before the first iteration."""
         if not self._exchanging:
             self._copy(self._session.parameters, self._variables)
             self._optimizer.iterations.assign(self._iterations)
 
     @property
     def _iterations(self) -> int:
-        """The optimiser's steps so far, those of other workers included."""
+        """Return the optimiser's steps so far, those of other workers included."""
         assignment = self._session.assignment
         return int(self._optimizer.iterations) if assignment is None else self._earlier + assignment.iteration
 
@@ -148,7 +150,7 @@ class Link:
         return tuple(group for group in groups if group.elements)
 
     def _state(self) -> OptimizerState:
-        """The optimiser's own state, to start from; statistics have none."""
+        """Return the optimiser's own state, to start from, with zeros for the statistics."""
         filling = np.zeros(self._elements[2], self._dtype)
         flat = {
             name: np.concatenate([self._flat([variables[self._index(v)] for v in self._trained]), filling])

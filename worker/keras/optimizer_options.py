@@ -1,6 +1,6 @@
-"""Keras's optimisers as the parameter server knows them: names, numbers, and the slots of their state.
+"""Keras's optimisers in the parameter server's terms: names, options, and the slots of their state.
 
-It knows an optimiser's attributes alone; what becomes of its variables is for `keras_optimizer`.
+This module reads an optimiser's attributes only; `worker.keras.optimizer` changes its variables.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ _LACKING = {
 
 
 def describe_keras(optimizer: Any) -> tuple[str, dict[str, float]]:
-    """An optimiser's name and options, as they go over the wire; without lr, which may be a schedule.
+    """Return an optimiser's name and options on the wire, without lr, which may be a schedule.
 
     Raises:
-        ValueError: It is of a kind, or has an option switched on, that the parameter server lacks.
+        ValueError: The parameter server lacks this kind of optimiser, or an option that is switched on.
     """
     name = _NAMES.get(type(optimizer))
     if name is None:
@@ -53,9 +53,9 @@ def describe_keras(optimizer: Any) -> tuple[str, dict[str, float]]:
 
 
 def slots(optimizer: Any) -> dict[str, list[Any]]:
-    """The variables that hold a built optimiser's state, by the parameter server's names for them.
+    """Return the variables that hold a built optimiser's state, by the parameter server's slot names.
 
-    Each has one for each variable that the optimiser was built with, in their order.
+    Each slot has one for each variable that the optimiser was built with, in their order.
     """
     if isinstance(optimizer, keras.optimizers.SGD):
         return {"momentum": optimizer.momentums} if optimizer.momentums else {}

@@ -1,6 +1,6 @@
-"""Keras's ordinary checkpoints, with the place in the job beside the model.
+"""Keras's ordinary checkpoints, with the job's position beside the model.
 
-A file that is written here is a `.keras` file like any other: Keras alone can load it and train on.
+The file is an ordinary `.keras` file, which Keras alone can load, too.
 """
 
 import base64
@@ -19,17 +19,18 @@ _MEMBER = "evenpace.json"  # of the zip file that a .keras file is
 
 
 def save(model: keras.Model, loader: DataLoader, path: str | Path) -> None:
-    """Write a model, its optimiser's state, and where the job stands; between two iterations.
+    """Write a model, its optimiser's state, and the job's position, between two iterations.
 
-    One worker is enough, and several do no harm. The file is there as a whole or not at all.
+    One worker has to call it, and several may. The file is replaced atomically.
 
     Args:
-        model: Compiled with the optimiser that was distributed.
-        loader: Of the training data.
-        path: Of the file, which ends in ".keras".
+        model: The model, compiled with the optimiser that was distributed.
+        loader: The loader of the training data.
+        path: The file's path, which ends in ".keras".
 
     Raises:
-        InvalidRequestError: The name or the model is another, or this worker is not in a running job.
+        InvalidRequestError: The path does not end in ".keras", the model is not compiled, or this worker is
+            not in a running job.
     """
     path = Path(path)
     if path.suffix != ".keras":
@@ -57,12 +58,12 @@ def load(
     compile: bool = True,  # noqa: A002 - Keras's name
     safe_mode: bool = True,
 ) -> Any:
-    """Read what `save` has written, and go on with the job from there; to be followed by `distribute`.
+    """Load a model that `save` has written, and resume the job; to be followed by `distribute`.
 
     Args:
-        path: Of the file.
-        loader: Of the training data; its job must not have begun.
-        custom_objects: By name, as `keras.models.load_model` takes them.
+        path: The file's path.
+        loader: The loader of the training data; its job must not have begun.
+        custom_objects: Objects by name, as for `keras.models.load_model`.
         compile: Whether to compile the model, likewise.
         safe_mode: Whether to refuse code in the file, likewise.
 
@@ -70,7 +71,7 @@ def load(
         The model, compiled as it was.
 
     Raises:
-        InvalidRequestError: The file is not of this job, or of none.
+        InvalidRequestError: The file is of another job, or of none.
     """
     with zipfile.ZipFile(path) as file:
         if _MEMBER not in file.namelist():
@@ -84,11 +85,11 @@ def load(
 
 
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Saves the model and the job at the end of each of `fit`'s epochs; see `save`.
+    """A callback that saves the model and the job's position after each of `fit`'s epochs; see `save`.
 
     Args:
-        path: Of the file, which each epoch writes anew.
-        loader: Of the training data.
+        path: The file's path; each epoch replaces the file.
+        loader: The loader of the training data.
     """
 
     def __init__(self, path: str | Path, loader: DataLoader) -> None:
@@ -97,5 +98,5 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._loader = loader
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Save the model and the job's position."""
         save(self.model, self._loader, self._path)

@@ -1,1 +1,1 @@
-"""What a worker runs on: its device, CPU and memory, and what others take of them."""
+"""A worker's resources: its device, CPUs and memory, and the shares that others take of them."""

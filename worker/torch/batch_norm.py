@@ -1,6 +1,7 @@
 """PyTorch: batch normalisation under uneven batches, with the statistics of the whole batch.
 
-It knows no optimiser: with statistics over all workers, the loss must be weighted before its backward pass.
+This module knows no optimiser: with statistics over all workers, the loss must be weighted before its
+backward pass.
 """
 
 from typing import Any
@@ -18,14 +19,14 @@ from worker.session import Session
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation by the whole batch's statistics, over all ranks, each sample with the same weight.
 
-    As `torch.nn.SyncBatchNorm`, but on CPUs, too, and with a sample that only stands in for none left out.
-    All ranks must call it equally often, also where they take their batches in pieces.
-    A copy of it, or one from a file, has no session: it is for evaluation.
+    It differs from `torch.nn.SyncBatchNorm` in that it works on CPUs, too, and leaves out the sample of a
+    worker without a part in the batch. All ranks must call it equally often, also where they take their
+    batches in pieces. A copy of it, or one from a file, has no session: it is for evaluation.
 
     Args:
         num_features: Channels, the input's second dimension.
-        session: This worker's; by default this process's.
-        process_group: By default torch.distributed's.
+        session: This worker's session; by default this process's.
+        process_group: The ranks' process group; by default torch.distributed's.
         eps, momentum, affine, track_running_stats, device, dtype: As for `torch.nn.BatchNorm1d`.
 
     Raises:
@@ -56,21 +57,21 @@ class SyncBatchNorm(_BatchNorm):
         self._group = process_group
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        """Normalise (samples, channels, ...); over this rank alone where it is evaluated."""
+        """Normalise (samples, channels, ...); in evaluation as `torch.nn.BatchNorm1d`, on this rank."""
         if not self.training:
             return super().forward(input)
         if self._session is None or self._session.assignment is None:
             raise InvalidRequestError(
                 "SyncBatchNorm is trained in a session, on batches of an evenpace loader"
             )
-        shape = [1, -1] + [1] * (input.dim() - 2)  # of what there is one for each channel
+        shape = [1, -1] + [1] * (input.dim() - 2)  # of values for each channel
         dims = [d for d in range(input.dim()) if d != 1]
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         local_var, local_mean = torch.var_mean(wide, dims, correction=0)
         local_count = wide.new_full((1,), wide.numel() / wide.shape[1])
-        # Variances about each rank's own mean lose no digits, as sums of squares would.
+        # Variances about each rank's own mean lose no digits; sums of squares would.
         row = torch.cat([local_mean, local_var, local_count])
-        # rows: (ranks, 2 * channels + 1), all 0 but this rank's, and that, too, where it has no sample. Every
+        # rows: (ranks, 2 * channels + 1), 0 except this rank's, and all 0 where it has no sample. Every
         # rank's row stays in the graph, since all must take part in the backward pass.
         ranks = torch.arange(distributed.get_world_size(self._group), device=wide.device)
         own = ranks == (distributed.get_rank(self._group) if self._session.assignment.count else -1)
@@ -105,25 +106,25 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, (samples, channels, ...), got {input.dim()}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what belongs to this process."""
+        """Return the state without session and process group, which belong to this process."""
         return self.__dict__ | {"_session": None, "_group": None}
 
 
 def convert_sync_batchnorm(
     model: nn.Module, process_group: distributed.ProcessGroup | None = None, *, session: Session | None = None
 ) -> nn.Module:
-    """Put a `SyncBatchNorm` in the place of every batch normalisation of a model.
+    """Replace every batch normalisation of a model by a `SyncBatchNorm`.
 
     Parameters and running statistics stay the same tensors, so that it may be called before or after the
-    optimiser was made; but before the model is wrapped.
+    optimiser is made; but before the model is wrapped.
 
     Args:
-        model: Its modules are exchanged in place.
-        session: This worker's; by default this process's.
-        process_group: By default torch.distributed's.
+        model: The model; its modules are replaced in place.
+        session: This worker's session; by default this process's.
+        process_group: The ranks' process group; by default torch.distributed's.
 
     Returns:
-        The model, or what takes its place if it is a batch normalisation itself.
+        The model, or its replacement if it is a batch normalisation itself.
     """
     if isinstance(model, _BatchNorm) and not isinstance(model, SyncBatchNorm):
         converted = SyncBatchNorm(
@@ -153,16 +154,16 @@ def average_statistics(
 ) -> None:
     """Replace the running statistics of batch normalisation by their mean over all ranks.
 
-    To be called by all ranks, before the model is evaluated or saved. Each rank counts with the samples that
-    it has taken since the last call. Variances are averaged as they are, since each one is an estimate of
-    the same variance already.
+    To be called by all ranks, before the model is evaluated or saved. Each rank is weighted by the samples
+    that it has taken since the last call. Variances are averaged as they are, since each is an estimate of
+    the same variance.
 
     Args:
-        model: Where it is in `DistributedDataParallel`, with `broadcast_buffers=False` (in newer versions of
-            PyTorch, `forward_sync_buffers=False`); else all ranks would
-            have the statistics of rank 0's part of each batch.
-        session: This worker's; by default this process's.
-        process_group: By default torch.distributed's.
+        model: The model; if it is in `DistributedDataParallel`, with `broadcast_buffers=False` (in newer
+            versions of PyTorch, `forward_sync_buffers=False`), since otherwise all ranks would have the
+            statistics of rank 0's part of each batch.
+        session: This worker's session; by default this process's.
+        process_group: The ranks' process group; by default torch.distributed's.
 
     Raises:
         InvalidRequestError: The model's wrapper broadcasts buffers.
@@ -195,7 +196,7 @@ def average_statistics(
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all ranks; a gradient goes back as the sum of all ranks' gradients."""
+    """The differentiable sum over all ranks; its backward pass sums all ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, group: distributed.ProcessGroup | None) -> torch.Tensor:

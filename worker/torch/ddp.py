@@ -1,8 +1,8 @@
-"""PyTorch with `torch.distributed`: gradients that the workers reduce themselves, weighted by batch size.
+"""PyTorch with `torch.distributed`: all-reduced gradients, weighted by batch size.
 
 Every framework of this kind takes the mean over its ranks. With uneven batches the gradient of the whole
-batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3.4). The weight is given once:
-to the gradients by a communication hook, or to the loss.
+batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3.4). The weight is applied
+once: to the gradients by a communication hook, or to the loss.
 """
 
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
 def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataParallel:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
-    The training loop stays as it is; the gradient is expected to be of the *mean* loss over the batch that
-    the loader gave. Reductions overlap with the backward pass, as ever. An iteration's gradients may be
-    accumulated over pieces of its batch, under `no_sync`; not those of several batches.
+    The training loop does not change; the gradient is expected to be of the *mean* loss over the loader's
+    batch. Reductions overlap with the backward pass as usual. An iteration's gradients may be accumulated
+    over pieces of its batch, under `no_sync`; not those of several batches.
 
-    What is measured as the batch processing time leaves out the time from the moment when the last bucket of
-    gradients is ready until it has been reduced. On a GPU it is taken by events on its stream.
+    The batch processing time leaves out the time from the moment when the last bucket of gradients is ready
+    until it has been reduced. On a GPU it is measured by events on its stream.
 
     Args:
-        model: On all ranks; each is a worker of the job, and no others are.
+        model: The model, on all ranks; the ranks are the workers of the job.
         loader: The evenpace loader of the training data.
 
     Returns:
         The same model.
 
     Raises:
-        InvalidRequestError: It is another kind of model, has synchronised batch normalisation, or has a
-            communication hook already; or the session has a parameter server.
+        InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
+            normalisation, or has a communication hook already; or the session has a parameter server.
     """
     session = loader.session
     if not isinstance(model, DistributedDataParallel):
@@ -84,24 +84,29 @@ def weighted(
 ) -> torch.Tensor:
     """Scale a loss, so that the mean of its gradients over all ranks is that of the whole batch's mean loss.
 
-    For whatever takes the mean over ranks: `DistributedDataParallel`, FSDP2's `fully_shard`, Horovod. To be
-    called for each backward pass. It goes before a `GradScaler`; gradients are clipped after the reduction,
-    as usual.
+    It serves all wrappers that take the mean over ranks: `DistributedDataParallel`, FSDP2's `fully_shard`,
+    Horovod. To be called for each backward pass, before a `GradScaler`; gradients are clipped after the
+    reduction, as usual.
 
     The batch processing time ends when the backward pass of the batch's last piece has computed its
     gradients. With `DistributedDataParallel` and Horovod that leaves out the wait for the other ranks. FSDP2
-    gathers parameters from all ranks within the passes, so that there it holds part of the wait, and
-    workers look more alike than they are.
+    gathers parameters from all ranks within the passes, so that there the time includes a part of the wait,
+    and workers look more alike than they are.
 
     Args:
-        loss: Of this worker's batch, or of a piece of it.
-        session: This worker's; by default this process's.
-        samples: In the piece; by default the whole of this worker's batch.
+        loss: The loss of this worker's batch, or of a piece of it.
+        session: This worker's session; by default this process's.
+        samples: Samples in the piece; by default those of this worker's whole batch.
         reduction: Whether the loss is the mean or the sum over the samples.
-        ranks: Over which the mean is taken; by default the size of torch.distributed's default group.
+        ranks: Number of ranks that the mean is taken over; by default those of torch.distributed's default
+            group.
+
+    Returns:
+        The loss times ranks * samples / X, where X is the whole batch's samples; without `samples` where it
+        is a sum.
 
     Raises:
-        InvalidRequestError: A value is not allowed, or the gradient has its weight already.
+        InvalidRequestError: A value is not allowed, or the gradient has been weighted already.
     """
     session = session or own_session()
     assignment = session.assignment
@@ -120,12 +125,12 @@ def weighted(
     if session.note_weighting(_LOSS, samples) and of_default_group:
         _check_members(session, loss.device, None)
     time_on(loss.device, session)
-    # A worker without a part in the batch has a sample in its place, which must not count.
+    # A worker without a part in the batch has a sample that must not count.
     part = 0 if not assignment.count else samples if reduction == "mean" else 1
     scaled = loss * (ranks * part / assignment.total)
     if scaled.requires_grad and session.weighted_samples >= assignment.count:
         stop = session.stopwatch.stop
-        # Callbacks run in the order in which they were asked for: before those that wait for reductions.
+        # Callbacks run in the order in which they were queued: before those that wait for reductions.
         scaled.register_hook(  # type: ignore[no-untyped-call]
             lambda _: Variable._execution_engine.queue_callback(stop)
         )
@@ -134,7 +139,7 @@ def weighted(
 
 @dataclass(frozen=True)
 class _Reduction:
-    """What the communication hook works with: the process group is the model's."""
+    """The state of the communication hook: the session, and the model's process group."""
 
     session: Session
     group: distributed.ProcessGroup
@@ -144,7 +149,7 @@ def _reduce(
     state: _Reduction,
     bucket: distributed.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: weights a bucket of gradients, and sums it over the ranks."""
+    """Weight a bucket of gradients, and sum it over the ranks; the communication hook."""
     session, gradient = state.session, bucket.buffer()
     assignment = session.assignment
     if assignment is None:
@@ -154,14 +159,14 @@ def _reduce(
     if assignment.count:
         gradient.mul_(assignment.count / assignment.total)
     else:
-        gradient.zero_()  # what a sample without weight gives may be infinite
+        gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
     if last:
         session.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
-        if last:  # what follows, such as the optimiser's step, is this worker's own time
+        if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
             session.stopwatch.start()
         return total
 
@@ -171,10 +176,10 @@ def _reduce(
 
 
 def _check_members(session: Session, device: torch.device, group: distributed.ProcessGroup | None) -> None:
-    """Make sure that the ranks are the workers of the job, so that their weights sum to 1.
+    """Check that the ranks are the workers of the job, so that their weights sum to 1.
 
     Raises:
-        InvalidRequestError: They are not; on all ranks alike.
+        InvalidRequestError: They are not; raised on all ranks.
     """
     assignment = session.assignment
     assert assignment is not None

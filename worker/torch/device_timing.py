@@ -1,4 +1,4 @@
-"""The stopwatch on a GPU, whose work is done later than it is asked for: events are recorded in its place."""
+"""The stopwatch of a GPU, which works asynchronously: it records events on the stream."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from worker.stopwatch import Stopwatch
 
 
 class EventStopwatch(Stopwatch):
-    """Records an event on the current stream at each `start` and `stop`; waits for none of them.
+    """A stopwatch that records an event on the current stream at each `start` and `stop`, without waiting.
 
     Args:
         device: The GPU.
-        running: What it takes the place of; until the next `start` it counts on as that did.
+        running: The stopwatch that it replaces; it continues that one's time.
     """
 
     def __init__(self, device: torch.device, running: Stopwatch) -> None:
@@ -25,27 +25,27 @@ class EventStopwatch(Stopwatch):
         self._taken: Callable[[], float] = float
 
     def start(self) -> None:
-        """Run; nothing changes if it runs already."""
+        """Start; nothing changes if the stopwatch runs already."""
         if self._since is None:
             self._begun = self._event()
         super().start()
 
     def stop(self) -> None:
-        """Stand still; nothing changes if it does already."""
+        """Stop; nothing changes if the stopwatch stands still already."""
         if self._begun is not None:
             self._intervals.append((self._begun, self._event()))
             self._begun = None
         super().stop()
 
     def take(self) -> float:
-        """Stop, return the sum of the times in this thread, and begin anew; `taken` gives the GPU's."""
+        """Stop, return the sum of this thread's times, and reset it; `taken` returns the GPU's."""
         seconds = super().take()
         intervals, self._intervals = self._intervals, []
         self._taken = (lambda: _elapsed(intervals)) if intervals else (lambda: seconds)
         return seconds
 
     def taken(self) -> Callable[[], float]:
-        """Gives the seconds of the GPU until the last `take`; it waits for them, in whatever thread."""
+        """Return a function that waits for the GPU's seconds until the last `take`, in any thread."""
         return self._taken
 
     def _event(self) -> torch.cuda.Event:
@@ -55,7 +55,7 @@ class EventStopwatch(Stopwatch):
 
 
 def time_on(device: torch.device, session: Session) -> None:
-    """Let a session measure where the work is done: by events on a GPU, by the clock elsewhere."""
+    """Have a session measure by events if the device is a GPU; elsewhere it uses the clock."""
     if device.type == "cuda" and not isinstance(session.stopwatch, EventStopwatch):
         stopwatch = EventStopwatch(device, session.stopwatch)
         session.stopwatch = stopwatch

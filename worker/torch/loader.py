@@ -20,7 +20,7 @@ from worker.session import Session
 
 
 class MapStyleDataset(Protocol):
-    """What can be trained on: a data set with a length and an item for each index."""
+    """A data set with a length and an item for each index."""
 
     def __len__(self) -> int: ...
 
@@ -28,30 +28,30 @@ class MapStyleDataset(Protocol):
 
 
 class Loader(Protocol):
-    """Any of our loaders, for what carries gradients: it has their session."""
+    """Any evenpace loader; functions that exchange gradients use its session."""
 
     session: Session
 
 
 class DataLoader:
-    """Takes the place of `torch.utils.data.DataLoader` for the training data.
+    """A replacement of `torch.utils.data.DataLoader` for the training data.
 
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
-    it gets a sample whose gradient has no weight. A worker that joins a running job passes over the epochs
-    that are done. So does one that comes too late with backup workers, and over batches.
+    it gets a sample whose gradient has no weight. A worker that joins a running job skips the epochs that are
+    done. With backup workers, a straggler skips batches and epochs that were done without it.
 
     Args:
-        dataset: Map-style.
+        dataset: A map-style data set.
         batch_size: Samples of a whole batch, over all workers.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of that order.
+        shuffle: Whether each epoch has a permutation of its own.
+        seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
-        num_workers: Processes that load samples ahead of time; 0 loads them here when they are needed.
+        num_workers: Processes that load samples ahead of time; 0 loads them in this process when needed.
         prefetch_factor: Batches that each of them loads ahead.
         collate_fn: Makes a batch from a list of samples.
-        worker_init_fn: Called with its number in each loading process.
-        session: With the services; by default this process's.
+        worker_init_fn: Called with the process's number in each loading process.
+        session: The session with the services; by default this process's.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -94,11 +94,11 @@ class DataLoader:
         )
 
     def __len__(self) -> int:
-        """How many batches the current epoch has; it changes if the batch size does."""
+        """Return the number of batches of the current epoch; it changes if the batch size does."""
         return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's parts of the next epoch's batches, as `collate_fn` makes them.
+        """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
 
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not.
@@ -111,11 +111,11 @@ class DataLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
+        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
         return self.slices.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
         self.slices.load_state_dict(state)
 
 
@@ -126,22 +126,22 @@ class _Fetcher(Protocol):
 
 
 class _Direct:
-    """Loads samples when they are needed."""
+    """A fetcher that loads samples when they are needed."""
 
     def __init__(self, dataset: MapStyleDataset) -> None:
         self._dataset = dataset
 
     def begin(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     def samples(self, part: Slice) -> list[Any]:
         return load(self._dataset, part.indices)
 
 
 class _Prefetching:
-    """Lets processes load ahead what this worker will *probably* get, and loads the difference itself.
+    """A fetcher whose processes load the slices that this worker will *probably* get, ahead of time.
 
-    Samples that were guessed right are at hand, the others are loaded here. Plans change little, so few are.
+    Samples that were not guessed are loaded in this process. Plans change little, so these are few.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _Prefetching:
         self._dataset = dataset
         self._guesses = _Guesses(slices)
         self._loaded: Iterator[bytes] = iter(())
-        self._last = -1  # the iteration that samples were taken for last
+        self._last = -1  # the last iteration that samples were taken for
         # Samples come pickled: as tensors, each would take a file descriptor of its own.
         self._loader: torch_data.DataLoader[bytes] = torch_data.DataLoader(
             _Pickled(dataset),
@@ -180,7 +180,7 @@ class _Prefetching:
         return [at_hand[index] for index in wanted]
 
     def _take(self, wanted: Assignment) -> dict[int, Any]:
-        """What was loaded ahead for an iteration, by index; nothing for its second slice and further ones."""
+        """Return the samples loaded ahead for an iteration, by index; none for its second slice or later."""
         guesses = self._guesses
         if wanted.epoch != guesses.epoch or wanted.iteration < self._last:
             guesses.epoch = wanted.epoch
@@ -189,7 +189,7 @@ class _Prefetching:
         self._last = wanted.iteration
         at_hand = {}
         while guesses.asked and guesses.asked[0][0] <= wanted.iteration:
-            # Earlier ones are of iterations that this worker has skipped.
+            # Guesses for earlier iterations are for those that this worker has skipped.
             iteration, guess = guesses.asked.popleft()
             loaded = next(self._loaded)
             if iteration == wanted.iteration:
@@ -198,16 +198,16 @@ class _Prefetching:
 
 
 class _Guesses:
-    """A batch sampler for torch: each pass is over the slices guessed for an epoch's iterations to come.
+    """A batch sampler for torch that yields guesses of the slices of an epoch's next iterations.
 
-    A loading process is asked for samples before their plan may exist. Where it does, it is followed. Beyond,
-    the last plan's part of its batch is taken as a guess for the next ones.
+    A loading process is asked for samples possibly before their iteration is planned. A plan is followed
+    where it exists; for later iterations, the share of the last plan's batch is the guess.
 
-    It does not know the loader that asks it: in a cycle of references, torch's loading processes would not
-    hear in time that they are to end.
+    It does not know the loader that uses it: in a cycle of references, torch's loading processes would not be
+    ended in time.
 
     Attributes:
-        epoch: That is gone through.
+        epoch: The current epoch.
         asked: Iteration and indices of the batches that were asked for, oldest first.
     """
 
@@ -238,14 +238,14 @@ class _Guesses:
 
 
 def _begin_loading(parent: int, user_init: Callable[[int], None] | None, number: int) -> None:
-    """In a loading process: end with a worker that is killed, whose connections it holds open, too."""
+    """Let a loading process end with its worker, whose connections it would hold open, and initialise it."""
     end_with_parent(parent)
     if user_init is not None:
         user_init(number)
 
 
 class _Pickled(torch_data.Dataset[bytes]):
-    """In a loading process: a list of indices in, their samples pickled out."""
+    """A data set for loading processes, whose items are the pickled samples of a list of indices."""
 
     def __init__(self, dataset: MapStyleDataset) -> None:
         self._dataset = dataset
@@ -259,7 +259,7 @@ def _only(batch: list[bytes]) -> bytes:
 
 
 def load(dataset: MapStyleDataset, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
-    """The samples at `indices`, all at once where the data set offers that."""
+    """Return the samples at `indices`, with one call where the data set has `__getitems__`."""
     plain = [int(index) for index in indices]
     if hasattr(dataset, "__getitems__"):
         samples: list[Any] = dataset.__getitems__(plain)

@@ -1,4 +1,4 @@
-"""PyTorch: what a worker's GPU has in use, and a forward and backward pass that survives a lack of memory."""
+"""PyTorch: the memory in use of a worker's GPU, and forward and backward passes that survive a lack of it."""
 
 import contextlib
 import gc
@@ -14,13 +14,13 @@ from idl.errors import EvenpaceError, InvalidRequestError
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
 from worker.resources.device_memory import DeviceMemory, MemoryWatch, limit_between
 
-if TYPE_CHECKING:  # so that this runs where what speaks to services is not installed, as benchmarks/gpu does
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
     from worker.session import Session
     from worker.torch.loader import Loader
 
 log = logging.getLogger(__name__)
 
-# What a failed allocation says where it is no OutOfMemoryError: on a CPU, and in CUDA's libraries.
+# Messages of failed allocations that are no OutOfMemoryError: on a CPU, and in CUDA's libraries.
 _MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
@@ -32,20 +32,20 @@ _MESSAGES = (
 
 
 class MemoryExhaustedError(EvenpaceError, MemoryError):
-    """A worker's memory ran out where the iteration cannot be done again in smaller pieces."""
+    """A lack of memory where the iteration cannot be repeated in smaller pieces."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of PyTorch means that memory could not be had."""
+    """Return whether an error of PyTorch means that memory could not be allocated."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return not isinstance(error, EvenpaceError)
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def read_device(device: torch.device) -> DeviceMemory:
-    """A CUDA device's figures, with the peak since the last call.
+    """Read a CUDA device's figures, with the peak since the last call.
 
-    What the allocator keeps for reuse (reserved, but not allocated) is ours to take, and not in use.
+    Memory that the allocator keeps for reuse (reserved, but not allocated) counts as free.
     """
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -60,15 +60,15 @@ def read_device(device: torch.device) -> DeviceMemory:
 
 
 def note_device(session: "Session", device: torch.device) -> None:
-    """Let the session know of which kind the GPU is that it trains on; nothing happens on a CPU."""
+    """Set the session's device to the name of the GPU that it trains on; nothing happens on a CPU."""
     if device.type == "cuda":
         session.device = torch.cuda.get_device_name(device)
 
 
 def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
-    """Have the session report the memory of the device that it trains on, and learn limits from it.
+    """Have the session report its device's memory, and learn limits from it.
 
-    Nothing happens on a CPU, whose memory is reported in any case, or where it is watched already.
+    Nothing happens on a CPU, whose memory is reported in any case, or if it is watched already.
 
     Returns:
         The watch; None on a CPU.
@@ -82,10 +82,10 @@ def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None
 
 
 class WithinMemory:
-    """What `within_memory` gives.
+    """A forward and backward pass that is done in smaller pieces where memory runs out; see `within_memory`.
 
     Attributes:
-        limit: Samples that are tried at once at most; None until memory has run out.
+        limit: Most samples that are tried at once; None until memory has run out.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class WithinMemory:
         self._fitted = 0  # the most samples that are known to fit at once
 
     def __call__(self, *batch: Any) -> Any:
-        """Go through a batch, adding the gradient of its mean to the parameters' `grad`.
+        """Process a batch, adding the gradient of its mean loss to the parameters' `grad`.
 
         Args:
-            batch: As the function takes it: tensors, or nested tuples and dictionaries of them, whose first
+            batch: The function's arguments: tensors, or nested tuples and dictionaries of them, whose first
                 dimension is the samples.
 
         Returns:
-            What the function returned; over several pieces, the mean, weighted by their samples.
+            The function's result; over several pieces, the mean, weighted by their samples.
 
         Raises:
             MemoryExhaustedError: Not even one sample fits; or under DDP, gradients had begun to be reduced.
@@ -126,7 +126,7 @@ class WithinMemory:
             self._reduction.begin()
         while (left := samples - sum(sizes)) > 0:
             if self._reduction is not None and left == most > max(1, self._fitted):
-                # It may well fail, and must not once gradients are being reduced: so all but one first.
+                # This may fail, and must not once gradients are being reduced: so take all but one first.
                 size = left - 1
             else:
                 # Even pieces: a last one of few samples would take as long as one of many.
@@ -142,14 +142,14 @@ class WithinMemory:
                 raise MemoryExhaustedError("memory runs out with a single sample, which cannot be cut")
             failed, fitted, most = size, 0, -(-size // 2)
             _free_memory(self._parameters[0].device)
-        # All but one have shown as much as all.
+        # Where all but one were taken first, all of them have fitted.
         self._note(samples if most == samples else fitted, failed)
         if self._watch is not None and len(sizes) > 1:
             self._watch.samples = max(sizes)
         return weighted_mean(results, [size / samples for size in sizes])
 
     def _attempt(self, part: Any, weight: float, last: bool, results: list[Any]) -> bool:
-        """Add a piece's gradient, times `weight`, to what has accumulated; or leave that as it was.
+        """Add a piece's gradient, times `weight`, to the accumulated one, or leave that unchanged.
 
         Returns:
             Whether it fitted.
@@ -157,9 +157,9 @@ class WithinMemory:
         reduction = self._reduction
         reduces = reduction is not None and last
         before = [p.grad for p in self._parameters]
-        weighted_before = self._session.weighted_samples  # by the function itself
+        weighted_before = self._session.weighted_samples  # which the function may change
         if not reduces:
-            # Should it fail half-way, what has accumulated so far is untouched.
+            # If the piece fails half-way, the accumulated gradient is unchanged.
             for parameter in self._parameters:
                 parameter.grad = None
         begun = False  # to accumulate
@@ -207,7 +207,7 @@ class WithinMemory:
         if failed is None:
             self._fitted = max(self._fitted, fitted)
             return
-        # What fitted before counts no more, if as much has failed now.
+        # An earlier size that fitted does not count any more, if no more samples have failed now.
         self._fitted = self._fitted if fitted < self._fitted < failed else fitted
         self.limit = limit_between(self._fitted, failed)
         log.warning(
@@ -221,7 +221,7 @@ class WithinMemory:
 
 
 class _Reduction:
-    """What a model under DDP needs, so that each iteration's collectives take place exactly once."""
+    """The control of a model under DDP, so that each iteration's collectives take place exactly once."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
@@ -229,16 +229,16 @@ class _Reduction:
         model.register_forward_pre_hook(self._enter)
 
     def begin(self) -> None:
-        """An iteration begins."""
+        """Begin an iteration."""
         self._entered = False
 
     def without(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, gradients are accumulated and not reduced."""
+        """Return a context in which gradients are accumulated and not reduced."""
         without: contextlib.AbstractContextManager[None] = self._model.no_sync()
         return without
 
     def failed(self) -> None:
-        """The model is to be run again, without another broadcast of buffers if there was one."""
+        """Prepare to run the model again, without another broadcast of buffers if there was one."""
         if self._entered:
             self._model.require_forward_param_sync = False
 
@@ -251,29 +251,29 @@ def within_memory(
 ) -> WithinMemory:
     """Wrap a forward and backward pass, so that it is done in smaller pieces where memory runs out.
 
-    Where it fails to allocate, gradients are put back to what they were, the device's cache is freed, and
-    the batch is halved until it fits. Each piece's gradient is weighted by its share of the samples, so that
-    the sum is the gradient of the mean over the whole slice, but for rounding. The manager gives this worker
-    fewer samples from then on; where plans had been made already, pieces are made before memory runs out.
+    When an allocation fails, gradients are restored, the device's cache is freed, and the batch is halved
+    until it fits. Each piece's gradient is weighted by its share of the samples, so that the sum is the
+    gradient of the mean over the whole slice, to rounding error. From then on the manager assigns this worker
+    fewer samples; batches planned before are cut into pieces before memory runs out.
 
     The function is called with a batch, or with a piece of one. It runs the model and calls `backward` of
-    the *mean* loss over what it was given, and does not touch gradients otherwise. It returns means (the
-    loss, say), which are averaged by weight: numbers, tensors, tuples and dictionaries of these, or None.
+    the *mean* loss over its arguments, and does not change gradients otherwise. It returns means (such as the
+    loss), which are averaged by weight: numbers, tensors, tuples and dictionaries of these, or None.
 
-    Pieces see random numbers and batch statistics of their own. Dropout is as good, but not repeated; batch
-    normalisation normalises by each piece, and its running statistics move once for each, also for one that
-    then failed. With group or layer normalisation nothing changes.
+    Pieces have random numbers and batch statistics of their own. Dropout is equivalent, but not repeated;
+    batch normalisation normalises by each piece, and its running statistics move once for each, also for one
+    that then fails. With group or layer normalisation nothing changes.
 
     Under DDP all pieces but the last run in `no_sync`. A batch larger than any that has fitted begins with
-    all samples but one, so that what may fail does not reduce gradients. If memory runs out nevertheless when
-    some have been reduced, that is an error.
+    all samples but one, so that a pass that may fail does not reduce gradients. If memory runs out
+    nevertheless when some have been reduced, that is an error.
 
     Args:
-        forward_backward: The loop's own.
-        model: Whose gradients it makes; with DDP, the wrapped one.
+        forward_backward: The loop's forward and backward pass.
+        model: The model whose gradients it computes; with DDP, the wrapped one.
         loader: The evenpace loader of the training data.
-        weighs: Whether pieces' gradients are to be weighted by their share; not where the function does
-            so itself, by `weighted(loss, samples=...)` with the samples that it was given.
+        weighs: Whether pieces' gradients are to be weighted by their share; False where the function does
+            so itself, by `weighted(loss, samples=...)` with the samples of its arguments.
 
     Raises:
         InvalidRequestError: The model has no parameters to train.
@@ -282,12 +282,12 @@ def within_memory(
 
 
 def _free_memory(device: torch.device) -> None:
-    gc.collect()  # an error's traceback may hold what failed
+    gc.collect()  # an error's traceback may hold the tensors of the failed pass
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)  # what failed is no measure of what fits
+        torch.cuda.reset_peak_memory_stats(device)  # a failed pass does not count
 
 
 def _detached(result: Any) -> Any:
-    """A result without the graph that it came from, whose memory is wanted."""
+    """Detach a result from its graph, whose memory is to be freed."""
     return result.detach() if isinstance(result, torch.Tensor) else result

@@ -24,29 +24,29 @@ Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
 def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None) -> Optim:
     """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
 
-    The optimiser stays what it is: learning-rate schedulers work on it, and what they change goes to the
-    parameter server with the next step. Its own state (momentum and the like) lives there; `state_dict()`
-    fetches it. A state that was loaded before is what the job goes on from. All workers start from the
-    parameters and the state of the one that comes first. The gradient is expected to be of the *mean*
-    loss over the batch.
+    Learning-rate schedulers work on the optimiser as before, and their changes go to the parameter server
+    with the next step. Its own state (momentum and the like) is there; `state_dict()` fetches it. A state
+    that was loaded before is the one that the job resumes from. All workers start from the parameters and the
+    state of the first worker. The gradient is expected to be of the *mean* loss over the batch.
 
     Args:
         optimizer: An SGD, Adam or AdamW of torch.optim.
         loader: The evenpace loader of the training data.
-        model: Whose batch normalisation's running statistics are to be the same for all workers: after each
-            step, they have the mean over the workers, weighted by their batch sizes.
+        model: The model whose batch normalisation's running statistics are to be the same for all workers:
+            after each step, they have the mean over the workers, weighted by their batch sizes.
 
     Returns:
         The same optimiser.
 
     Raises:
         ValueError: The parameter server lacks this kind of optimiser or one of its options.
-        InvalidRequestError: It has no parameters to train, another worker's differ, or a service refuses.
+        InvalidRequestError: The optimiser has no parameters to train, another worker's differ, or a service
+            refuses.
     """
     link = _Link(optimizer, loader.session, model)
     own_state_dict = optimizer.state_dict
 
-    # A plain function, bound: learning-rate schedulers take it apart to wrap it.
+    # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
         return link.step(optimizer, closure)
 
@@ -67,7 +67,7 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
 
 
 class _Link:
-    """Carries gradients from, and parameters to, the tensors of an optimiser and a model's statistics."""
+    """The link of an optimiser's tensors and a model's statistics to the parameter server."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, session: Session, model: nn.Module | None) -> None:
         self._session = session
@@ -98,7 +98,7 @@ class _Link:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
-        """What `optimizer.step` does from now on."""
+        """Push the gradients and pull the new parameters, in place of `optimizer.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -115,7 +115,7 @@ class _Link:
         return loss
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimiser have the state that it has at the parameter server."""
+        """Copy the optimiser's state from the parameter server into the optimiser."""
         state = self._session.optimizer_state()
         put_state(optimizer, self._tensors, state)
 
@@ -130,7 +130,7 @@ class _Link:
 
 
 def _statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """The running statistics of a model's batch normalisation, by name."""
+    """Return the running statistics of a model's batch normalisation, by name."""
     layers = model.named_modules() if model is not None else ()
     return {
         _plain(f"{name}.{key}"): getattr(layer, key)
@@ -141,7 +141,7 @@ def _statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
 
 
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[torch.Tensor, str]:
-    """The parameters' names, as far as they are known."""
+    """Return the parameters' names, as far as they are known."""
     names = {
         parameter: name
         for group in optimizer.param_groups
@@ -153,5 +153,5 @@ def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[to
 
 
 def _plain(name: str) -> str:
-    """A tensor's name, the same whether its model is compiled or not."""
+    """Return a tensor's name without the parts that `torch.compile` adds."""
     return name.replace("_orig_mod.", "").removeprefix(".")

@@ -1,4 +1,4 @@
-"""PyTorch: torch.optim's optimisers as the parameter server knows them: names and numbers."""
+"""PyTorch: torch.optim's optimisers in the parameter server's terms: names and options."""
 
 import torch
 
@@ -6,10 +6,10 @@ from idl.optimizers import OPTIMIZERS
 
 
 def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, float]]]:
-    """An optimiser's name and each group's options, by the parameter server's names.
+    """Return an optimiser's name and each group's options, by the parameter server's names.
 
     Raises:
-        ValueError: It is of a kind, or has an option switched on, that the parameter server lacks.
+        ValueError: The parameter server lacks this kind of optimiser, or an option that is switched on.
     """
     names = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
     name = names.get(type(optimizer))

@@ -1,6 +1,6 @@
-"""PyTorch: an optimiser's ordinary state, as it lies in the flat arrays of the parameter server.
+"""PyTorch: conversion of an optimiser's state to and from the flat arrays of the parameter server.
 
-It knows how torch.optim keeps its state, and neither the session nor the loop.
+This module knows the state of torch.optim's optimisers, and neither the session nor the loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # option
 
 
 def views(flat: NDArray[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors' places in a flat array, in their shapes."""
+    """Return views of a flat array in the tensors' shapes."""
     parts = torch.split(torch.from_numpy(flat), [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -26,18 +26,18 @@ def views(flat: NDArray[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Ten
 def take_state(
     optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], like: NDArray[Any]
 ) -> OptimizerState | None:
-    """Take an optimiser's state, such as `load_state_dict` gave it; it has none itself from then on.
+    """Move an optimiser's state, as after `load_state_dict`, into flat arrays; the optimiser then has none.
 
     Args:
-        optimizer: Whose state.
-        tensors: In the order of the elements. Those that it has no state for have zeros.
-        like: (elements,), of the arrays' type.
+        optimizer: The optimiser.
+        tensors: The tensors in the order of the elements. Those without a state have zeros.
+        like: (elements,), an array of the flat arrays' dtype.
 
     Returns:
         The state, or None if the optimiser has not taken a step.
 
     Raises:
-        InvalidRequestError: The parameters have had different numbers of steps.
+        InvalidRequestError: The parameters have taken different numbers of steps.
     """
     slots: dict[str, NDArray[Any]] = {}
     steps = set()
@@ -61,12 +61,12 @@ def take_state(
 def put_state(
     optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], state: OptimizerState
 ) -> None:
-    """The other way: let an optimiser have the state that it would have if it had taken the steps itself.
+    """Give an optimiser the state that it would have if it had taken the steps itself.
 
     Args:
-        optimizer: Without a state.
-        tensors: In the order of the elements.
-        state: Of the parameter server.
+        optimizer: An optimiser without a state.
+        tensors: The tensors in the order of the elements.
+        state: The parameter server's state.
     """
     if not state.slots:
         return
@@ -86,7 +86,7 @@ def put_state(
 
 
 def _kept(kind: Callable[..., torch.optim.Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimiser keeps for a parameter of one element after its first step, with a group's options."""
+    """Return the entries for a parameter of one element after an optimiser's first step."""
     part = torch.zeros(1)
     part.grad = torch.zeros(1)
     options = {name: value for name, value in group.items() if name not in ("params", *_IMPLEMENTATION)}

@@ -1,4 +1,4 @@
-"""PyTorch: a loader for workers that each have a part of the data of their own."""
+"""PyTorch: a loader for workers each of which has a part of the data set, and no other."""
 
 import atexit
 from collections.abc import Callable, Iterator
@@ -20,31 +20,31 @@ from worker.torch.loader import MapStyleDataset
 
 
 class PartitionedLoader:
-    """As `worker.torch.loader.DataLoader`, for a data set of which each worker has a part, and no other.
+    """A loader like `worker.torch.loader.DataLoader`, for a data set of which each worker has a part.
 
-    A worker takes from its part as many samples as the manager plans for it, and begins the part anew, in
-    another order, where it ends. A DataPartitionManager sees to it that no part is gone through much more
-    often than another: samples move from slower to faster workers while they train. A pass over the loader
-    is as many batches as all workers' samples together make.
+    A worker takes from its part as many samples as the manager plans for it, and begins the part again, in
+    another order, where it ends. A DataPartitionManager keeps all parts in use about equally often: samples
+    move from slower to faster workers while they train. A pass over the loader has as many batches as all
+    workers' samples together make.
 
-    Making one waits until all workers of the job have made theirs.
+    The constructor waits until all workers of the job have made their loaders.
 
     Args:
         dataset: This worker's part, map-style. Its samples are arrays, tensors or numbers, or tuples, lists
             and dictionaries of these, all with the same types and numbers of dimensions.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services; by default this process's.
+        session: The session with the services; by default this process's.
         partitions: HOST:PORT of the DataPartitionManager.
-        listen: HOST:PORT where the other workers reach this one; port 0 takes a free one.
-        seed: Of the order of samples.
+        listen: HOST:PORT at which the other workers reach this one; port 0 chooses a free one.
+        seed: Seed of the order of samples.
         drop_last: Whether a pass's last, smaller batch is left out.
         collate_fn: Makes a batch from a list of samples.
-        room_mib: Memory for samples of other workers, in MiB; more are not taken.
-        insecure: Whether to listen to other machines without TLS, on a network that is trusted.
+        room_mib: Most memory for samples of other workers, in MiB.
+        insecure: Whether to listen to other machines without TLS, on a trusted network.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
-        EvenpaceError: The DataPartitionManager cannot be reached, or not all workers came in time.
+        EvenpaceError: The DataPartitionManager cannot be reached, or not all workers joined in time.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class PartitionedLoader:
             atexit.register(self.close)
 
     def __len__(self) -> int:
-        """How many batches the current pass has; it changes if the batch size does."""
+        """Return the number of batches of the current pass; it changes if the batch size does."""
         return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's parts of the next pass's batches, as `collate_fn` makes them.
+        """Yield this worker's parts of the next pass's batches, as `collate_fn` makes them.
 
         Raises:
             InvalidRequestError: The last pass was not finished, or an iteration was not.
@@ -113,23 +113,23 @@ class PartitionedLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for a checkpoint; see `worker.data.slices.Slices.state_dict`.
+        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`.
 
-        It does not say where samples are: a job that is resumed begins with each worker's own.
+        It does not have the samples' places: a resumed job begins with each worker's own samples.
         """
         return self.slices.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
         self.slices.load_state_dict(state)
 
     def close(self) -> None:
-        """Leave the DataPartitionManager; samples that other workers have handed over go back to them."""
+        """Leave the DataPartitionManager; samples that other workers have handed over return to them."""
         self.partition.close()
 
 
 def _revive(example: Any, array: NDArray[Any]) -> Any:
-    """An array as what it was in the example."""
+    """Convert an array to the type that it has in the example."""
     if isinstance(example, torch.Tensor):
         return torch.from_numpy(array)
     return array[()] if isinstance(example, np.generic) else array

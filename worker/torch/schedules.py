@@ -1,8 +1,7 @@
 """PyTorch: learning-rate schedules that are stepped once a batch, where an iteration takes several passes.
 
-A worker does a part of a batch that another has lost in one more pass of its loop, and goes through an
-iteration again where the job was rewound. Such a pass must not count for a schedule, or it is ahead of the
-other workers'.
+A worker computes a lost part of a batch in one more pass of its loop, and repeats iterations where the job
+was rewound. Such a pass must not count for a schedule, which would be ahead of the other workers'.
 """
 
 import copy
@@ -14,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class Schedules:
-    """The schedulers of torch.optim on an optimiser, with what they have changed in it.
+    """The schedulers of torch.optim on an optimiser, with the options that they change.
 
     Args:
-        optimizer: Theirs.
+        optimizer: The optimiser.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -25,8 +24,8 @@ class Schedules:
         self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []  # where it belongs, and what
 
     def save(self) -> None:
-        """Remember where they are: the steps until `restore` are not to count."""
-        # An optimiser does not know its schedulers. The search takes a moment, once for each repeated pass.
+        """Save the schedulers' state, so that the steps until `restore` do not count."""
+        # An optimiser does not know its schedulers: search for them, once for each repeated pass.
         schedulers = [
             vars(found)
             for found in gc.get_objects()
@@ -39,7 +38,7 @@ class Schedules:
         ]
 
     def restore(self) -> None:
-        """Undo what has changed since `save`, if that was called."""
+        """Restore the state that was saved, if there is one."""
         for state, saved in self._saved:
             state.update(saved)
         self._saved = []

@@ -1,4 +1,4 @@
-"""PyTorch: a loader that gives each worker its slice of every batch of a data set that is a stream."""
+"""PyTorch: a loader that gives each worker exactly its slice of every batch of a stream of samples."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,28 +13,27 @@ from worker.session import Session
 
 
 class StreamLoader:
-    """As `worker.torch.loader.DataLoader`, for an `IterableDataset` or whatever else can be iterated over.
+    """A loader like `worker.torch.loader.DataLoader`, for an `IterableDataset` or any other iterable.
 
-    Every worker goes through the same stream, and takes the positions that the manager plans for it. Which
-    samples make up a batch, and in what order, depends on neither the number of workers nor their batch
-    sizes.
+    Every worker reads the same stream, and takes the positions that the manager plans for it. The samples of
+    a batch, and their order, depend on neither the number of workers nor their batch sizes.
 
     Args:
-        dataset: Gives the same samples in the same order each time that it is iterated over, on every worker.
-            Where it has a method `iter_from(position)`, a worker that joins or resumes in the middle of an
-            epoch need not read what comes before.
+        dataset: Yields the same samples in the same order each time that it is iterated over, on every
+            worker. If it has a method `iter_from(position)`, a worker that joins or resumes in the middle of
+            an epoch need not read the samples before.
         batch_size: Samples of a whole batch, over all workers.
-        session: With the services; by default this process's.
-        size: Samples in the stream; left out, it is the data set's length or, if it has none, counted in a
-            first pass.
-        shuffle_buffer: Each epoch permutes the samples within blocks of so many; 0 keeps their order. The
-            same for every worker. Two such blocks and a batch are kept in memory at most.
-        seed: Of these permutations.
+        session: The session with the services; by default this process's.
+        size: Samples in the stream; by default the data set's length or, if it has none, their number
+            counted in a first pass.
+        shuffle_buffer: Samples of the blocks within which each epoch permutes the samples; 0 keeps their
+            order. The same for every worker. Two such blocks and a batch are kept in memory at most.
+        seed: Seed of these permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         collate_fn: Makes a batch from a list of samples.
 
     Raises:
-        InvalidRequestError: A value is not allowed, the data set can be iterated over but once, or the
+        InvalidRequestError: A value is not allowed, the data set can be iterated over only once, or the
             session has a loader already.
     """
 
@@ -61,11 +60,11 @@ class StreamLoader:
         self._collate = collate_fn
 
     def __len__(self) -> int:
-        """How many batches the current epoch has; it changes if the batch size does."""
+        """Return the number of batches of the current epoch; it changes if the batch size does."""
         return len(self.slices)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's parts of the next epoch's batches, as `collate_fn` makes them.
+        """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
 
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not; or the stream does
@@ -80,14 +79,14 @@ class StreamLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
+        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
         return self.slices.state_dict() | {"shuffle_buffer": self._order.shuffle_buffer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before the training begins; see `Slices.load_state_dict`.
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`.
 
         Raises:
-            InvalidRequestError: The checkpoint's samples had another order; or as there.
+            InvalidRequestError: The checkpoint's samples had another order, or it cannot be loaded.
         """
         self.slices.load_state_dict(state)
         saved = state.get("shuffle_buffer")
