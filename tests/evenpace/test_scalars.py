@@ -200,7 +200,7 @@ def test_values_are_finite_and_shares_are_shares(iteration, total, share, second
 def test_every_is_a_whole_number(every):
     """`every` is refused unless it is a whole number from 1."""
     with pytest.raises(InvalidRequestError, match=f"every {every!r}: must be a whole number from 1"):
-        Recorder().tell(Heard(), every)
+        Recorder().add_writer(Heard(), every)
 
 
 # -- a session

@@ -1,1 +1,1 @@
-"""Tests of what runs in a training loop, framework by framework."""
+"""Tests of the worker's package, framework by framework."""

@@ -1,4 +1,4 @@
-"""Workers that run a script, each in a process of its own, and the end that they must come to."""
+"""Workers that run a script, each in a process of its own, and a check of their common end."""
 
 import contextlib
 import subprocess
@@ -15,7 +15,7 @@ LEAST_SQUARES = Path(train_least_squares.__file__)
 
 @contextlib.contextmanager
 def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=()):
-    """Workers that run a script; by name. Some freeze at a point; see `freeze_and_run`."""
+    """Start workers that run a script, by name. Some freeze at a point; see `freeze_and_run`."""
     with contextlib.ExitStack() as stack:
         workers = {}
         for name in names:
@@ -32,7 +32,7 @@ def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES,
 
 
 def end_well(folder, workers, wait_until, names, expected):
-    """Wait for these; they end with the parameters of one process."""
+    """Wait for workers, which must end with the parameters of one process."""
     for name in names:
         wait_until(lambda name=name: workers[name].poll() is not None, f"the end of {name}")
         assert workers[name].returncode == 0, (folder / f"{name}.log").read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""What befalls a job while its first worker sets the parameters, shard by shard."""
+"""Faults of a job while its first worker sets the parameters, shard by shard."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from worker.shard_clients import ShardClients
 
 @pytest.fixture
 def between_shards(monkeypatch):
-    """Sets what happens once, at a worker that has set the first shard's parameters and not the second's."""
+    """Set an action for the moment when a worker has set the first shard's parameters only."""
     initialise, actions = ShardClients._initialise, []
 
     def interrupted(self, shard, *arguments):
@@ -24,12 +24,12 @@ def between_shards(monkeypatch):
 
 
 class DeadError(Exception):
-    """Ends a worker's thread as if its process had been killed."""
+    """An error that ends a worker's thread as if its process had been killed."""
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monkeypatch, lookahead):
-    """The others set the parameters again; they, and one that comes in its place, train to the end."""
+    """The others set the parameters again; they, and a replacement, train to the end."""
 
     def die(shards):
         raise DeadError
@@ -53,7 +53,7 @@ def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monke
 
 @pytest.mark.parametrize("state", [False, True])
 def test_a_manager_that_restarts_between_two_shards_ends_nothing(between_shards, tmp_path, wait_until, state):
-    """Whether the shards keep checkpoints or not."""
+    """A restart of the manager meanwhile does no harm, with checkpoints at the shards or without."""
     services = [
         shard_service(state=tmp_path / f"ps-{i}" if state else None, checkpoint_every=10) for i in range(2)
     ]

@@ -1,4 +1,4 @@
-"""The thread of heartbeats: nothing holds it up, and it ends with its worker, whatever it is busy with."""
+"""The thread of heartbeats: nothing delays it, and it ends with its worker, whatever it is doing."""
 
 import contextlib
 import threading
@@ -25,14 +25,14 @@ _wire = idl.batchsize_manager
 
 
 class Member:
-    """A member that is told nothing."""
+    """A member that ignores all answers."""
 
     attempt = 0
     paused = False
 
 
 def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
-    """Nobody can interrupt that; the thread ends once it is through."""
+    """Leaving does not wait for a name lookup, which cannot be interrupted; the thread ends after it."""
     looking, through = threading.Event(), threading.Event()
 
     def dial(address, seconds, contexts):
@@ -52,7 +52,7 @@ def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
 
 
 def test_who_freezes_before_its_first_heartbeat_is_missed():
-    """It has joined, and that is all: whoever is heard of does its part soon."""
+    """A worker that freezes right after joining is noticed, and the others do its part."""
     members = {}
     with serving(manager_service(2, heartbeat=0.1, silence=1.0, report_timeout=10_000)) as manager:
         for name in ("frozen", "w"):
@@ -72,7 +72,7 @@ def test_who_freezes_before_its_first_heartbeat_is_missed():
 
 
 def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
-    """Another attempt has begun, and the shards are to be fenced: heartbeats go on meanwhile."""
+    """Heartbeats go on while a worker fences shards that it cannot reach."""
     service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, heartbeat=0.1)))
     with serving(service) as manager, serving(shard_service()) as shard, Proxy() as proxy:
         address = proxy.add("shard", shard)

@@ -1,4 +1,4 @@
-"""Plans ahead of their use: workers need not wait for their batch sizes. With real services between them."""
+"""Plans made ahead of their use, so that workers need not wait for batch sizes; with real services."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from tests.worker.processes import end_well, processes
 
 
 class Gate:
-    """A way to a service through which answers can be held back."""
+    """A proxy of a service that can hold back answers."""
 
     def __init__(self, address):
         self._target = address
@@ -37,7 +37,7 @@ class Gate:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
-        """Take no more connections."""
+        """Accept no more connections."""
         self.open.set()
         self._listener.close()
 
@@ -57,13 +57,13 @@ class Gate:
                 sink.sendall(data)
 
 
-# -- the course of a job
+# -- the iterations of a job
 
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 @pytest.mark.parametrize("policy", ["leader_straggler", "proportional"])
 def test_every_iteration_is_exact(lookahead, policy):
-    """However far ahead plans are made, slices cover each batch, and steps are the whole batch's."""
+    """For any lookahead, slices tile each batch, and steps are those of the whole batch."""
     iterations = 40
     with services(3, policy, lookahead=lookahead) as (manager, shards):
         workers = [Worker(manager, shards, f"w{i}", iterations) for i in range(3)]
@@ -75,7 +75,7 @@ def test_every_iteration_is_exact(lookahead, policy):
 
 
 def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path, wait_until):
-    """The manager has no answer to it: the worker has earlier iterations to report again first."""
+    """A report of an attempt that is over does not delay those of the next attempt."""
     iterations, config = 30, ManagerConfig("even", job=JobConfig(workers=2, lookahead=2, silence=60.0))
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(serving(ManagerService(config)))
@@ -111,7 +111,7 @@ def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_training_goes_on_while_the_manager_is_silent(wait_until, lookahead):
-    """With its answers held back, a worker goes through all that it knows, and only then waits."""
+    """With answers held back, a worker uses all assignments that it has, and only then waits."""
     with services(1, lookahead=lookahead) as (manager, shards):
         gate = Gate(manager)
         held, go_on = threading.Event(), threading.Event()
@@ -138,7 +138,7 @@ def test_training_goes_on_while_the_manager_is_silent(wait_until, lookahead):
 
 
 def test_the_training_thread_does_not_call_the_manager(monkeypatch, wait_until):
-    """Between joining and leaving, only threads beside it speak to the manager."""
+    """Between joining and leaving, only background threads call the manager."""
     calls = []
     original = Client.call
 
@@ -162,7 +162,7 @@ def test_the_training_thread_does_not_call_the_manager(monkeypatch, wait_until):
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
-    """A plan made before may be above it; those made after the report are not."""
+    """Plans made before a limit was reported may be above it; later ones are not."""
     limit, told_at = 3, 4
 
     def at(session):
@@ -187,7 +187,7 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
-    """The others begin another attempt where it left; no sample is lost."""
+    """When a worker leaves, the others begin another attempt there; no sample is lost."""
     with services(3, lookahead=lookahead) as (manager, shards):
         workers = [Worker(manager, shards, f"w{i}", 10 if i == 1 else 40) for i in range(3)]
         done = [worker.end() for worker in workers]
@@ -201,7 +201,7 @@ def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, lookahead):
-    """They wait in a pull for its gradient; the thread that reports learns of its death, and frees them."""
+    """Workers that wait in a pull for a killed worker's gradient are freed by the thread that reports."""
     options = ["--lookahead", str(lookahead), "--silence", "600"]  # it is no silence that frees them
     with (
         LocalCluster(tmp_path, workers=3, manager_options=options) as cluster,
@@ -222,7 +222,7 @@ def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, 
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_when_the_manager_dies_for_good_every_worker_ends(lookahead):
-    """Those that wait in a pull, too, with an error that says who is gone."""
+    """When the manager dies for good, all workers end with an error, also those that wait in a pull."""
     with serving(shard_service()) as shard:
         shards = [shard]
         reached = threading.Event()
@@ -240,7 +240,7 @@ def test_when_the_manager_dies_for_good_every_worker_ends(lookahead):
 
 
 def test_what_fails_in_the_reporting_thread_ends_the_training():
-    """A time that cannot be measured is an error in the thread that trains, and no silence."""
+    """An error in the reporting thread, as of a time that cannot be measured, ends the training."""
 
     def at(session):
         if session.assignment.iteration == 3:
@@ -259,22 +259,22 @@ def test_what_fails_in_the_reporting_thread_ends_the_training():
 
 
 class WithoutSlow(Policy):
-    """Splits evenly, and after some iterations holds the worker `slow` to be dispensable."""
+    """A policy that splits evenly, and after some iterations calls the worker `slow` dispensable."""
 
     def __init__(self):
         self._members = ()
         self._observed = 0
 
     def set_members(self, members):
-        """See `Policy`."""
+        """Note the members, as `Policy.set_members`."""
         self._members = members
 
     def observe(self, observations):
-        """See `Policy`."""
+        """Count iterations, as `Policy.observe`."""
         self._observed += 1
 
     def split(self, total):
-        """See `Policy`."""
+        """Split evenly, as `Policy.split`."""
         names = [member.name for member in self._members]
         counts = split([1.0] * len(names), total, [member.bounds for member in self._members])
         dispensable = {"slow": "slow takes more time than it saves"}
@@ -283,7 +283,7 @@ class WithoutSlow(Policy):
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead):
-    """It goes through all that was planned for it; the others take its part from then on."""
+    """A released worker finishes its assignments; the others take its part from then on."""
     monkeypatch.setitem(policies.POLICIES, "without_slow", lambda options: WithoutSlow())
     with services(3, "without_slow", lookahead=lookahead, release=True) as (manager, shards):
         workers = [Worker(manager, shards, name, 40) for name in ("a", "slow", "b")]

@@ -1,4 +1,4 @@
-"""A worker's membership against a real manager: what it knows ahead, how it resumes, how it is released."""
+"""A worker's membership with a real manager: lookahead, resumption, and release."""
 
 import contextlib
 import logging
@@ -29,7 +29,7 @@ SPEC = JobSpec(dataset_size=1000, total_batch_size=12)
 
 @contextlib.contextmanager
 def member(address, name: str = "w") -> Iterator[Membership]:
-    """A membership that leaves in the end."""
+    """Make a membership that leaves at the end."""
     client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30)
     identity = idl.common.Identity("j", name, uuid.uuid4().hex)
     membership = Membership(client, identity, 30.0, lambda lost: None, lambda error: None)
@@ -41,18 +41,18 @@ def member(address, name: str = "w") -> Iterator[Membership]:
 
 
 def together(*calls):
-    """What calls that wait for each other return; the first error is raised."""
+    """Return the results of calls that wait for each other; the first error is raised."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return [future.result(60) for future in [threads.submit(call) for call in calls]]
 
 
 def joining(*members: Membership, resume=None, **options) -> None:
-    """Let all join one job."""
+    """Let all members join one job."""
     together(*(lambda m=m: m.join(SPEC, Bounds(), resume, **options) for m in members))
 
 
 def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[Assignment | None]:
-    """Let all take and report an iteration; the index of a member may have a limit that it has learned."""
+    """Let all members take and report an iteration; `limits` has those that a member has learnt, by index."""
     parts = [m.next() for m in members]
     reports = [
         lambda m=m, part=part, i=i: m.report(
@@ -68,7 +68,7 @@ def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 def test_every_iteration_is_assigned_once_and_in_order(lookahead):
-    """However far the manager plans ahead, a worker goes through the same iterations."""
+    """For any lookahead, a worker goes through the same iterations."""
     with serving(manager_service(lookahead=lookahead)) as address, member(address) as worker:
         assert worker.join(SPEC, Bounds(), None).lookahead == lookahead
         parts = [part for _ in range(20) for part in iterate(worker)]
@@ -84,7 +84,7 @@ def test_plans_are_known_before_their_use():
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_learned_limit_holds_in_all_later_plans(lookahead):
-    """What a worker cannot take goes to the other, in whatever is planned after its report."""
+    """Samples above a worker's limit go to the other in all plans after its report."""
     with (
         serving(manager_service(workers=2, lookahead=lookahead)) as address,
         member(address, "small") as small,
@@ -99,7 +99,7 @@ def test_learned_limit_holds_in_all_later_plans(lookahead):
 
 
 def test_a_job_goes_on_from_where_it_was_saved():
-    """Who joins with a checkpoint gets the iteration after it; the manager takes what it had learned."""
+    """Workers with a checkpoint get the iteration after it, and the manager its learned state."""
     learned = pack_models({"narx": {"w": {"x": np.arange(3.0)}}})
     with serving(manager_service()) as address, member(address) as worker:
         joining(worker, resume=Resume(85), learned=learned)
@@ -109,7 +109,7 @@ def test_a_job_goes_on_from_where_it_was_saved():
 
 
 def test_rubbish_in_a_checkpoint_is_refused():
-    """What is no packed models is told so, and no job is made of it."""
+    """A checkpoint without valid models is refused, and no job is made of it."""
     with serving(manager_service()) as address, member(address) as worker:
         with pytest.raises(InvalidRequestError, match="learned: "):
             joining(worker, resume=Resume(3), learned=b"rubbish")
@@ -139,7 +139,7 @@ def test_workers_must_resume_from_the_same_iteration():
 
 
 class Picky(Even):
-    """Finds, once three iterations were observed, that the job is faster without the worker named slow."""
+    """A policy that after three iterations finds the job faster without the worker named slow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Picky(Even):
         self._observed += 1
 
     def split(self, total: int) -> Split:
-        """Evenly."""
+        """Split evenly."""
         split = super().split(total)
         named = self._observed >= 3 and any(worker.name == "slow" for worker in self._members)
         return Split(split.counts, dispensable={"slow": "8% faster without slow"} if named else {})
@@ -158,7 +158,7 @@ class Picky(Even):
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_dispensable_worker_is_released_after_its_last_plan(monkeypatch, lookahead):
-    """It finishes what was planned for it, is told why it may go, and the other gets its samples."""
+    """A released worker finishes its plans, gets the reason, and the other takes its samples."""
     monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
     config = ManagerConfig("picky", job=JobConfig(workers=2, lookahead=lookahead, release=True))
     with (
@@ -176,7 +176,7 @@ def test_dispensable_worker_is_released_after_its_last_plan(monkeypatch, lookahe
 
 
 def test_dispensable_worker_stays_where_the_job_does_not_allow_it(monkeypatch):
-    """Without the option the worker goes on, and the manager's events say what it costs, once."""
+    """Without the option the worker stays, and the manager's events name its cost once."""
     monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
     with (
         serving(ManagerService(ManagerConfig("picky", job=JobConfig(workers=2)))) as address,
@@ -193,7 +193,7 @@ def test_dispensable_worker_stays_where_the_job_does_not_allow_it(monkeypatch):
 
 
 def test_worker_that_the_others_need_is_never_released(monkeypatch):
-    """Who reduces gradients with the others stays, whatever the manager's option says."""
+    """A worker that takes part in an all-reduce is not released, whatever the manager's option."""
     monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
     config = ManagerConfig("picky", job=JobConfig(workers=2, release=True))
     with (
@@ -207,7 +207,7 @@ def test_worker_that_the_others_need_is_never_released(monkeypatch):
 
 
 def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
-    """Where a job lacks workers, one that has joined tells its user what it waits for."""
+    """While a job lacks workers, one that has joined logs what it waits for."""
     monkeypatch.setattr(membership_module, "_SILENT_SECONDS", 0.1)
     caplog.set_level(logging.INFO, "worker.membership")
     with serving(manager_service(workers=2)) as address, member(address, "a") as a, member(address, "b") as b:

@@ -1,4 +1,4 @@
-"""Workers whose models differ cannot train together, and are told in which tensor."""
+"""Workers whose models differ cannot train together, and the error names the tensor."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ WEIGHT, BIAS = ("fc.weight", [2, 3], "float32"), ("fc.bias", [4], "float32")
 
 @pytest.fixture
 def opened(shard):
-    """Gives a function that opens one job of ten elements as a worker, with these tensors."""
+    """Yield a function that opens one job of ten elements as a worker, with these tensors."""
     name = f"job-{uuid.uuid4().hex}/run"
     client = Client(_ps.ParameterServer, shard, "shard", call_timeout=120)
 
@@ -60,7 +60,7 @@ def test_the_first_difference_is_named(opened, others, said):
 
 
 def test_what_is_not_known_is_not_compared(opened):
-    """Who tells no tensors, or no names, is taken; the first who tells them is compared with."""
+    """A worker that declares no tensors, or no names, is accepted; the first that does is compared with."""
     opened("a", None)
     opened("b", [("", [2, 3], "float32"), BIAS])
     opened("c", [])
@@ -83,20 +83,20 @@ def test_what_is_not_known_is_not_compared(opened):
     ],
 )
 def test_rubbish_is_refused(opened, bad, said):
-    """A tensor that makes no sense is refused with its value, and the connection goes on."""
+    """An invalid tensor is refused with its value, and the connection stays open."""
     with pytest.raises(InvalidRequestError, match=said):
         opened("a", [bad])
     opened("a", [WEIGHT])
 
 
 def test_a_model_agrees_with_itself():
-    """There is no difference where there is none, scalars included."""
+    """A model does not differ from itself, scalars included."""
     model = ModelTensors("a", (Tensor("x", (), "float64"), Tensor("", (0, 3), "float32")))
     assert model.difference(ModelTensors("b", model.tensors)) is None
 
 
 class Network(nn.Module):
-    """One layer, under this name."""
+    """A network of one layer with the given name."""
 
     def __init__(self, name):
         super().__init__()
@@ -104,7 +104,7 @@ class Network(nn.Module):
 
 
 def distribute_both(shard, *networks):
-    """Let two workers begin: the first gives its optimiser the names, the second hands over its model."""
+    """Let two workers begin: the first has named optimiser parameters, the second gives its model."""
 
     def start(number, network):
         loader = DataLoader(Squares(10), 4, session=sessions[number])
@@ -134,5 +134,5 @@ def test_torchs_names_are_compared(shard):
 
 
 def test_a_compiled_model_has_the_same_names(shard):
-    """What torch.compile puts into names is no difference."""
+    """Name parts that torch.compile adds make no difference."""
     distribute_both(shard, Network("front"), torch.compile(Network("front")))

@@ -1,16 +1,16 @@
-"""The optimiser's options of each iteration, as one worker knows them; decisions without any service."""
+"""The optimiser's options of each iteration, as one worker knows them, without any service."""
 
 from idl.layout import Group
 from worker.step_options import StepOptions
 
 
 def groups(rate):
-    """Groups with a learning rate."""
+    """Make groups with a learning rate."""
     return (Group(3, {"lr": rate}),)
 
 
 def test_each_iteration_has_the_options_that_hold():
-    """From the first ones on, and from a change on."""
+    """An iteration has the first options, or those of the last change."""
     options = StepOptions(groups(1.0))
     options_of_iterations = [options.at(i, groups(0.1 * i) if i % 2 else None) for i in range(1, 5)]
     assert options_of_iterations == [groups(0.1), groups(0.1), groups(0.1 * 3), groups(0.1 * 3)]
@@ -18,7 +18,7 @@ def test_each_iteration_has_the_options_that_hold():
 
 
 def test_iterations_that_come_again_have_the_options_that_they_had():
-    """What the loop's schedule has come to meanwhile holds from the first iteration that is new."""
+    """A repeated iteration keeps its options; changes made meanwhile hold from the next new one."""
     options = StepOptions(groups(1.0))
     for iteration in range(6):
         options.at(iteration, groups(iteration) if iteration in {2, 4} else None)
@@ -27,7 +27,7 @@ def test_iterations_that_come_again_have_the_options_that_they_had():
 
 
 def test_a_worker_says_nothing_of_iterations_before_it_came():
-    """The others know their options."""
+    """For iterations before it joined, a worker has no options."""
     options = StepOptions(groups(1.0))
     options.at(5)
     assert options.at(3) is None

@@ -1,4 +1,4 @@
-"""Any process may be killed or frozen: training goes on, and comes to what one process would have come to."""
+"""Any process may be killed or frozen: training goes on, and ends with the parameters of one process."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoeve
 
 
 def once(iteration, action):
-    """For a worker's `at`: an action at an iteration, the first time that it is reached."""
+    """Make a worker's `at`: an action at an iteration, the first time that it is reached."""
     left = [action]
 
     def at(session):
@@ -43,7 +43,7 @@ def once(iteration, action):
 
 
 def assert_trained(workers, iterations=ITERATIONS):
-    """All end well, with the parameters of one process that takes whole batches."""
+    """Check that all workers end with the parameters of one process that takes whole batches."""
     for worker in workers:
         worker.end()
     for worker in workers:
@@ -51,7 +51,7 @@ def assert_trained(workers, iterations=ITERATIONS):
 
 
 def in_process_manager(workers, policy="even", **job):
-    """A manager in this process."""
+    """Start a manager in this process."""
     config = ManagerConfig(policy, job=JobConfig(workers=workers, **job))
     return serving(ManagerService(config), address=address_of_our_own())
 
@@ -64,7 +64,7 @@ FREEZE = {**POINTS, "w0": "30:report:0"}  # lest it ends while another that is h
 
 
 def has_stopped(popen):
-    """Whether a process has frozen itself, or ended."""
+    """Return whether a process has frozen itself, or ended."""
     return popen.poll() is not None or psutil.Process(popen.pid).status() in (
         psutil.STATUS_STOPPED,
         psutil.STATUS_ZOMBIE,
@@ -72,7 +72,7 @@ def has_stopped(popen):
 
 
 def kill_at_their_points(workers, wait_until):
-    """Kill those of `POINTS`, each once it has frozen: between two pushes, after both, before both.
+    """Kill the workers of `POINTS`, each once it has frozen: between two pushes, after or before both.
 
     The one that survives goes on from its own point then, see `FREEZE`.
     """
@@ -88,7 +88,7 @@ def kill_at_their_points(workers, wait_until):
 
 @contextlib.contextmanager
 def shards_here(folder, count=2, every=1):
-    """Shards in this process that keep checkpoints; their addresses."""
+    """Start shards in this process that keep checkpoints, and return their addresses."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(serving(shard_service(state=folder / f"ps-{i}", checkpoint_every=every)))
@@ -98,7 +98,7 @@ def shards_here(folder, count=2, every=1):
 
 @pytest.mark.slow
 def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_until):
-    """With PyTorch in float64: the one that survives has the parameters of one process."""
+    """With PyTorch in float64, the surviving worker ends with the parameters of one process."""
     with (
         in_process_manager(4, "proportional", heartbeat=0.5, silence=2.0) as manager,
         serving(shard_service()) as first,
@@ -123,7 +123,7 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
-    """Blocking or ahead of the reports, the last one comes to what one process would have come to."""
+    """With lookahead or without, the last worker ends with the parameters of one process."""
     with (
         in_process_manager(4, "proportional", lookahead=lookahead) as manager,
         shards_here(tmp_path) as shards,
@@ -136,7 +136,7 @@ def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead)
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["10:push:1", "10:report:0"])
 def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
-    """The others do its part while it is silent; thawed, it goes on with them, and nothing counts twice.
+    """The others do a frozen worker's part; thawed, it continues with them, and nothing counts twice.
 
     They freeze themselves in turn, lest they come to their end before it is back.
     """
@@ -183,7 +183,7 @@ OVERLAPPING = [
 def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
     tmp_path, wait_until, freeze, thawed, lookahead
 ):
-    """However the silences overlap: as long as one worker is heard of, the job comes to its end."""
+    """However freezes overlap, the job ends as long as one worker sends heartbeats."""
     config = {"heartbeat": 0.2, "silence": 1.0, "report_timeout": 5.0, "lookahead": lookahead}
     with (
         in_process_manager(len(freeze), **config) as manager,
@@ -199,7 +199,7 @@ def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
 
 @pytest.mark.slow
 def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
-    """Others of the same names go on from where the shards are.
+    """Replacements of the same names continue from the shards' version.
 
     The first of them goes on at once, and freezes itself, lest it comes to the end before the other is there.
     """
@@ -231,7 +231,7 @@ def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lookahead):
-    """It comes back further behind than the other shard is."""
+    """All go back to the checkpoint of a killed shard that is behind the other."""
     with (
         in_process_manager(3, lookahead=lookahead) as manager,
         shards_here(tmp_path, count=1, every=5) as shards,
@@ -253,7 +253,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lo
 
 @pytest.mark.slow
 def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
-    """Killed after all have agreed on a version that it has not kept: they agree on an earlier one."""
+    """If a shard is killed after the agreement on a version that it lost, an earlier one is agreed on."""
     agreed = []
     with (
         restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
@@ -290,7 +290,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
 
 
 def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
-    """Without --state nothing can be gone back to, and the error says so."""
+    """Without --state a killed shard ends the job, and the error says so."""
     with in_process_manager(2) as manager, RestartableService("ps") as shard:
 
         def again():
@@ -313,7 +313,7 @@ def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
-    """Killed while workers train, and started again, it leaves no trace in the parameters."""
+    """A manager killed and restarted during training leaves the parameters the same to the last bit."""
 
     def train(folder, *, kill):
         options = [*TWO_EVENLY, "--lookahead", str(lookahead)]
@@ -342,7 +342,7 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
     tmp_path, monkeypatch, wait_until
 ):
-    """Nobody else may notice: all others have pushed and reported, and wait for its part at the manager."""
+    """A worker that opens a restarted shard recovers the job while all others wait for its part."""
     service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, silence=600.0)))
     opens, left = ShardClients.open, ["once"]
     with (
@@ -374,7 +374,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_path, lookahead, wait_until):
-    """One shard has a gradient that another lacks; neither keeps checkpoints, and both go on together."""
+    """A restart while only one of two shards has a gradient costs one iteration, even without checkpoints."""
     services = [shard_service(), shard_service()]
     with (
         restartable_manager(tmp_path / "state", *TWO_EVENLY, "--lookahead", str(lookahead)) as manager,
@@ -409,7 +409,7 @@ def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_p
 
 
 def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(caplog, wait_until):
-    """It is waited for as long as the other workers would be, and the user is told."""
+    """A dead manager is waited for as long as other workers are, and the error names it."""
     with serving(shard_service()) as shard:
         with in_process_manager(1) as manager:
             worker = Worker(manager, [shard], "w", 10**6, barrier_timeout=10.0)
@@ -421,7 +421,7 @@ def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(ca
 
 
 def test_who_waits_in_a_pull_learns_that_the_manager_has_forgotten_the_job():
-    """Without --state: the other worker, which would learn of it from its report, is not needed for that."""
+    """Without --state, a worker in a pull learns from its heartbeat that the manager lost the job."""
     with RestartableService("manager", *TWO_EVENLY) as manager, serving(shard_service()) as shard:
 
         def again():

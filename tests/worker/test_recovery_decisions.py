@@ -1,4 +1,4 @@
-"""Where a job goes on after a recovery: decisions without any service."""
+"""Decisions of a recovery, without any service."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from worker.job_recovery import ShardState, common_version, recover
     )
 )
 def test_the_job_goes_on_from_the_latest_version_that_all_shards_have(shards):
-    """Where they are, where they have a checkpoint, or one step ahead where they have all that it takes."""
+    """Shards can continue from their version, a checkpoint, or a complete next step."""
     kept = [[version - back for back in backs if back <= version] for version, backs, _ in shards]
     states = [
         ShardState(f"s{i}", True, version, tuple(sorted(kept[i])), complete)
@@ -33,7 +33,7 @@ def test_the_job_goes_on_from_the_latest_version_that_all_shards_have(shards):
 
 
 class Services:
-    """A manager and two shards, as `recover` sees them, that do what a test says."""
+    """A made-up manager and two shards, as `recover` calls them."""
 
     def __init__(self, *states, trained=True):
         self.attempt = 0
@@ -43,47 +43,47 @@ class Services:
         self._trained = trained
 
     def recover(self, attempt):
-        """See `worker.job_recovery.Manager`."""
+        """Return the attempt, as `worker.job_recovery.Manager.recover`."""
         self.asked.append(attempt)
         return attempt + 1
 
     def has_trained(self):
-        """See `worker.job_recovery.Manager`."""
+        """Return what the test says, as `worker.job_recovery.Manager.has_trained`."""
         return self._trained
 
     def rewind(self, attempt, iteration, *, reset=False):
-        """See both of `worker.job_recovery`'s protocols."""
+        """Note the rewind, for both protocols of `worker.job_recovery`."""
         self.reset = reset
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
     def fence(self, attempt):
-        """See `worker.job_recovery.ParameterServer`."""
+        """Return the shards' states, as `worker.job_recovery.ParameterServer.fence`."""
         return list(self.states)
 
 
 def run(services, first=None, pull=lambda assignment: None, timeout=60.0):
-    """What `recover` comes to."""
+    """Run `recover` and return its result."""
     error = RewoundError("another attempt", 0)
     return recover(services, services, error, first, pull, timeout)
 
 
 def test_shards_that_differ_go_back_to_what_both_have():
-    """One that stepped once more goes back, too."""
+    """A shard that is one step ahead goes back to the common version."""
     services = Services(ShardState("a", True, 7, (2, 5)), ShardState("b", True, 6, (2, 4)))
     assert run(services).iteration == 2
     assert services.proposed[0] == (1, 2)
 
 
 def test_a_shard_without_parameters_is_a_final_error_that_says_what_to_do():
-    """It names the shard and the option."""
+    """The error names the shard that lacks parameters, and the option to set."""
     services = Services(ShardState("the shard at x:1", False, 0, ()), ShardState("b", True, 6, ()))
     with pytest.raises(InvalidRequestError, match=r"the shard at x:1 has no parameters .*--state DIR"):
         run(services)
 
 
 def test_a_job_that_has_not_begun_begins_where_it_was_to():
-    """If nothing was trained, the parameters are set reset; if something was, it is missing."""
+    """If nothing was trained, the parameters are set again; if something was, they are missing."""
     nothing = [ShardState(name, False, 0, ()) for name in ("a", "b")]
     for states in (nothing, [ShardState("a", True, 40, ()), nothing[1]]):
         services = Services(*states, trained=False)
@@ -96,7 +96,7 @@ def test_a_job_that_has_not_begun_begins_where_it_was_to():
 
 
 def test_a_later_attempt_meanwhile_is_joined():
-    """Whoever is told of another attempt asks the manager for that one, and goes on there."""
+    """A worker that learns of a later attempt asks the manager for that one, and continues there."""
     services = Services(ShardState("a", True, 3, ()))
     told = iter([RewoundError("again", 4)])
 
@@ -109,7 +109,7 @@ def test_a_later_attempt_meanwhile_is_joined():
 
 
 def test_recovery_does_not_take_for_ever():
-    """Not if each attempt is overtaken by another."""
+    """Recovery ends with an error if each attempt is overtaken by another."""
     services = Services(ShardState("a", True, 3, ()))
 
     def pull(assignment):

@@ -20,7 +20,7 @@ NAMES = ("w0", "w1")
 
 
 def train(session, stop, seen):
-    """Let each step subtract the mean of the batch's indices, until it is time to stop; where that was."""
+    """Train with steps that subtract the mean of the batch's indices until told to stop; return the end."""
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session)
     session.open_parameters(Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 1.0}),)), np.zeros(ELEMENTS))
     for part in slices:
@@ -32,8 +32,8 @@ def train(session, stop, seen):
         session.finish_iteration()
 
 
-def check_course(seen, restarts):
-    """See that no attempt began more than one iteration before what had been reached."""
+def check_attempts(seen, restarts):
+    """Check that no attempt began more than one iteration before the latest reached before."""
     attempts, reached = {0}, 0
     for attempt, iteration in sorted(seen):
         if attempt not in attempts:
@@ -46,7 +46,7 @@ def check_course(seen, restarts):
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [4, pytest.param(100, marks=pytest.mark.release)])
 def test_restarts_of_the_manager_cost_an_iteration_each_at_most(tmp_path, wait_until, restarts):
-    """Whatever each of two shards has of the gradients; and the parameters are those of whole batches."""
+    """Each restart costs one iteration at most, and parameters are those of whole batches."""
     chance, stop, errors = random.Random(restarts), [], []
     seen = {name: [] for name in NAMES}
     with contextlib.ExitStack() as stack:
@@ -93,7 +93,7 @@ def test_restarts_of_the_manager_cost_an_iteration_each_at_most(tmp_path, wait_u
         for thread in threads:
             thread.join(240)
         assert not errors
-        check_course([*seen["w0"], *seen["w1"]], restarts)
+        check_attempts([*seen["w0"], *seen["w1"]], restarts)
         means = np.arange(SPEC.dataset_size).reshape(-1, SPEC.total_batch_size).mean(axis=1)
         for name in NAMES:
             version = sessions[name].assignment.iteration

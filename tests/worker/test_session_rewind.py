@@ -1,4 +1,4 @@
-"""A session whose job is rewound, as its loaders see it: the same batches again, even of earlier epochs."""
+"""A session whose job is rewound, as its loaders see it: batches are repeated, even of earlier epochs."""
 
 import contextlib
 
@@ -30,7 +30,7 @@ ITERATIONS = 3 * SPEC.iterations_per_epoch
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(("at", "back"), [(32, 10), (17, 10), (30, 30)])
 def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
-    """Within the pass that is under way; those of an earlier epoch in that epoch's order."""
+    """Batches are repeated within the current pass; those of an earlier epoch in that epoch's order."""
     shard = shard_service(state=tmp_path, checkpoint_every=10)
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
@@ -66,7 +66,7 @@ def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
 
 
 def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_time(tmp_path, monkeypatch):
-    """Nothing would be left of that, which the manager refuses."""
+    """A recovery's waiting is not subtracted from the next batch processing time."""
     waits, pull = [], ShardClients.pull
     monkeypatch.setattr(ShardClients, "pull", lambda *of, **how: pull(*of, **how) + sum(waits))
     shard = shard_service(state=tmp_path, checkpoint_every=10)
@@ -87,7 +87,7 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
 
 
 def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
-    """From then on, the parameters that shards have lost are missed."""
+    """From the first complete iteration on, parameters that shards have lost are an error."""
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
         serving(shard_service(state=tmp_path, checkpoint_every=10)) as address,
@@ -99,7 +99,7 @@ def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
 
 @pytest.mark.parametrize("back", [10, SPEC.iterations_per_epoch])
 def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, back):
-    """The loop's own schedule is further on by then; the first iteration may bring a change."""
+    """Repeated iterations keep their options although the loop's own schedule is further on."""
     shard = shard_service(state=tmp_path, checkpoint_every=back)
     with (
         serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,

@@ -1,4 +1,4 @@
-"""Connections on which nothing comes or goes any more, and that nobody closes: calls are made anew."""
+"""Connections that go silent without being closed: calls are repeated on new ones."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from tests.worker.test_recovery import ITERATIONS, assert_trained, once
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("which", ["manager", "shard"])
 def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, lookahead):
-    """What was on the way is lost, no connection is reset, and all comes to the parameters of one process."""
+    """With packets lost and no reset, training ends with the parameters of one process."""
     with services(2, lookahead=lookahead, silence=60.0) as (manager, (shard,)), Proxy() as proxy:
         ways = {"manager": proxy.add("manager", manager), "shard": proxy.add("shard", shard)}
         link, dead = proxy.links[which], []
@@ -35,7 +35,7 @@ def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, loo
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_who_waits_for_others_keeps_its_connections(lookahead, wait_until):
-    """At the manager's barrier and, with lookahead, at the shard's: the services say that they are there."""
+    """At the manager's barrier, or a shard's, services answer regularly, so that connections are kept."""
     with services(2, lookahead=lookahead, silence=60.0) as (manager, shards):
         waits = Worker(manager, shards, "w0", ITERATIONS, silence=0.5)
 
@@ -56,7 +56,7 @@ IDENTITY = idl.common.Identity("job", "w", "i")
 
 
 def ask(address, definition, method, request, bulk=None):
-    """Call once; the answer."""
+    """Call once, and return the answer."""
     client = Client(definition, address, "service")
     try:
         client.send(method, request, bulk=bulk, deadline=time.monotonic() + 240)
@@ -66,7 +66,7 @@ def ask(address, definition, method, request, bulk=None):
 
 
 def test_a_manager_lets_who_has_waited_ask_again():
-    """A worker that waits for the others to join is a member all the while."""
+    """A worker whose join is answered with NotYet stays a member."""
     manager = idl.batchsize_manager
     with services(2) as (address, _):
         request = join_request(IDENTITY)
@@ -80,7 +80,7 @@ def test_a_manager_lets_who_has_waited_ask_again():
 
 
 def test_a_shard_lets_who_has_waited_ask_again():
-    """A pull of a version that is not there has no effect."""
+    """A pull of a version that is not reached is answered with NotYet, without effect."""
     server = idl.parameter_server
     with serving(shard_service()) as address:
         ask(address, server.ParameterServer, "open", open_request(IDENTITY, 2))
@@ -112,7 +112,7 @@ def test_a_shard_lets_who_has_waited_ask_again():
     ],
 )
 def test_a_wait_that_is_none_is_refused(definition, method, request_, wait):
-    """With the number and what is allowed; nothing has happened then."""
+    """A wait outside its range is refused with the allowed range, and nothing happens."""
     request_.wait = wait
     with services(1) as (manager, (shard,)):
         address = manager if definition is idl.batchsize_manager.BatchSizeManager else shard

@@ -1,4 +1,4 @@
-"""The options of a step are one value: for all workers, at all shards, whatever their loops go through."""
+"""The options of a step are one value, for all workers and at all shards, whatever their loops do."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ RATES = 0.5 ** np.arange(12)
 
 @contextlib.contextmanager
 def cluster(workers, shards=2, **config):
-    """Services in this process; gives a function that makes sessions with them, and the manager's address."""
+    """Start services in this process; yield a function that makes sessions, and the manager's address."""
     with contextlib.ExitStack() as stack:
         job = JobConfig(workers=workers, silence=600.0)  # who is held up keeps its part
         manager = stack.enter_context(serving(ManagerService(ManagerConfig("even", job=job))))
@@ -40,7 +40,7 @@ def cluster(workers, shards=2, **config):
 
 
 def train(session, epochs, at=lambda session: None, schedule=None):
-    """Train with a stock loop, whose every step adds its learning rate to both parameters; what they are."""
+    """Train with a stock loop, whose steps add their learning rate to both parameters; return these."""
     loader = DataLoader(torch.utils.data.TensorDataset(torch.zeros(SAMPLES)), BATCH, session=session)
     model = nn.Linear(1, 2, bias=False).double()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def train(session, epochs, at=lambda session: None, schedule=None):
 
 
 def test_a_schedule_that_is_stepped_once_a_batch_is_that_of_one_process():
-    """Where a worker has no sample in a batch, its loop and its schedule go through the iteration, too."""
+    """A worker without a sample in a batch still goes through the iteration, and so does its schedule."""
     with cluster(3) as (session, _):
         ends = {}
         seen = []
@@ -75,7 +75,7 @@ def test_a_schedule_that_is_stepped_once_a_batch_is_that_of_one_process():
 
 
 def test_a_schedule_catches_up_with_the_job_that_its_worker_joins(wait_until):
-    """It begins at the iteration that the worker begins with, and nobody differs from then on."""
+    """A schedule that begins at the worker's first iteration agrees with the others'."""
     ends, begins = {}, threading.Event()
     with cluster(1) as (session, address), ManagerClient(address) as manager:
         sessions = {name: session(name) for name in "ab"}
@@ -102,7 +102,7 @@ def _lambda(optimizer, factor):
 
 
 def _late(optimizer, factor):
-    """As one that changes after some steps only."""
+    """Step a schedule as one that changes after some steps only."""
     first = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, total_iters=1)
     then = torch.optim.lr_scheduler.ExponentialLR(optimizer, factor)
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], milestones=[5])
@@ -118,7 +118,7 @@ def _late(optimizer, factor):
 )
 @pytest.mark.parametrize("back", [4, 2])
 def test_a_pass_that_comes_again_counts_once_for_a_schedule(tmp_path, schedule, rates, back):
-    """Each iteration has its rate, and those to come have theirs, where a job is sent back or stays."""
+    """Each iteration has its own rate, although a job is rewound or repeats a part."""
     with cluster(1, shards=1, state=tmp_path, checkpoint_every=2) as (session, manager):
 
         def interrupt(session):
@@ -131,7 +131,7 @@ def test_a_pass_that_comes_again_counts_once_for_a_schedule(tmp_path, schedule, 
 
 
 def test_a_worker_whose_options_differ_is_told_which_and_the_others_go_on():
-    """The step has the options of the member that has been there longest, at both shards."""
+    """A step has the options of the longest-standing member; a worker that differs gets an error."""
     layout = Layout("float64", "sgd", (Group(2, {"lr": 1.0}),))
     ended, errors, refused = {}, {}, threading.Event()
 
@@ -166,7 +166,7 @@ def test_a_worker_whose_options_differ_is_told_which_and_the_others_go_on():
 
 
 def test_a_worker_without_a_sample_gets_as_many_as_it_takes_at_least():
-    """A model may need more than one, as batch normalisation does."""
+    """A worker without a sample gets its minimum, which batch normalisation may need."""
     given = []
 
     def run(session):

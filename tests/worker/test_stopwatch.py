@@ -1,4 +1,4 @@
-"""The stopwatch, and what a session makes of it, on a clock that the tests set."""
+"""The stopwatch, and a session's use of it, on a clock that the tests set."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ from worker.stopwatch import Stopwatch
 
 
 class Clock:
-    """Stands still until a test moves it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self):
         self.now = 1000.0
@@ -35,14 +35,14 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Put the made-up clock in the place of the time module."""
+    """Replace the time module by the made-up clock."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     return clock
 
 
 def test_sums_up_what_runs_between_start_and_stop(clock):
-    """Time counts while the watch runs and not while it stands still."""
+    """Time counts while the watch runs, and not while it stands still."""
     watch = Stopwatch()
     clock.now += 1
     watch.start()
@@ -68,7 +68,7 @@ def test_take_stops_and_begins_anew(clock):
 
 
 def test_starting_or_stopping_twice_changes_nothing(clock):
-    """A second start does not lose what ran; a second stop does not count it again."""
+    """A second start loses no time; a second stop does not count it again."""
     watch = Stopwatch()
     watch.start()
     clock.now += 1
@@ -82,7 +82,7 @@ def test_starting_or_stopping_twice_changes_nothing(clock):
 
 
 def test_exclude_leaves_time_out(clock):
-    """Excluded seconds are taken off the sum, whether the watch runs or not."""
+    """Excluded seconds are subtracted from the sum, whether the watch runs or not."""
     watch = Stopwatch()
     watch.start()
     clock.now += 5
@@ -95,7 +95,7 @@ def test_exclude_leaves_time_out(clock):
 
 
 def test_never_below_zero(clock):
-    """Excluding more than was measured gives 0, and the next sum owes nothing."""
+    """Excluding more than was measured gives 0, and does not reduce the next sum."""
     watch = Stopwatch()
     watch.exclude(2)
     assert watch.take() == 0
@@ -110,7 +110,7 @@ def test_never_below_zero(clock):
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_until, lookahead):
-    """What the shards held an answer back for is told as waiting; the rest of a pull counts, for the next."""
+    """The shards' wait is reported as waiting; the rest of a pull counts for the next iteration."""
     pull = ShardClients.pull
 
     def held_back(*of, **how):
@@ -137,7 +137,7 @@ def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_unti
 
 
 def test_a_pull_is_held_back_for_as_long_as_its_last_shard_says(wait_until):
-    """From when that shard had the question to the step that its answer waited for."""
+    """The wait of a pull is that of the shard that held it back longest."""
     halves = [shard_service(), shard_service()]
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(serving(half)) for half in halves]

@@ -37,7 +37,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until,
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_naive_averaging_is_biased(optimizer):
-    """What the weights are for: averaged without them, the same uneven parts end elsewhere."""
+    """Averaged without weights, the same uneven parts end elsewhere."""
     shares = (0.7, 0.2, 0.1)
     alone = train_alone(optimizer)
     assert np.abs(train_alone(optimizer, shares) - alone).max() < 1e-9
@@ -45,7 +45,7 @@ def test_naive_averaging_is_biased(optimizer):
 
 
 def leave_in_the_middle(tmp_path, wait_until, *, kill, **options):
-    """Three workers train; one freezes in the middle, and is killed then if asked. What an observer saw."""
+    """Train with three workers, one of which freezes and may be killed; return what an observer saw."""
     with LocalCluster(tmp_path, workers=3, manager_options=PATIENT, **options) as cluster:
         workers = [
             cluster.start_worker(f"w{i}", SCRIPT, ["--epochs", "4", "--out", str(tmp_path / f"{i}.npy")])
@@ -79,12 +79,12 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
 
 @pytest.mark.slow
 def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
-    """A frozen worker is taken out once the others have waited for the report timeout."""
+    """A frozen worker is removed once the others have waited for the report time-out."""
     check_two_trained(tmp_path, leave_in_the_middle(tmp_path, wait_until, kill=False, report_timeout=20))
 
 
 def check_two_trained(tmp_path, observer):
-    """All iterations are done, the last by two workers, who end with the same parameters."""
+    """Check that all iterations were done, the last by two workers with the same parameters."""
     assert len(observer.iterations) == 4 * 8
     assert set(observer.iterations[-1].workers) == {"w0", "w2"}
     assert np.array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "2.npy"))
@@ -112,7 +112,7 @@ def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
 
 @pytest.mark.slow
 def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
-    """A worker that joined behind a member which then dies trains on with what is there."""
+    """A worker that joined a member which then dies trains on with the current parameters."""
     with LocalCluster(tmp_path, workers=1, manager_options=PATIENT) as cluster:
         first = start_to_freeze(cluster, "w0").popen
         wait_until(lambda: is_frozen(first), "w0 to be at its point")
@@ -127,7 +127,7 @@ def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
 
 @pytest.mark.slow
 def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
-    """Even when the starter is killed, services and workers end."""
+    """Services and workers end with the process that started them, even if that is killed."""
     code = (
         "import sys, time; from pathlib import Path; from evenpace.lab.cluster import LocalCluster\n"
         f"cluster = LocalCluster(Path({str(tmp_path)!r}), workers=2).__enter__()\n"

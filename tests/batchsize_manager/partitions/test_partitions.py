@@ -201,10 +201,10 @@ def pair():
 
 def hand_over(sender, receiver, chunk):
     """The call that a chunk makes, to be made again."""
-    guests = [ReceivedSample(Peer(sender, sender), index, None, 1) for index in chunk.own]
+    received = [ReceivedSample(Peer(sender, sender), index, None, 1) for index in chunk.own]
     returned = [guest.index for guest in chunk.returned]
     return lambda: receiver.take(
-        Peer(sender, sender), chunk.receiver.incarnation, chunk.number, guests, returned
+        Peer(sender, sender), chunk.receiver.incarnation, chunk.number, received, returned
     )
 
 
@@ -365,7 +365,7 @@ class Process:
     def usable(self):
         """The samples that it would use, as (origin, index)."""
         own = {(self.name, i) for i in range(self.samples) if self.partition._here[i]}
-        return own | set(self.partition._guests)
+        return own | set(self.partition._received)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -440,8 +440,8 @@ class Cluster(RuleBasedStateMachine):
         chunk = process.partition.next_chunk(limit)
         if chunk is None:
             return
-        guests = [ReceivedSample(process.peer, i, None, 1) for i in chunk.own]
-        call = (process.peer, chunk.receiver, chunk.number, guests, [g.index for g in chunk.returned])
+        received = [ReceivedSample(process.peer, i, None, 1) for i in chunk.own]
+        call = (process.peer, chunk.receiver, chunk.number, received, [sample.index for sample in chunk.returned])
         self.late.append(call)
         if arrives:
             outcome = self.arrive(call)
@@ -456,10 +456,10 @@ class Cluster(RuleBasedStateMachine):
 
     def arrive(self, call):
         """What the sender would make of the answer."""
-        sender, receiver, number, guests, returned = call
+        sender, receiver, number, received, returned = call
         process = self.processes[receiver.worker]
         try:
-            process.partition.take(sender, receiver.incarnation, number, guests, returned)
+            process.partition.take(sender, receiver.incarnation, number, received, returned)
         except NotMemberError:
             return Outcome.GONE
         except UnavailableError:

@@ -1,4 +1,4 @@
-"""The examples of docs/data.md: its lines are theirs; the one that no page runs trains on uneven workers."""
+"""The examples of docs/data.md: the page quotes their lines, and the stream example trains."""
 
 import re
 
@@ -24,7 +24,7 @@ def test_the_documents_lines_are_the_examples():
 
 @pytest.mark.slow
 def test_the_stream_trains_on_uneven_workers(tmp_path, wait_until):
-    """Both workers end with the same model, and a good one."""
+    """Both workers of the stream example end with the same, accurate model."""
     with LocalCluster(tmp_path, workers=2) as cluster:
         for name, limit in (("large", "1000"), ("small", "20")):
             cluster.start_worker(name, EXAMPLES / STREAM, options={"--max-batch-size": limit})

@@ -1,4 +1,4 @@
-"""Data sets that can only be iterated over: the same batches however they are split, and from wherever."""
+"""Data sets that can only be iterated over: the same batches for any split and any starting point."""
 
 import contextlib
 import logging
@@ -26,7 +26,7 @@ EPOCHS, PER_EPOCH = 2, 5
 
 
 class Counting(IterableDataset):
-    """Gives its places in order, and notes how many it has given."""
+    """An iterable that yields its places in order, and counts those that it has yielded."""
 
     def __init__(self, size=SIZE):
         self.size = size
@@ -36,27 +36,27 @@ class Counting(IterableDataset):
         yield from self.places(0)
 
     def places(self, start):
-        """Those from `start` on."""
+        """Yield the places from `start` on."""
         for place in range(start, self.size):
             self.read += 1
             yield place
 
 
 class Seekable(Counting):
-    """One that can begin anywhere, and notes where it has."""
+    """A counting iterable that can begin anywhere, and notes where it has begun."""
 
     def __init__(self, size=SIZE):
         super().__init__(size)
         self.opened = []
 
     def iter_from(self, position):
-        """What the loader may ask for."""
+        """Iterate from a position on, as the loader may ask."""
         self.opened.append(position)
         return self.places(position)
 
 
 def train(address, parts, *, datasets=None, stop_at=None, resume=None, **options):
-    """Go through all epochs with a worker for each limit in `parts`.
+    """Train through all epochs with a worker for each limit in `parts`.
 
     Returns:
         For each iteration, the places in its batch, in order; and what the first worker saved at `stop_at`.
@@ -95,14 +95,14 @@ def train(address, parts, *, datasets=None, stop_at=None, resume=None, **options
 
 @pytest.fixture(scope="module")
 def services():
-    """Gives a function that starts a manager for so many workers, and a shard, and stops the last ones."""
+    """Yield a function that starts a manager for n workers and a shard, and stops those before."""
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(serving(shard_service()))
         yield lambda workers: (stack.enter_context(serving(manager_service(workers, silence=240.0))), shard)
 
 
 def expected(shuffle_buffer, seed=4):
-    """The places in each iteration's batch, worked out block by block from the order's definition."""
+    """Compute the places in each iteration's batch, block by block, from the order's definition."""
     batches = {}
     for epoch in range(EPOCHS):
         places = list(range(SIZE))
@@ -121,13 +121,13 @@ def expected(shuffle_buffer, seed=4):
 @pytest.mark.parametrize("shuffle_buffer", [0, 7, 1000])
 @pytest.mark.parametrize("parts", [(12,), (9, 3), (7, 4, 1)], ids=len)
 def test_the_batches_are_the_same_at_any_number_of_workers(services, parts, shuffle_buffer):
-    """One, two or three workers, evenly or not, share out the same batches in the same order."""
+    """One, two or three workers, even or not, divide the same batches in the same order."""
     batches, _ = train(services(len(parts)), parts, shuffle_buffer=shuffle_buffer, seed=4)
     assert batches == expected(shuffle_buffer)
 
 
 def test_a_block_as_large_as_the_stream_shuffles_as_map_style_sets_are():
-    """Where the buffer holds the whole stream, the order is the one of `DataLoader`."""
+    """If the buffer holds the whole stream, the order is that of `DataLoader`."""
     order = StreamOrder(SIZE, SIZE, seed=9)
     for epoch in range(3):
         np.testing.assert_array_equal(order.indices(epoch, 0, SIZE), permutation(JobSpec(SIZE, 1, 9), epoch))
@@ -136,7 +136,7 @@ def test_a_block_as_large_as_the_stream_shuffles_as_map_style_sets_are():
 @pytest.mark.parametrize("kind", [Counting, Seekable])
 @pytest.mark.parametrize("stop_at", [3, 7])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(services, kind, stop_at):
-    """Saved in the middle of an epoch, another number of workers goes on with the next batch."""
+    """After a save in the middle of an epoch, another number of workers continues with the next batch."""
     options = {"shuffle_buffer": 7, "seed": 4}
     before, (saved,) = train(services(2), (9, 3), stop_at=stop_at, **options)
     assert max(before) == stop_at - 1
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_order_is_refused(services):
 
 
 def test_a_stream_of_unknown_size_is_counted(services, caplog):
-    """Without `size` the stream is gone through once before the training, and the log says so."""
+    """Without `size` the stream is read once before the training, and the log says so."""
     caplog.set_level(logging.INFO, "worker.data.sample_stream")
     batches, _ = train(services(1), (12,), size=None)
     assert batches == expected(0)
@@ -168,19 +168,19 @@ def test_a_stream_of_unknown_size_is_counted(services, caplog):
 
 
 def test_a_length_spares_the_counting():
-    """Whatever knows its length is not gone through for it."""
+    """A data set that has a length is not read for it."""
     assert Stream(list(range(SIZE)), None, 10).size == SIZE
 
 
 @pytest.mark.parametrize(("size", "complaint"), [(52, "ended after 52"), (54, "goes on after 53")])
 def test_a_stream_of_another_size_is_an_error(services, size, complaint):
-    """A stream that is shorter or longer than was said is named, with both numbers."""
+    """A stream that is shorter or longer than `size` is refused, with both numbers."""
     with pytest.raises(InvalidRequestError, match=f"{complaint} samples, but its size is 53"):
         train(services(1), (12,), datasets=[Counting(size)])
 
 
 def test_what_can_be_iterated_over_once_is_refused():
-    """A generator would be empty in the second epoch, or at the first step back."""
+    """A generator is refused, since it would be empty in the second epoch."""
     with pytest.raises(InvalidRequestError, match=r"generator: must be .* iterated over anew"):
         Stream((i for i in range(3)), 3, 1)
     with pytest.raises(InvalidRequestError, match="int: must be"):
@@ -192,7 +192,7 @@ def test_what_can_be_iterated_over_once_is_refused():
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), kind=st.sampled_from([Counting, Seekable]), buffer=st.integers(0, 60))
 def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
-    """Slices of any position of any epoch, again or earlier, hold the order's samples."""
+    """Slices of any position of any epoch, repeated or earlier, hold the order's samples."""
     dataset = kind()
     stream = Stream(dataset, SIZE, BATCH + 2 * buffer)
     order = StreamOrder(SIZE, buffer, seed=4)
@@ -208,18 +208,18 @@ def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
 
 
 class Sample:
-    """Something that can be watched."""
+    """An object that weak references can watch."""
 
 
 class Samples(Counting):
-    """Makes its samples when they are asked for, and knows those that are still there."""
+    """An iterable that makes its samples on demand, and knows those that are still alive."""
 
     def __init__(self):
         super().__init__()
         self.alive = weakref.WeakSet()
 
     def places(self, start):
-        """Samples that nobody else holds."""
+        """Return the places of the samples that are still alive."""
         for _ in range(start, self.size):
             sample = Sample()
             self.alive.add(sample)
@@ -229,7 +229,7 @@ class Samples(Counting):
 
 @pytest.mark.parametrize("buffer", [0, 7])
 def test_few_samples_are_kept(buffer):
-    """What is passed over or was used goes, but for a batch and the blocks that it touches."""
+    """Skipped and used samples are freed, except for a batch and the blocks that it touches."""
     dataset = Samples()
     stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
     most = 0
@@ -241,7 +241,7 @@ def test_few_samples_are_kept(buffer):
 
 @pytest.mark.parametrize("buffer", [0, 7])
 def test_a_batch_is_read_once_whoever_takes_its_parts(buffer):
-    """The parts of a batch, in any order, take no second pass over the stream."""
+    """The parts of a batch, in any order, need no second pass over the stream."""
     dataset = Counting()
     stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
     for begin in range(0, 48, BATCH):

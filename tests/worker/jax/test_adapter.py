@@ -32,7 +32,7 @@ NOBODY = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
 
 @pytest.fixture
 def job():
-    """Starts services for so many workers; gives a function that makes sessions with them."""
+    """Start services for n workers, and yield a function that makes sessions with them."""
     with contextlib.ExitStack() as stack:
 
         def start(workers, shards=1):
@@ -70,7 +70,7 @@ INDICES = np.arange(31)
     ids=["arrays", "map"],
 )
 def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
-    """Workers share out each epoch exactly, and a last batch too small for all leaves none of them behind."""
+    """Workers divide each epoch exactly, and a last batch too small for all blocks none of them."""
     session = job(3)
     seen = [{}, {}, {}]
     final = {}
@@ -103,7 +103,7 @@ def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
 
 
 def test_workers_start_from_the_first_ones_parameters(job):
-    """Parameters that begin differently are made the same before the first step."""
+    """Parameters that begin differently are made equal before the first step."""
     session = job(2)
     optimizers = [None, None]
 
@@ -118,7 +118,7 @@ def test_workers_start_from_the_first_ones_parameters(job):
 
 
 def test_a_schedule_reaches_the_parameter_server(job):
-    """Each step is made with the learning rate that the schedule has for it."""
+    """Each step is taken with the learning rate of the schedule."""
     loader = DataLoader(np.zeros(4), 1, session=job(1)("w"))
     schedule = optax.exponential_decay(1.0, transition_steps=1, decay_rate=0.1)
     optimizer = distribute(sgd(schedule), jnp.zeros(()), loader)
@@ -130,7 +130,7 @@ def test_a_schedule_reaches_the_parameter_server(job):
 
 
 def test_arrays_keep_their_types_shapes_and_places(job):
-    """What comes back is as what was given: half precision, no dimension, a committed device."""
+    """Pulled arrays keep half precision, a shape without dimensions, and a committed device."""
     device = jax.devices()[0]
     params = {
         "half": jnp.ones((2, 3), jnp.bfloat16),
@@ -162,7 +162,7 @@ def test_parameters_of_a_past_step_stay_what_they_were(job):
 
 
 def flax_linen():
-    """A model of Flax's linen: its parameters, and losses of a batch under them."""
+    """Make a model of Flax's linen: its parameters, and a function of them for a batch's losses."""
     model = flax.linen.Dense(1)
 
     def losses(params, batch):
@@ -172,7 +172,7 @@ def flax_linen():
 
 
 def flax_nnx():
-    """The same of Flax's nnx."""
+    """Make the same model of Flax's nnx."""
     graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Param)
 
     def losses(params, batch):
@@ -183,7 +183,7 @@ def flax_nnx():
 
 @pytest.mark.parametrize("make", [flax_linen, flax_nnx])
 def test_flax_models_train(job, make):
-    """The parameters of both of Flax's interfaces go to the parameter server and back, and it learns."""
+    """The parameters of both of Flax's interfaces are pushed and pulled, and the model learns."""
     data = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     params, losses = make()
     loader = DataLoader(data, 16, session=job(1)("w"), shuffle=True)
@@ -200,7 +200,7 @@ def test_flax_models_train(job, make):
 
 
 def test_statistics_become_the_mean_over_all_samples(job):
-    """What workers put as their statistics comes back as the mean, weighted by their uneven batch sizes."""
+    """Workers' statistics become their mean, weighted by their uneven batch sizes."""
     data = np.random.default_rng(0).normal(size=(31, 3)).astype(np.float32)
     spec = JobSpec(31, 10, seed=3)
     session = job(2)
@@ -226,7 +226,7 @@ def test_statistics_become_the_mean_over_all_samples(job):
 
 
 def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
-    """With pieces that are all full, running statistics follow the mean over the pieces, as worked out."""
+    """If all pieces are full, running statistics follow the mean over the pieces, as computed by hand."""
     model = flax.linen.BatchNorm(momentum=0.9)
     data = np.random.default_rng(0).normal(3.0, 2.0, size=(32, 3)).astype(np.float32)
     variables = model.init(jax.random.key(0), data[:1], use_running_average=False)
@@ -264,7 +264,7 @@ def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
     ids=["shape", "name", "dtype"],
 )
 def test_models_that_differ_are_refused(job, params, difference):
-    """A worker with another model of as many elements is told where it differs."""
+    """A worker with another model of as many elements gets an error with the difference."""
     session = job(2)
     opened = threading.Event()
 
@@ -281,7 +281,7 @@ def test_models_that_differ_are_refused(job, params, difference):
 
 
 def test_jax_and_pytorch_train_one_job(job):
-    """Workers with different frameworks, and tensors that agree, end as one process on the whole batches."""
+    """Workers with different frameworks and equal tensors end as one process on the whole batches."""
     generator = np.random.default_rng(0)
     inputs, targets = generator.normal(size=(50, 3)), generator.normal(size=(50, 2))
     plan = {"shuffle": True, "seed": 3}
@@ -337,7 +337,7 @@ def test_jax_and_pytorch_train_one_job(job):
 
 
 def test_a_gradient_of_another_form_is_refused(job):
-    """A tree or a shape that is not the parameters' is named, before anything is pushed."""
+    """A pytree or a shape other than the parameters' is refused by name, before a push."""
     loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
     optimizer = distribute(sgd(0.1), {"w": jnp.zeros(3)}, loader)
     for wrong in (jnp.zeros(3), {"w": jnp.zeros(4)}, {"v": jnp.zeros(3)}):
@@ -346,7 +346,7 @@ def test_a_gradient_of_another_form_is_refused(job):
 
 
 def test_bad_arguments_are_named():
-    """What makes no sense is refused with its value, before anything is connected."""
+    """Arguments that are not allowed are refused with their values, before any connection."""
     for data, problem in (
         ((np.zeros(3), np.zeros(4)), r"shapes \[\(3,\), \(4,\)\]"),
         (np.float32(3), "map-style"),
@@ -367,7 +367,7 @@ def test_bad_arguments_are_named():
 
 
 def test_jax_needs_no_torch_and_nothing_else_needs_jax():
-    """A worker with JAX does not import torch, nor the rest JAX: neither is slow to start for the other."""
+    """A worker with JAX does not import torch, and other workers do not import JAX."""
     code = (
         "import sys, {module}\n"
         "assert not [name for name in ('torch', 'tensorflow', 'optax', 'flax') if name in sys.modules]\n"

@@ -14,19 +14,19 @@ FEATURES = 3
 
 
 def batch_of(size, seed=0):
-    """Inputs (size, FEATURES) and targets (size,)."""
+    """Draw inputs (size, FEATURES) and targets (size,)."""
     generator = np.random.default_rng(seed)
     return {"x": generator.normal(size=(size, FEATURES)), "y": generator.normal(size=size)}
 
 
 def parameters(seed=1):
-    """Of a linear model."""
+    """Draw the parameters of a linear model."""
     generator = np.random.default_rng(seed)
     return {"w": generator.normal(size=FEATURES), "b": generator.normal()}
 
 
 def losses(params, batch):
-    """(n,): not linear in the parameters, so that means and gradients of parts differ."""
+    """Return losses, (n,), not linear in the parameters, so that means and gradients of parts differ."""
     return jnp.log(jnp.cosh(batch["x"] @ params["w"] + params["b"] - batch["y"]))
 
 
@@ -36,7 +36,7 @@ steps = {micro_batch_size: value_and_grad(losses, micro_batch_size) for micro_ba
 @settings(deadline=None)
 @given(size=st.integers(1, 40), micro_batch_size=st.sampled_from(sorted(steps)), seed=st.integers(0, 1000))
 def test_it_is_the_mean_over_the_batch(size, micro_batch_size, seed):
-    """However the batch falls into pieces, value and gradient are those of the whole at once."""
+    """For any division into pieces, value and gradient are those of the whole batch."""
     batch, params = batch_of(size, seed), parameters(seed)
     error = batch["x"] @ params["w"] + params["b"] - batch["y"]
     slopes = np.tanh(error)  # of log(cosh(error))
@@ -47,7 +47,7 @@ def test_it_is_the_mean_over_the_batch(size, micro_batch_size, seed):
 
 
 def test_a_run_with_many_batch_sizes_compiles_once():
-    """Twenty batch sizes: the loss is traced twice at most, and nothing is traced after the first batch."""
+    """With twenty batch sizes, the loss is traced at most twice, in the first batch."""
     traces = []
 
     def counted(params, batch):
@@ -63,7 +63,7 @@ def test_a_run_with_many_batch_sizes_compiles_once():
 
 
 def test_what_fills_up_a_piece_leaves_no_trace():
-    """Functions that have no gradient at zero, or none without bounds, are only asked about real samples."""
+    """Losses whose gradient is undefined or infinite at zero see real samples only."""
 
     def roots(params, batch):
         return jnp.sqrt(params * batch)  # its gradient at 0 is infinite, and 0 times that no number
@@ -96,7 +96,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_mistakes_are_named():
-    """A mean in place of losses, an empty batch, arrays that do not match, a size of 0."""
+    """A mean in place of losses, an empty batch, unequal arrays and a size of 0 are refused."""
     params, batch = parameters(), batch_of(4)
     with pytest.raises(InvalidRequestError, match=r"shape \(\) for 8 samples"):
         value_and_grad(lambda p, b: losses(p, b).mean(), 8)(params, batch)

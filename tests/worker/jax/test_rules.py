@@ -31,7 +31,7 @@ schedules = st.sampled_from(
 
 @st.composite
 def optimizers(draw):
-    """A name, and arguments that optax and evenpace take alike; some are left to their defaults."""
+    """Draw a name, and arguments that optax and evenpace share; some are left to their defaults."""
     name = draw(st.sampled_from(["sgd", "adam", "adamw"]))
     options = {"learning_rate": draw(schedules)(draw(rates))}
     if name == "sgd":
@@ -44,7 +44,7 @@ def optimizers(draw):
 
 
 def stepped_by_optax(transformation, parameters, gradients):
-    """Where optax takes the parameters, step by step."""
+    """Return optax's parameters after each step."""
     state = transformation.init(parameters)
     for gradient in gradients:
         updates, state = transformation.update(gradient, state, parameters)
@@ -53,7 +53,7 @@ def stepped_by_optax(transformation, parameters, gradients):
 
 
 def stepped_by_shard(rule, parameters, gradients):
-    """Where a shard takes them, with each step's options sent along."""
+    """Return a shard's parameters after each step, with each step's options pushed."""
 
     def groups(step):
         return (Group(len(parameters), rule.options(step)),)
@@ -71,7 +71,7 @@ def stepped_by_shard(rule, parameters, gradients):
 @settings(deadline=None, max_examples=60)
 @given(optimizer=optimizers(), seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_steps_are_those_of_optax(optimizer, seed, scale):
-    """Whatever the options and the schedule, 20 random gradients lead where optax leads."""
+    """For any options and schedule, the parameters after 20 random gradients are optax's."""
     name, options = optimizer
     generator = np.random.default_rng(seed)
     parameters = generator.normal(size=ELEMENTS)
@@ -93,18 +93,18 @@ def test_steps_are_those_of_optax(optimizer, seed, scale):
     ],
 )
 def test_options_that_the_parameter_server_lacks_are_refused(make, option):
-    """They are named, rather than ignored."""
+    """Options that the parameter server lacks are refused by name, not ignored."""
     with pytest.raises(InvalidRequestError, match=option):
         make()
 
 
 def test_values_that_say_what_is_so_anyway_are_taken():
-    """An option may be given where it changes nothing, as in a script that spells out its defaults."""
+    """An unsupported option may be given with its default, as in a script that lists all defaults."""
     assert jax_rules.adam(0.1, eps_root=0.0, mu_dtype=None, nesterov=False) == jax_rules.adam(0.1)
 
 
 def test_a_schedule_is_asked_for_each_step():
-    """The options of a step have the rate that the schedule gives for it, as a plain number."""
+    """The options of a step have the schedule's rate for it, as a plain number."""
     rule = jax_rules.sgd(optax.piecewise_constant_schedule(1.0, {2: 0.5}), momentum=0.9)
     assert [rule.options(step)["lr"] for step in range(4)] == [1.0, 1.0, 0.5, 0.5]
     assert {type(value) for value in rule.options(0).values()} == {float}

@@ -25,13 +25,13 @@ PATIENT = ("--silence", "120")  # of a manager: who is only slow, or held up, ke
 
 @pytest.fixture(autouse=True)
 def float64():
-    """As the script has it, and not for the rest of the tests."""
+    """Enable float64 as the script does, and disable it for the tests that follow."""
     with jax.enable_x64(True):
         yield
 
 
 def train_alone(optimizer_name):
-    """One process on the whole batches, with optax itself."""
+    """Train in one process on the whole batches, with optax itself."""
     images, labels = script.make_data()
     params = script.make_params()
     optimizer = script.make_optimizer(optimizer_name, optax)
@@ -69,7 +69,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until)
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
-    """Saved by plain NumPy in the middle of an epoch, and taken up by fewer workers on more shards."""
+    """Saved with NumPy in the middle of an epoch, a job resumes with fewer workers on more shards."""
     arguments = ["--optimizer", "adamw", "--out"]
     with LocalCluster(tmp_path / "first", workers=2, manager_options=PATIENT) as cluster:
         for i in range(2):

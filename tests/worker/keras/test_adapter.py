@@ -12,7 +12,7 @@ CASES = SCRIPTS / "keras_cases.py"
 
 @pytest.mark.slow
 def test_the_cases_pass():
-    """All of keras_cases.py; what fails is printed."""
+    """All cases of keras_cases.py pass; failures are printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -18,7 +18,7 @@ STEPS, LAST, BATCH, EPOCHS = 6, 2, 120, 6  # of an epoch, the last on a smaller 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, fresh_starts, wait_until):
-    """What three uneven workers wrote of each job, in one cluster, since importing TensorFlow takes long."""
+    """Return the results of three uneven workers, job by job, in one cluster: importing takes long."""
     folder = tmp_path_factory.mktemp("keras")
     patient = ("--silence", "120")  # who is only held up keeps its part
     services = LocalCluster(
@@ -37,7 +37,7 @@ def trained(tmp_path_factory, fresh_starts, wait_until):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit", "resumed"])
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
-    """A traced loop, an eager one, `fit`, and `fit` saved and resumed end as Keras alone, to rounding."""
+    """A traced loop, an eager one, `fit`, and a resumed `fit` end as Keras alone, to rounding."""
     for worker in trained[job]:
         assert np.abs(worker["variables"] - trained[job][0]["alone"]).max() < 1e-9
 
@@ -45,7 +45,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit"])
 def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained, job):
-    """Sizes change and sum to each epoch's samples; a worker without a part goes through a batch, too."""
+    """Batch sizes sum to each epoch's samples; a worker without a part goes through a batch, too."""
     sizes = [worker["sizes"] for worker in trained[job]]
     assert sum(part.sum() for part in sizes) == EPOCHS * ((STEPS - 1) * BATCH + LAST)
     assert [len(part) for part in sizes] == [EPOCHS * STEPS] * 3
@@ -63,7 +63,7 @@ def test_changing_batch_sizes_are_not_traced_again(trained, job):
 
 @pytest.mark.slow
 def test_statistics_are_the_weighted_mean(trained):
-    """Batch normalisation's moving mean is that of the whole batches, and all statistics are everybody's."""
+    """Moving means are those of the whole batches, and all workers have the same statistics."""
     means, variances = zip(*(np.split(w["statistics"], 2) for w in trained["statistics"]), strict=True)
     alone, _ = np.split(trained["statistics"][0]["alone_statistics"], 2)
     assert np.abs(means[0] - alone).max() < 1e-9
@@ -73,7 +73,7 @@ def test_statistics_are_the_weighted_mean(trained):
 
 
 def test_the_core_imports_no_framework():
-    """Users of one framework do not load the others."""
+    """A worker with one framework does not import the others."""
     code = (
         "import sys, evenpace, worker.session, worker.data.slices, evenpace.context\n"
         "import batchsize_manager.service\n"
@@ -84,7 +84,7 @@ def test_the_core_imports_no_framework():
 
 
 def test_another_backend_is_refused():
-    """Where Keras runs on another backend, the import says what to set."""
+    """With another backend of Keras, the import fails and names the variable to set."""
     environment = {**os.environ, "KERAS_BACKEND": "numpy", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-c", "import evenpace; evenpace.keras"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -93,7 +93,7 @@ def test_another_backend_is_refused():
 
 
 def test_three_lines_make_the_example_distributed():
-    """The example with evenpace differs from the ordinary one in three lines, but for its first words."""
+    """The example with evenpace differs from the ordinary one in three lines, beside its docstring."""
     plain, ours = (
         (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
         for name in ("train_digits_keras.py", "train_digits_keras_evenpace.py")
@@ -105,7 +105,7 @@ def test_three_lines_make_the_example_distributed():
 
 @pytest.mark.slow
 def test_the_examples_train_together(tmp_path, wait_until, monkeypatch):
-    """`fit` and a loop of one's own, as two workers of one job, end as accurate as the ordinary script."""
+    """`fit` and a custom loop, as two workers of one job, end as accurate as the ordinary script."""
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     with LocalCluster(tmp_path, workers=2) as cluster:

@@ -1,1 +1,1 @@
-"""Tests of parts of the data that workers hold."""
+"""Tests of partitions of the data that workers hold."""

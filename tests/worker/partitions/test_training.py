@@ -1,4 +1,4 @@
-"""Local partitions over real sockets: the paper's case in small, deaths and freezes, hostile peers."""
+"""Partitions over real sockets: the paper's case on a small scale, deaths and freezes, hostile peers."""
 
 import contextlib
 import itertools
@@ -61,7 +61,7 @@ MOVED = 40  # iterations after which what should move has moved: the gap is 2 af
 
 @pytest.fixture(scope="module")
 def digits():
-    """Images as vectors, and labels: for training and test."""
+    """Return images as vectors, and labels, for training and test."""
     data = load("digits")
     return [
         torch.from_numpy(array)
@@ -75,13 +75,13 @@ def digits():
 
 
 def partitions_process(*options):
-    """A real `evenpace partitions` on a free port."""
+    """Start a real `evenpace partitions` on a free port."""
     return server("evenpace", "partitions", "--listen", str(ANYWHERE), *options)
 
 
 @contextlib.contextmanager
 def services(workers, **changes):
-    """The addresses of a manager, a shard, and a DataPartitionManager."""
+    """Return the addresses of a manager, a shard, and a DataPartitionManager."""
     with (
         serving(manager_service(workers)) as manager,
         serving(shard_service()) as shard,
@@ -91,7 +91,7 @@ def services(workers, **changes):
 
 
 def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader: None):
-    """Five workers with fixed batch sizes train a linear model.
+    """Train a linear model with five workers of fixed batch sizes.
 
     Args:
         wait_until: The fixture.
@@ -128,7 +128,7 @@ def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader
             session.close()
 
         def arrived():
-            """How many samples each has, if that is all."""
+            """Return the number of samples of each worker, if all have arrived."""
             sizes = [len(loader.partition) for loader in parts]
             return sizes if sum(sizes) == len(trained) else None
 
@@ -143,7 +143,7 @@ def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader
 
 
 def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
-    """The paper's case: two classes for each of five workers, whose batch sizes differ by three."""
+    """Five workers with two classes each, whose batch sizes differ by three, learn as on shuffled data."""
     torch.set_num_threads(1)
     images, labels = digits[:2]
 
@@ -162,7 +162,7 @@ def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
     ideal = [len(labels) * size / sum(BATCH_SIZES) for size in BATCH_SIZES]
 
     def wait_for_samples(number, loader):
-        """They are moved in the background, by threads that may have to wait for a CPU."""
+        """Wait for the threads that move samples in the background."""
         wait_until(
             lambda: np.isclose(len(loader.partition), ideal[number], rtol=0.1), f"the samples of w{number}"
         )
@@ -212,20 +212,20 @@ class Holder:
         )
 
     def wait_until_ready(self):
-        """All workers are there."""
+        """Wait until all workers have joined."""
         assert self.popen.stdout.readline() == "ready\n"
 
     def draw(self, count, iteration):
-        """The next samples, as (worker, index)."""
+        """Return the next samples, as (worker, index)."""
         print(count, iteration, file=self.popen.stdin, flush=True)
         return [tuple(sample) for sample in json.loads(self.popen.stdout.readline())]
 
     def used(self, iteration):
-        """The samples that it uses."""
+        """Return the samples that the worker uses."""
         return set(self.draw(0, iteration))
 
     def kill(self):
-        """At once."""
+        """Kill the process."""
         self.popen.kill()
         self.popen.wait()
         self.popen.stdin.close()
@@ -239,16 +239,16 @@ class Link:
         self.link = hold_partition.link(manager, worker, SAMPLES, size)
 
     def draw(self, count, iteration):
-        """The next samples, as (worker, index)."""
+        """Return the next samples, as (worker, index)."""
         return hold_partition.drawn(self.link, count, iteration)
 
     def used(self, iteration):
-        """The samples that it uses."""
+        """Return the samples that the worker uses."""
         return hold_partition.used(self.link, iteration)
 
 
 def linked(stack, manager, numbers, size=LARGE):
-    """Workers in this process, made at once, since each waits for the others."""
+    """Make workers in this process at once, since each waits for the others."""
     links = {}
 
     def make(number):
@@ -260,7 +260,7 @@ def linked(stack, manager, numbers, size=LARGE):
 
 
 def is_used_once(workers, origins, iteration):
-    """Whether each sample of the origins, and none else, is used by one of the workers, and by no other."""
+    """Return whether each sample of the origins, and no other, is used by exactly one of the workers."""
     used = [worker.used(iteration) for worker in workers]
     every = {(origin, index) for origin in origins for index in range(SAMPLES)}
     return sum(map(len, used)) == len(every) and set().union(*used) == every
@@ -269,7 +269,7 @@ def is_used_once(workers, origins, iteration):
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
 def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
-    """Before or after it has taken samples, with no answer to their sender: none is lost or used by two."""
+    """If a receiver stops before it answers, no sample is lost or used by two workers."""
     with partitions_process("--workers", "3", "--silence", "20") as manager, contextlib.ExitStack() as stack:
         third = Holder(manager, 2, "--freeze", moment)
         stack.callback(third.kill)
@@ -293,7 +293,7 @@ def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
 
 
 def test_a_manager_that_is_started_again(wait_until):
-    """While it is away workers go on; then each begins with its own, and samples move again."""
+    """While the manager is down workers go on; then each begins with its own samples, which move again."""
     with contextlib.ExitStack() as stack:
         with serving(partition_service(2), address=address_of_our_own()) as manager:
             slow, fast = linked(stack, manager, (0, 1), size=1)
@@ -301,7 +301,7 @@ def test_a_manager_that_is_started_again(wait_until):
             iterations = itertools.count()
 
             def has_moved():
-                """Train on, until samples have moved."""
+                """Train on, and return whether samples have moved."""
                 iteration = next(iterations)
                 slow.draw(1, iteration)
                 fast.draw(10, iteration)
@@ -321,7 +321,7 @@ def test_a_manager_that_is_started_again(wait_until):
 
 
 def test_a_peer_takes_nothing_else_than_samples_like_its_own():
-    """Whatever is malformed, from a stranger, or for another job is refused by name, and not taken."""
+    """Malformed samples, unknown senders and other jobs are refused by name."""
     wire = idl.data_partition
     with serving(partition_service(1)) as manager, contextlib.ExitStack() as stack:
         (worker,) = linked(stack, manager, (0,), size=3)
@@ -356,7 +356,7 @@ def test_a_peer_takes_nothing_else_than_samples_like_its_own():
 
 @given(st.data())
 def test_samples_arrive_as_they_were(data):
-    """Numbers, arrays and tensors, nested as they may be, keep type, shape and every bit."""
+    """Numbers, arrays and tensors, in any nesting, keep type, shape and every bit."""
     dtype = data.draw(st.sampled_from(sorted(DTYPES)))
     shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
     values = np.frombuffer(data.draw(st.binary(min_size=27, max_size=27)), np.uint8)
@@ -379,7 +379,7 @@ def test_samples_arrive_as_they_were(data):
 
 
 def test_what_cannot_be_moved_is_named():
-    """Before anything is connected."""
+    """Samples that cannot be moved are refused before any connection."""
     session = Session(SessionConfig(("127.0.0.1", 1)))
 
     def loader(dataset, **options):

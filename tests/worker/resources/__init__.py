@@ -1,1 +1,1 @@
-"""Tests of what a worker runs on."""
+"""Tests of a worker's resources."""

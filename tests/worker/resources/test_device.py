@@ -1,4 +1,4 @@
-"""What a worker computes on, in words."""
+"""Names of the kinds of devices that workers compute on."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ CPU_INFO = "processor\t: 0\nmodel name\t: Xeon(R)   Gold\x00 6130 CPU @ 2.10GHz\
 
 
 def test_a_cpu_is_named_with_the_cores_that_may_be_used(tmp_path):
-    """Half of a processor is of another kind than all of it; names are as short as the manager takes them."""
+    """The kind names the usable cores, so that half a processor is another kind; it is short."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(CPU_INFO)
     usable = len(os.sched_getaffinity(0))
@@ -36,7 +36,7 @@ def test_a_cpu_is_named_with_the_cores_that_may_be_used(tmp_path):
     ids=["named by the user", "GPU", "CPU"],
 )
 def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
-    """What the user says comes first, then the GPU that the adapter has found; and it is remembered."""
+    """The manager gets the user's name of the device, else that of the GPU, and remembers it."""
     service = ManagerService(ManagerConfig(job=JobConfig(), state=tmp_path))
     with serving(service) as address:
         session = Session(SessionConfig(address, barrier_timeout=60, device=given))
@@ -49,7 +49,7 @@ def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
 
 
 def test_a_kind_that_cannot_be_told_is_refused():
-    """It is a short text, as names are."""
+    """A device's name must be a short printable text."""
     for device in ("", "a\nb", "x" * 201):
         with pytest.raises(InvalidRequestError, match="device"):
             SessionConfig(None, device=device)
@@ -70,7 +70,7 @@ session().join()
     ids=["named by the user", "a share of a CPU"],
 )
 def test_a_worker_is_of_the_kind_that_its_options_say(tmp_path, options, kind):
-    """Who gets a quarter of a core is not of the same kind as who has all of them."""
+    """A worker with a quarter of a core is of another kind than one with all cores."""
     told = set()
     service = ManagerService(ManagerConfig())
     service.on_event = lambda hosted, _: told.update(member.device for member in hosted.job.members.saved)

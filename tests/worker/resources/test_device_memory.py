@@ -1,4 +1,4 @@
-"""How large a batch fits, and what is reported of a device's memory: on made-up figures."""
+"""The largest batch that fits, and the reported use of a device's memory, on made-up figures."""
 
 import contextlib
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def line(*sizes, base=1000 * MIB, per_sample=10 * MIB):
-    """Peaks that grow by so many bytes for each sample."""
+    """Return peaks that grow by a number of bytes for each sample."""
     return {size: base + per_sample * size for size in sizes}
 
 
@@ -32,7 +32,7 @@ def test_the_largest_batch_follows_from_the_line():
 
 
 def test_what_is_not_well_determined_gives_no_limit():
-    """Few sizes, sizes too much alike, scattered or falling peaks, and a limit far away say nothing."""
+    """Few, similar, scattered or falling peaks, and a limit far away, give no limit."""
     assert largest_batch(line(64, 80, 128), 4000 * MIB) is None
     assert largest_batch(line(100, 101, 102, 103), 4000 * MIB) is None
     assert largest_batch({**line(64, 80, 96, 128), 100: 2500 * MIB}, 4000 * MIB) is None
@@ -49,7 +49,7 @@ def test_what_is_not_well_determined_gives_no_limit():
     seed=st.integers(0, 2**16),
 )
 def test_a_predicted_batch_fits(base, per_sample, sizes, room, seed):
-    """Whatever is predicted takes no more than the room, if peaks lie within 1% of their span of a line."""
+    """If peaks lie within 1% of their span of a line, a predicted batch fits into the room."""
     span = per_sample * (max(sizes) - min(sizes))
     noise = np.random.default_rng(seed).uniform(-0.01, 0.01, len(sizes)) * span
     peaks = {
@@ -64,7 +64,7 @@ def test_a_predicted_batch_fits(base, per_sample, sizes, room, seed):
 
 
 def test_failures_halve_what_is_not_known():
-    """The limit lies between what has fitted and what has not, and comes close within a few failures."""
+    """The limit lies between sizes that fitted and failed, and converges within a few failures."""
     fitted, failed, failures = 50, 1000, 0
     while fitted < 120:
         limit = limit_between(fitted, failed)
@@ -78,7 +78,7 @@ def test_failures_halve_what_is_not_known():
 
 
 def test_the_share_counts_others_and_a_limit_of_ones_own():
-    """The occupied share is the device's by anybody, or of what we may have, by us."""
+    """The occupied share is the device's, or this process's of its own limit."""
     assert DeviceMemory(total=100, others=20, peak=30, limit=100).share == pytest.approx(0.5)
     assert DeviceMemory(total=100, others=20, peak=30, limit=40).share == pytest.approx(0.75)
     assert DeviceMemory(total=100, others=100, peak=0, limit=100).share == 1.0
@@ -86,7 +86,7 @@ def test_the_share_counts_others_and_a_limit_of_ones_own():
 
 
 class Told:
-    """What a watch needs of a session: it notes the limits that it is told."""
+    """A session, as a watch needs it, that notes the limits."""
 
     def __init__(self, total=1000, maximum=10**6):
         self.config = SimpleNamespace(bounds=Bounds(maximum=maximum))
@@ -95,12 +95,12 @@ class Told:
         self.limits = []
 
     def lower_maximum(self, samples):
-        """Note it."""
+        """Note the limit."""
         self.limits.append(samples)
 
 
 def watched(session, counts, room, peak):
-    """Let a watch see iterations of these batch sizes; `peak` gives the bytes for each."""
+    """Let a watch see iterations of these batch sizes; `peak` returns the bytes for each."""
     reads = iter([DeviceMemory(2 * room(i), room(i), peak(n), 2 * room(i)) for i, n in enumerate(counts)])
     watch = MemoryWatch(session, lambda: next(reads))
     shares = []
@@ -111,7 +111,7 @@ def watched(session, counts, room, peak):
 
 
 def test_a_watch_tells_the_limit_once():
-    """After four sizes the limit is told, and not again for changes of a few percent."""
+    """After four sizes the limit is reported, and not again for changes of a few percent."""
     session = Told()
     shares = watched(
         session,
@@ -124,7 +124,7 @@ def test_a_watch_tells_the_limit_once():
 
 
 def test_a_watch_goes_by_the_most_room_that_there_was():
-    """A limit holds for good, so memory that others take for a while does not lower it."""
+    """Memory that others take for a while does not lower the limit, which holds for good."""
     session = Told()
     watched(
         session,
@@ -136,14 +136,14 @@ def test_a_watch_goes_by_the_most_room_that_there_was():
 
 
 def test_a_limit_above_the_whole_batch_is_not_told():
-    """What no plan can give needs no limit."""
+    """A limit above the whole batch is not reported."""
     session = Told(total=200)
     watched(session, [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n)
     assert session.limits == []
 
 
 def test_the_fuller_memory_is_reported(wait_until):
-    """The manager hears of the device's memory where that is fuller than the machine's, and only there."""
+    """The device's memory is reported only where it is fuller than the machine's."""
     with (
         services(1) as (manager, shards),
         contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
@@ -164,7 +164,7 @@ def test_the_fuller_memory_is_reported(wait_until):
 
 
 def test_batches_are_cut_along_the_samples():
-    """Arrays and lists of that length are cut in whatever holds them; what else there is stays."""
+    """Arrays and lists of that length are cut in any nesting; other objects stay."""
     batch = ({"x": np.arange(10), "names": list("abcdefghij")}, [np.zeros((10, 2)), None], "label")
     assert samples_in(batch) == 10
     part = cut(batch, 3, 5, 10)
@@ -176,7 +176,7 @@ def test_batches_are_cut_along_the_samples():
 
 
 def test_batches_that_cannot_be_cut_are_refused():
-    """Arrays of different lengths, of none, and no arrays at all are named."""
+    """Arrays of different lengths, without dimensions, and no arrays at all are refused."""
     with pytest.raises(InvalidRequestError, match="are 3, 4"):
         samples_in((np.zeros(3), np.zeros(4)))
     with pytest.raises(InvalidRequestError, match="are None"):

@@ -1,4 +1,4 @@
-"""Usage and capacity as a worker sees them, on made-up /proc and /sys trees and for real."""
+"""Usage and capacity as a worker measures them, on made-up /proc and /sys trees and on the real machine."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from worker.resources.monitors import ResourceMonitor, available_cpus
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Put a made-up machine in the place of psutil's and of the clock."""
+    """Replace psutil's machine and the clock by made-up ones."""
     machine = Machine(tmp_path)
     monkeypatch.setattr(monitors, "monotonic", lambda: machine.now)
     monkeypatch.setattr(monitors, "process_time", lambda: machine.own)
@@ -30,7 +30,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_cpu_is_the_share_that_others_take_of_the_affinity_masks_cpus(machine):
-    """Without cgroups, only the CPUs of the own affinity mask count, less what this process uses."""
+    """Without cgroups, only the CPUs of the affinity mask count, less this process's own use."""
     monitor = ResourceMonitor(machine.root)
     machine.run(2.0, busy=[0.8, 1.0, 1.0, 1.0], own=1.05)
     usage = monitor.sample()
@@ -40,7 +40,7 @@ def test_cpu_is_the_share_that_others_take_of_the_affinity_masks_cpus(machine):
 
 
 def test_each_sample_covers_the_time_since_the_previous_one(machine):
-    """What was busy before the previous sample does not count again."""
+    """Usage before the previous sample does not count again."""
     monitor = ResourceMonitor(machine.root)
     machine.run(1.0, busy=[1, 1, 0, 0])
     assert monitor.sample().cpu == pytest.approx(1.0)
@@ -76,7 +76,7 @@ def test_v2_quota_below_the_affinity_is_the_capacity(machine):
 
 
 def test_full_cpus_count_under_a_quota_too(machine):
-    """Of a quota of 0.5 cores, only 0.2 can be had where other tenants hold 1.8 of two CPUs."""
+    """Of a quota of 0.5 cores, only 0.2 are left where other tenants hold 1.8 of two CPUs."""
     machine.mount_v2("/mine")
     machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
     monitor = ResourceMonitor(machine.root)
@@ -85,7 +85,7 @@ def test_full_cpus_count_under_a_quota_too(machine):
 
 
 def test_busy_cpus_take_nothing_from_a_quota_that_still_fits(machine):
-    """A quota of half a core on two CPUs is all there while others use one and a half."""
+    """A quota of half a core on two CPUs is fully available while others use one and a half."""
     machine.mount_v2("/mine")
     machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
     monitor = ResourceMonitor(machine.root)
@@ -94,7 +94,7 @@ def test_busy_cpus_take_nothing_from_a_quota_that_still_fits(machine):
 
 
 def test_a_worker_alone_sees_nobody(machine):
-    """What this process itself uses, of its CPUs or its quota, is nobody else's."""
+    """This process's own use, of its CPUs or its quota, does not count as others'."""
     group = "/sys/fs/cgroup/mine"
     machine.mount_v2("/mine")
     machine.v2_counts(group, "5000 10000")
@@ -105,7 +105,7 @@ def test_a_worker_alone_sees_nobody(machine):
 
 
 def test_resume_forgets_what_was_before(machine):
-    """What others took while this process waited does not count."""
+    """Usage by others while this process waited does not count."""
     monitor = ResourceMonitor(machine.root)
     machine.run(1.0, busy=[1, 1, 0, 0])
     monitor.resume()
@@ -124,7 +124,7 @@ def test_resume_forgets_what_was_before(machine):
     ],
 )
 def test_a_sample_looks_back_a_fifth_of_a_second(machine, busy_from, share):
-    """However long an iteration, a sample is since its last look that is at least 0.2 s old, here 0.25 s."""
+    """A sample covers the time since the last reading that is at least 0.2 s old, here 0.25 s."""
     monitor = ResourceMonitor(machine.root)
     for seconds_before in (2.05, *(0.05 + 0.1 * k for k in reversed(range(20)))):
         monitor.record_counters()
@@ -135,7 +135,7 @@ def test_a_sample_looks_back_a_fifth_of_a_second(machine, busy_from, share):
 
 
 def test_a_sample_without_a_look_at_the_right_time_goes_further_back(machine):
-    """Where the looking was held up, the sample is since the look before, and misses nothing."""
+    """If the thread was delayed, the sample covers the time since the reading before, without a gap."""
     monitor = ResourceMonitor(machine.root)
     machine.run(1.0, busy=[1, 1, 0, 0])
     monitor.record_counters()
@@ -146,7 +146,7 @@ def test_a_sample_without_a_look_at_the_right_time_goes_further_back(machine):
 
 
 def test_a_sample_begins_where_the_last_one_ended(machine):
-    """What others took before the last sample does not count, be it less than 0.2 s ago."""
+    """Usage before the last sample does not count, even if that was less than 0.2 s ago."""
     monitor = ResourceMonitor(machine.root)
     machine.run(0.1, busy=[1, 1, 0, 0])
     monitor.record_counters()
@@ -189,7 +189,7 @@ def test_v2_memory_leaves_out_reclaimable_file_cache(machine):
 
 
 def test_the_hosts_memory_counts_where_it_is_fuller_than_the_group(machine):
-    """A group with room to spare on a full host is on a full host."""
+    """In a group with free memory on a full host, the host's share is reported."""
     machine.mount_v2("/mine")
     machine.v2_counts("/sys/fs/cgroup/mine", limit=100 * MIB, used=10 * MIB)
     machine.memory = Memory(total=1000 * MIB, available=50 * MIB)
@@ -208,7 +208,7 @@ def test_v2_max_is_no_limit(machine):
 
 
 def test_v1_quota_and_memory(machine):
-    """Version 1's files say the same as version 2's, in their own units."""
+    """Version 1's files give the same figures as version 2's, in their own units."""
     group = "/jobs/mine"
     machine.mount_v1(group)
     machine.v1_counts(group, quota=50000, limit=200 * MIB, used=90 * MIB, cache=50 * MIB)
@@ -248,7 +248,7 @@ def test_v2_container_reads_the_root_of_its_mount(machine, membership):
 
 
 def test_v1_counter_of_another_group_is_not_taken_for_ours(machine):
-    """Counted apart in another group, the CPU time of others is not held against our quota."""
+    """A CPU counter of another group is not compared with this process's quota."""
     machine.mount_v1("/mine", cpuacct="/")
     machine.write("/sys/fs/cgroup/cpu/mine/cpu.cfs_quota_us", 50000)
     machine.write("/sys/fs/cgroup/cpu/mine/cpu.cfs_period_us", 100000)
@@ -260,7 +260,7 @@ def test_v1_counter_of_another_group_is_not_taken_for_ours(machine):
 
 
 def test_a_limit_that_comes_later_is_seen(machine):
-    """A process that is moved into a group under way measures against its quota from then on."""
+    """A process that is moved into a group later measures against that group's quota."""
     machine.mount_v2("/")
     monitor = ResourceMonitor(machine.root)
     group = "/sys/fs/cgroup/mine"
@@ -274,7 +274,7 @@ def test_a_limit_that_comes_later_is_seen(machine):
 
 
 def test_a_group_that_vanishes_does_not_disturb(machine):
-    """Files that go away between two samples leave the host's figures."""
+    """If files vanish between two samples, the host's figures remain."""
     machine.mount_v2("/mine")
     group = "/sys/fs/cgroup/mine"
     machine.v2_counts(group, "5000 10000", limit=100 * MIB, used=90 * MIB)
@@ -305,7 +305,7 @@ SPIN = "print(flush=True)\nwhile True: pass"
 
 @pytest.fixture
 def one_cpu():
-    """Keep this process, and what it starts, on one CPU."""
+    """Keep this process, and its children, on one CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield min(before)
@@ -313,7 +313,7 @@ def one_cpu():
 
 
 class Look(NamedTuple):
-    """What a monitor has read at a look, in seconds: of the clock, this process and its one CPU."""
+    """One reading of a monitor, in seconds: of the clock, this process and its one CPU."""
 
     at: float
     own: float
@@ -322,7 +322,7 @@ class Look(NamedTuple):
     thread: int
 
     def share_of_others(self, then):
-        """What others have taken of the CPU since another look, as the kernel has counted."""
+        """Return others' share of the CPU since another reading, as the kernel has counted."""
         busy, idle = self.busy - then.busy, self.idle - then.idle
         others = busy / (busy + idle) - (self.own - then.own) / (self.at - then.at)
         return min(max(others, 0.0), 1.0)
@@ -330,7 +330,7 @@ class Look(NamedTuple):
 
 @pytest.fixture
 def looks(one_cpu, monkeypatch):
-    """The looks of a monitor, which reads this process's clocks and counters as ever."""
+    """Collect the readings of a monitor, which reads this process's clocks and counters as ever."""
     noted, clocks, read = [], [], psutil.cpu_times
 
     def clock():
@@ -351,26 +351,26 @@ def looks(one_cpu, monkeypatch):
 
 
 def spin_until(condition):
-    """Use the CPU until the condition holds; fail if it does not come about."""
+    """Use the CPU until the condition holds; fail if it never does."""
     deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
 
 
 def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(looks):
-    """On the real machine, a process that comes late in an iteration is seen as what it takes from then on.
+    """On the real machine, a process that starts late in an iteration counts with its use from then on.
 
     What a sample must say follows from what the kernel has counted since the look that it goes back to. So it
     holds whoever is held up, and for however long, and whatever else runs on this CPU.
     """
 
     def fifth_of_a_second_ago(first, now):
-        """The newest of the looks from `first` on that is at least 0.2 s old; None if there is none yet."""
+        """Return the newest reading from `first` on that is at least 0.2 s old, or None."""
         old = [i for i in range(first, len(looks)) if looks[i].at <= now - 0.2]
         return old[-1] if old else None
 
     def last_of_ours():
-        """The look of the last sample; the monitor's thread may have looked since."""
+        """Return the reading of the last sample; the monitor's thread may have read since."""
         return [look for look in looks if look.thread == threading.get_ident()][-1]
 
     command = [sys.executable, "-c", f"input()\n{SPIN}"]
@@ -387,7 +387,7 @@ def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(looks):
             came, used = len(looks), {}  # its CPU time at, or soon after, each look since
 
             def has_run():
-                """Whether it has, since the look that a sample would go back to."""
+                """Return whether it has run since the reading that a sample would go back to."""
                 for i in range(came, len(looks)):
                     used.setdefault(i, cpu_seconds(competitor.pid))
                 start = fifth_of_a_second_ago(came, time.monotonic())

@@ -1,4 +1,4 @@
-"""What is made of NVML's figures; they are made up, since no GPU can be expected here."""
+"""Figures of NVML; they are made up, since no GPU can be expected here."""
 
 import os
 from types import SimpleNamespace
@@ -11,34 +11,34 @@ GIB = 2**30
 
 
 class Nvml:
-    """NVML of a machine with two GPUs of 16 GiB; on each, 2 GiB are ours and 3 GiB another's."""
+    """NVML of a machine with two GPUs of 16 GiB; on each, this process has 2 GiB and another 3 GiB."""
 
     class NVMLError(Exception):
-        """As NVML's."""
+        """An error of the made-up NVML."""
 
     def __init__(self, tells_processes=True):
         self._tells_processes = tells_processes
 
     def nvmlInit(self):
-        """Nothing to do."""
+        """Do nothing."""
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        """A handle, if there is such a GPU."""
+        """Return a handle, if there is such a GPU."""
         if index > 1:
             raise self.NVMLError("Invalid Argument")
         return f"GPU-{index}"
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        """The handle is the UUID."""
+        """Return the UUID as the handle."""
         return uuid
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        """The GPU's number is the GiB that are in use beyond those of processes."""
+        """Return the memory in use: the GPU's number in GiB beyond that of the processes."""
         used = (5 + int(handle.removeprefix("GPU-"))) * GIB
         return SimpleNamespace(total=16 * GIB, used=used, free=16 * GIB - used)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        """Ours and another's."""
+        """Return this process and another one."""
         if not self._tells_processes:
             raise self.NVMLError("Not Supported")
         return [
@@ -48,7 +48,7 @@ class Nvml:
 
 
 def test_our_memory_is_told_from_that_of_others(monkeypatch):
-    """What this process holds is ours; what the driver and others hold is not to be had."""
+    """Memory of this process counts as its peak; that of the driver and of others as others'."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     memory = Device(1, Nvml()).memory()
     assert (memory.total, memory.others, memory.peak) == (16 * GIB, 4 * GIB, 2 * GIB)
@@ -56,7 +56,7 @@ def test_our_memory_is_told_from_that_of_others(monkeypatch):
 
 
 def test_where_processes_are_not_told_all_is_others(monkeypatch):
-    """In some containers NVML does not know processes: the share of the device is right all the same."""
+    """Where NVML does not know processes, as in some containers, the device's share is still right."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     memory = Device(0, Nvml(tells_processes=False)).memory()
     assert (memory.others, memory.peak) == (5 * GIB, 0)
@@ -65,13 +65,13 @@ def test_where_processes_are_not_told_all_is_others(monkeypatch):
 
 @pytest.mark.parametrize("visible", ["1", "GPU-1", "1,0"])
 def test_gpus_are_counted_as_frameworks_do(monkeypatch, visible):
-    """The first visible GPU is number 0, be it named by its number or its UUID."""
+    """The first visible GPU is number 0, whether it is named by number or by UUID."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert Device(0, Nvml()).memory().others == 4 * GIB
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch):
-    """The error says which one, and what is missing."""
+    """The error names the missing GPU, or the missing package."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(LookupError, match="no GPU 7: Invalid"):
         Device(7, Nvml())

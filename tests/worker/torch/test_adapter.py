@@ -22,7 +22,7 @@ from worker.torch.optimizer import distribute
 
 @pytest.fixture
 def job(tmp_path):
-    """Starts services for so many workers; gives a function that makes sessions with them."""
+    """Start services for n workers, and yield a function that makes sessions with them."""
     clusters, sessions = [], []
 
     def start(workers, **options):
@@ -70,7 +70,7 @@ def train(session, seen, size, batch_size, epochs=2, **options):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_each_epoch_goes_through_each_sample_once(job, num_workers, drop_last):
-    """Workers share out each epoch exactly, with a last batch too small for all, and loading processes."""
+    """Workers divide each epoch exactly, with a last batch too small for all, and loading processes."""
     session = job(3)
     seen = [{}, {}, {}]
     in_threads(
@@ -95,7 +95,7 @@ def test_each_epoch_goes_through_each_sample_once(job, num_workers, drop_last):
 
 
 def test_loading_processes_end_with_their_loader(job, wait_until):
-    """They end as soon as nobody has the loader, not when a cycle of references is found later."""
+    """Loading processes end as soon as the loader is released, without a garbage collection."""
     before = set(multiprocessing.active_children())
     loader = DataLoader(Squares(10), 4, session=job(1)("w"), num_workers=2)
     optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0), loader)
@@ -120,7 +120,7 @@ def test_the_order_without_shuffle_is_the_data_sets(job):
 
 
 def test_workers_start_from_the_first_ones_parameters(job):
-    """Models that begin differently are made the same before the first step."""
+    """Models that begin differently are made equal before the first step."""
     session = job(2)
     models = [nn.Linear(3, 2), nn.Linear(3, 2)]
     assert not torch.equal(models[0].weight, models[1].weight)
@@ -166,7 +166,7 @@ def test_jobs_that_differ_are_refused(job):
 
 
 def test_a_forgotten_step_is_an_error(job):
-    """A loop that does not call step gets told so, instead of the same batch for ever."""
+    """A loop that does not call step gets an error, instead of the same batch for ever."""
     loader = DataLoader(Squares(10), 4, session=job(1)("w"))
     distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
     with pytest.raises(InvalidRequestError, match=r"optimizer.step\(\)"):
@@ -174,7 +174,7 @@ def test_a_forgotten_step_is_an_error(job):
 
 
 def test_an_unfinished_epoch_is_an_error(job):
-    """A loop that breaks off an epoch and begins the next gets told what is open."""
+    """A loop that breaks off an epoch and begins the next gets an error that names the open iteration."""
     loader = DataLoader(Squares(10), 4, session=job(1)("w"))
     distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
     next(iter(loader))
@@ -183,7 +183,7 @@ def test_an_unfinished_epoch_is_an_error(job):
 
 
 def test_bad_options_are_named():
-    """Options that make no sense are refused with their value, before anything is connected."""
+    """Options that are not allowed are refused with their values, before any connection."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
     with pytest.raises(InvalidRequestError, match="batch_size 11"):
         DataLoader(Squares(10), 11, session=Session(config))
@@ -200,7 +200,7 @@ def test_bad_options_are_named():
 
 
 def test_an_unreachable_manager_is_named():
-    """Where nobody listens, the error says who was looked for, and where."""
+    """If no manager listens, the error names it and its address."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),), connect_timeout=0.2)
     session = Session(config)
     session.declare(JobSpec(10, 2))
@@ -209,7 +209,7 @@ def test_an_unreachable_manager_is_named():
 
 
 def test_a_schedule_reaches_the_parameter_server(job):
-    """What a learning-rate schedule changes counts from the next step on."""
+    """A learning-rate schedule's change counts from the next step on."""
     loader = DataLoader(Squares(4), 1, session=job(1)("w"))
     model = nn.Linear(1, 1, bias=False).double()
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_a_closure_gives_its_loss(job):
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_worker_that_is_left_behind_skips(job, num_workers):
-    """With backup workers, a late loader goes on with the newest batch, be it of a later epoch."""
+    """With backup workers, a straggler's loader skips to the newest batch, even of a later epoch."""
     session = job(2, sync="backup", replicas_to_aggregate=1)
     size, batch_size, per_epoch = 40, 4, 10
     go, arrived = threading.Semaphore(0), threading.Semaphore(0)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def start_ranks(stack, manager, ahead, folder, *scenarios, count=3):
-    """Processes that run scenarios, as torchrun starts them; they end with the stack at the latest."""
+    """Start processes that run scenarios, as torchrun does; they end with the stack at the latest."""
     port = str(address_of_our_own().port)
     places = "--manager", str(manager), "--ahead", str(ahead), "--folder", str(folder)
     ranks = []
@@ -50,7 +50,7 @@ def start_ranks(stack, manager, ahead, folder, *scenarios, count=3):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each of four ranks wrote, by scenario; they are started once for all of them."""
+    """Return what each of four ranks wrote, by scenario; they are started once for all of them."""
     folder = tmp_path_factory.mktemp("ddp")
     options = "--workers", str(RANKS), *FOLLOW
     with contextlib.ExitStack() as stack:
@@ -69,13 +69,13 @@ SPEC = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
 
 
 def train_alone(make=script.make_model, clip=None, batch_norm=False, epochs=4):
-    """One process on the whole batches."""
+    """Train in one process on the whole batches."""
     batches = [SPEC.batch(iteration) for iteration in range(epochs * SPEC.iterations_per_epoch)]
     return train_alone_on(batches, make(batch_norm=True) if batch_norm else make(), clip)
 
 
 def train_alone_on(batches, model=None, clip=None):
-    """One process on these batches, (epoch, start, total) each."""
+    """Train in one process on these batches, (epoch, start, total) each."""
     inputs, labels = script.make_data()
     model = model or script.make_model()
     optimizer = script.make_optimizer(model)
@@ -90,12 +90,12 @@ def train_alone_on(batches, model=None, clip=None):
 
 
 def vector(model):
-    """All parameters, (elements,)."""
+    """Return all parameters, (elements,)."""
     return nn.utils.parameters_to_vector([p.detach().double() for p in model.parameters()]).numpy()
 
 
 def check_equal(ranks, alone):
-    """The ranks went through uneven slices of every batch, and ended with the parameters of one process."""
+    """Check that the ranks took uneven slices of every batch, and ended with one process's parameters."""
     sizes = np.array([rank["sizes"] for rank in ranks])  # (ranks, iterations)
     assert sizes.sum(0).tolist() == TOTALS * (sizes.shape[1] // len(TOTALS))
     assert (sizes == 0).any(), "an epoch's last batch has fewer samples than there are ranks"
@@ -111,7 +111,7 @@ def test_uneven_ranks_equal_one_process_on_the_big_batch(results, name):
 
 
 def test_parameters_that_an_iteration_leaves_out_are_reduced_rightly(results):
-    """With find_unused_parameters, parts of the model may go without a gradient."""
+    """With find_unused_parameters, parts of the model may have no gradient."""
     check_equal(results["unused"], train_alone(script.Branches))
 
 
@@ -124,14 +124,14 @@ def test_gradients_are_clipped_as_those_of_the_big_batch(results, name):
 
 
 def test_ddps_own_mean_is_biased(results):
-    """What the weights are for: the same slices end elsewhere under DDP alone."""
+    """Under DDP without weights, the same slices end elsewhere."""
     alone = vector(train_alone())
     for rank in results["stock"]:
         assert np.abs(rank["parameters"] - alone).max() > 1e-3
 
 
 def test_mistakes_are_named(results):
-    """Everything that would give a wrong gradient is refused, on all ranks, with what to do."""
+    """All uses that would give a wrong gradient are refused on all ranks, with the remedy."""
     expected = [
         "Sequential: balance takes a model in torch's DistributedDataParallel",
         "1 synchronises its statistics",
@@ -152,7 +152,7 @@ def test_mistakes_are_named(results):
 
 
 def test_reductions_overlap_with_the_backward_pass(results):
-    """The first bucket's reduction begins before the last gradients are there, and there are several."""
+    """The first of several reductions begins before the last gradients are computed."""
     for rank in results["overlap"]:
         events = rank["events"].tolist()
         gradients = [i for i, event in enumerate(events) if event.startswith("gradient")]
@@ -163,7 +163,7 @@ def test_reductions_overlap_with_the_backward_pass(results):
 
 
 def test_times_leave_out_the_wait_for_others(results):
-    """The rank that computes for longest says so; the others do not measure their wait for it."""
+    """The slowest rank reports its time; the others do not include their wait for it."""
     medians = [np.median(rank["times"]) for rank in results["slow_rank"]]
     assert medians[2] > 3 * max(medians[0], medians[1], medians[3])
 
@@ -179,7 +179,7 @@ def test_synchronised_batch_normalisation_equals_the_big_batch(results):
 
 
 def test_running_statistics_are_averaged_by_samples(results):
-    """Each rank's statistics count with the samples that it has taken; all ranks end with the same."""
+    """Each rank's statistics are weighted by its samples; all ranks end with the same."""
     ranks = results["statistics"]
     samples = [rank["sizes"].sum() for rank in ranks]
     expected = np.average([rank["own"] for rank in ranks], axis=0, weights=samples)
@@ -189,7 +189,7 @@ def test_running_statistics_are_averaged_by_samples(results):
 
 
 def test_new_batch_sizes_do_not_compile_anew(results):
-    """A compiled model is compiled at most twice (once for a batch of 1), and trains as ever."""
+    """A compiled model is compiled at most twice (once for a batch of 1), and trains correctly."""
     check_equal(results["compiled"], train_alone(epochs=32))
     assert max(len(set(rank["sizes"].tolist())) for rank in results["compiled"]) >= 20
     for rank in results["compiled"]:
@@ -197,13 +197,13 @@ def test_new_batch_sizes_do_not_compile_anew(results):
 
 
 def test_planning_ahead_and_prefetching_keep_sums_exact(results):
-    """With plans made ahead and processes that load ahead, too, the ranks equal one process."""
+    """With lookahead and loading processes, too, the ranks equal one process."""
     check_equal(results["prefetch"], train_alone())
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_operators_change_a_job_without_a_parameter_server(tmp_path, wait_until, lookahead):
-    """Whatever they change, and paused beyond a time-out, ranks end as one process on the same batches."""
+    """After any change, and a pause beyond a time-out, ranks end as one process on the same batches."""
     options = "--workers", "3", "--lookahead", str(lookahead), *FOLLOW
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process(*options))
@@ -240,7 +240,7 @@ def test_operators_change_a_job_without_a_parameter_server(tmp_path, wait_until,
 
 
 def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
-    """A killed rank breaks the process group: the others end with an error, and none hangs."""
+    """A killed rank breaks the process group: the others end with an error, without hanging."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
         ranks = start_ranks(stack, manager, manager, tmp_path, "endless")

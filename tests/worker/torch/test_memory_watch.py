@@ -1,4 +1,4 @@
-"""Forward and backward passes whose memory runs out: real failures to allocate, on the CPU."""
+"""Forward and backward passes whose memory runs out: real failed allocations on the CPU."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ SCRIPT = Path(script.__file__)
 
 
 class Limits:
-    """What is needed of a loader and its session: notes the limits that are told."""
+    """A loader and its session, as the passes need them, that note the limits."""
 
     def __init__(self):
         self.told = []
@@ -47,20 +47,20 @@ class Limits:
 
 
 def exhaust():
-    """Fail as a large batch does: no machine has a pebibyte."""
+    """Fail as a large batch does, by allocating a pebibyte."""
     torch.empty(2**50, dtype=torch.uint8)
 
 
 @pytest.fixture
 def task():
-    """A network, (20, 5) inputs and (20,) labels, float64."""
+    """Make a network, (20, 5) inputs and (20,) labels, float64."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     return model, torch.randn(20, 5).double(), torch.arange(20) % 3
 
 
 def passes(model, most, where, seen):
-    """A forward and backward pass that fails with more than `most` samples, before, between or within."""
+    """Make a forward and backward pass that fails with more than `most` samples, early, midway or late."""
 
     def forward_backward(inputs, labels):
         too_many = len(inputs) > most()
@@ -81,12 +81,12 @@ def passes(model, most, where, seen):
 
 
 def gradient_of(model):
-    """All parameters' gradients, flat."""
+    """Return all parameters' gradients, flat."""
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def whole_gradient(model, inputs, labels):
-    """That of the mean loss over all samples."""
+    """Return the gradient of the mean loss over all samples."""
     model.zero_grad()
     nn.functional.cross_entropy(model(inputs), labels).backward()
     gradient = gradient_of(model)
@@ -97,7 +97,7 @@ def whole_gradient(model, inputs, labels):
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("most", [1, 3, 7, 19])
 def test_pieces_give_the_gradient_of_the_whole(task, where, most):
-    """Wherever memory runs out, the gradient and the loss are those of the mean over all samples."""
+    """Wherever memory runs out, gradient and loss are those of the mean over all samples."""
     model, inputs, labels = task
     expected = whole_gradient(model, inputs, labels)
     loader, seen = Limits(), []
@@ -113,7 +113,7 @@ def test_pieces_give_the_gradient_of_the_whole(task, where, most):
 
 
 def test_what_has_accumulated_is_kept(task):
-    """Gradients of earlier batches stay, through failures, with what the batch adds."""
+    """Gradients of earlier batches are kept through failures, and the batch's are added."""
     model, inputs, labels = task
     expected = 2 * whole_gradient(model, inputs, labels)
     step = within_memory(passes(model, lambda: 6, "backward", []), model, Limits())
@@ -123,7 +123,7 @@ def test_what_has_accumulated_is_kept(task):
 
 
 def test_a_loss_that_is_weighted_already_is_left_alone(task):
-    """Where the function weights its loss by its samples, pieces are only summed."""
+    """If the function weights its loss by its samples, pieces are only summed."""
     model, inputs, labels = task
     expected = whole_gradient(model, inputs, labels)
 
@@ -137,7 +137,7 @@ def test_a_loss_that_is_weighted_already_is_left_alone(task):
 
 
 def test_the_limit_comes_close(task):
-    """Over the batches, few failures are enough to come close to what fits."""
+    """Over several batches, a few failures bring the limit close to the size that fits."""
     model, inputs, labels = task
     loader, seen = Limits(), []
     step = within_memory(passes(model, lambda: 13, "forward", seen), model, loader)
@@ -150,7 +150,7 @@ def test_the_limit_comes_close(task):
 
 
 def test_a_limit_that_held_before_may_fall(task):
-    """When others take memory, what fitted once no longer does, and the limit follows."""
+    """When others take memory, the limit follows."""
     model, inputs, labels = task
     most = 20
     step = within_memory(passes(model, lambda: most, "forward", []), model, Limits())
@@ -165,7 +165,7 @@ def test_a_limit_that_held_before_may_fall(task):
 
 
 def test_one_sample_that_does_not_fit_is_an_error(task):
-    """There is nothing to cut, so the user is told; gradients are as before."""
+    """If a single sample does not fit, an error is raised; gradients are unchanged."""
     model, inputs, labels = task
     step = within_memory(passes(model, lambda: 0, "backward", []), model, Limits())
     with pytest.raises(MemoryExhaustedError, match="a single sample"):
@@ -174,7 +174,7 @@ def test_one_sample_that_does_not_fit_is_an_error(task):
 
 
 def test_other_errors_and_bad_batches_pass_through(task):
-    """Only a lack of memory is dealt with."""
+    """Errors other than a lack of memory are passed on."""
     model, inputs, labels = task
 
     def fail(inputs, labels):
@@ -196,7 +196,7 @@ def test_other_errors_and_bad_batches_pass_through(task):
 
 @pytest.fixture
 def group(tmp_path):
-    """A process group of this process alone."""
+    """Make a process group of this process alone."""
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -204,7 +204,7 @@ def group(tmp_path):
 
 @pytest.fixture
 def ddp(task, group):
-    """The network under DDP in a group of one process, and the number of reductions so far."""
+    """Make the network under DDP in a group of one process, and return the number of reductions so far."""
     model, inputs, labels = task
     reductions = []
 
@@ -221,7 +221,7 @@ def ddp(task, group):
 
 @pytest.mark.parametrize("most", [1, 6, 19, 20])
 def test_under_ddp_each_iteration_is_reduced_once(ddp, most):
-    """The one reduction of an iteration has the gradient of the whole, however many pieces there were."""
+    """The one reduction of an iteration has the whole gradient, for any number of pieces."""
     model, inputs, labels, reductions = ddp
     expected = whole_gradient(model.module, inputs, labels)
     loader, seen = Limits(), []
@@ -238,7 +238,7 @@ def test_under_ddp_each_iteration_is_reduced_once(ddp, most):
 
 
 def test_under_ddp_a_failure_amid_reductions_is_an_error(ddp):
-    """Where gradients are being reduced, the others count on them: there is no second attempt."""
+    """A failure while gradients are being reduced is an error, without a second attempt."""
     model, inputs, labels, _ = ddp
     step = within_memory(passes(model, lambda: 20, "forward", []), model, Limits())
     step(inputs, labels)
@@ -253,7 +253,7 @@ def test_under_ddp_a_failure_amid_reductions_is_an_error(ddp):
 
 
 def train_rank(rank, folder):
-    """One of two processes under DDP, on ten of the samples each; the first runs out of memory."""
+    """Train one of two processes under DDP, on ten samples each; the first runs out of memory."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7).eval(), nn.Linear(7, 3)).double()
@@ -274,7 +274,7 @@ def train_rank(rank, folder):
 
 
 def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
-    """Its pieces take part in as many collectives as the other's whole, and the mean is the same."""
+    """Its pieces take part in as many collectives as the other's batch, with the same mean."""
     torch.multiprocessing.spawn(train_rank, (tmp_path,), nprocs=2)
 
 
@@ -283,7 +283,7 @@ def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_the_devices_figures_are_told_apart(monkeypatch, name):
-    """Of 1000 bytes others hold 300; of our 200, 80 are kept for reuse; and half of it all may be ours."""
+    """Of 1000 bytes others hold 300; of this process's 200, 80 are cached; its limit is one half."""
     asked = []
 
     def figure(value):
@@ -306,7 +306,7 @@ def test_the_devices_figures_are_told_apart(monkeypatch, name):
 
 @pytest.mark.parametrize("by", ["distribute", "balance", "within_memory"])
 def test_every_way_to_train_has_the_models_device_watched(monkeypatch, task, group, by):
-    """With a parameter server, under DDP, or in pieces: the user need not ask for it."""
+    """The device is watched with a parameter server, under DDP, and in pieces, without a call."""
     model, inputs, labels = task
     asked = []
 
@@ -359,7 +359,7 @@ def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
 
 
 def train_alone():
-    """One process on the whole batches."""
+    """Train in one process on the whole batches."""
     inputs, targets = script.make_data()
     model = script.make_model()
     optimizer = script.make_optimizer(model)
