@@ -10,9 +10,9 @@ from predictors.arx import Arx
 from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
 from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
+from predictors.guard import Guarded
 from predictors.memoryless import Memoryless
 from predictors.networks import Network
-from predictors.no_worse import Guarded
 
 
 def _auto(options: PredictorOptions, models: Models) -> Predictor:
@@ -40,15 +40,15 @@ PREDICTORS: dict[str, Callable[[PredictorOptions, Models], Predictor]] = {
 def make_predictor(
     name: str, options: PredictorOptions | None = None, models: Models | None = None
 ) -> Predictor:
-    """A new predictor.
+    """Make a new predictor.
 
     Args:
         name: A name in `PREDICTORS`.
-        options: For those that learn.
-        models: What earlier runs have learnt, for those that learn to start from.
+        options: When, and on how much, predictors that learn make their fits.
+        models: Fitted models of earlier runs, from which predictors that learn start.
 
     Raises:
-        ValueError: There is no such predictor, or the models are not of the right shape.
+        ValueError: There is no such predictor, or the models' arrays have other shapes.
     """
     if name not in PREDICTORS:
         raise ValueError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")

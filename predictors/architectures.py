@@ -1,7 +1,7 @@
 """Small neural networks, one for each worker, as functions from arrays to arrays.
 
-Each `forward` is written once, for NumPy (to predict) and for `keras.ops` (to learn): `ops` is either. It
-must not know where its weights come from.
+Each `forward` is written once, for NumPy (to predict) and for `keras.ops` (to learn): `ops` is either. This
+module does not know where the weights come from.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 
 from predictors.base import Array, Weights
-from predictors.history import INPUTS, SPEED, inputs
+from predictors.time_series import INPUTS, SPEED, inputs
 
 UNITS = 10
-"""Of the one hidden layer."""
+"""Units of the one hidden layer."""
 
 CENTER, SPREAD = "center", "spread"
 """Names of the means and standard deviations of speed, CPU usage and memory usage, which go with a model."""
 
-_LIMIT = 5.0  # standard deviations; inputs further off were never learnt from
+_LIMIT = 5.0  # standard deviations; inputs further from the mean are clipped: no fit has seen such
 
 Forward = Callable[[Any, Mapping[str, Any], Any], Any]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network looks like.
+    """A kind of network: the shapes of its weights, its inputs, and its formula.
 
     Attributes:
-        shapes: Of the weights, for one worker. Names that end in `bias` start at 0.
-        channels: The channel of each of its inputs, the first so many of `predictors.history.inputs`.
+        shapes: The shape of each array of weights, for one worker. Names that end in `bias` start at 0.
+        channels: The channel of each input, in the order of `predictors.time_series.inputs`; an architecture
+            with fewer inputs takes the first of these.
         forward: Takes `ops`, weights (workers, ...) and standardised inputs (samples, workers, inputs), and
             gives (samples, workers) standardised speeds.
     """
@@ -41,12 +42,12 @@ class Architecture:
 
 
 def predict(architecture: Architecture, model: Weights, block: Array) -> Array:
-    """The speed that follows a block of iterations, (workers,).
+    """Return the speed that follows a block of iterations, (workers,), in samples per second.
 
     Args:
-        architecture: Of the networks.
-        model: Their weights, center and spread, (workers, ...).
-        block: (3, 4, workers); see `predictors.history.inputs`.
+        architecture: The kind of the networks.
+        model: The networks' weights, center and spread, (workers, ...).
+        block: The last three iterations, (3, 4, workers); see `predictors.time_series.inputs`.
     """
     given = inputs(block)[..., : len(architecture.channels)]
     standard = standardised(given, model[CENTER], model[SPREAD], architecture.channels)
@@ -55,12 +56,12 @@ def predict(architecture: Architecture, model: Weights, block: Array) -> Array:
 
 
 def standardised(given: Array, center: Array, spread: Array, channels: tuple[int, ...]) -> Array:
-    """Inputs of mean 0 and deviation 1.
+    """Scale inputs to mean 0 and standard deviation 1, and clip them to 5 deviations.
 
     Args:
-        given: (samples, workers, inputs).
-        center: (workers, 3).
-        spread: (workers, 3).
+        given: The inputs, (samples, workers, inputs).
+        center: Means of speed, CPU usage and memory usage, (workers, 3).
+        spread: Standard deviations of the same, (workers, 3).
         channels: The channel of each input.
     """
     chosen = list(channels)
@@ -93,7 +94,7 @@ def _lstm_step(ops: Any, gates: Any, cell: Any) -> tuple[Any, Any]:
 
 
 def _entering(weights: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
-    """What the latest speed, and the one before, bring into a recurrent layer."""
+    """Return what the latest speed and the one before add to a recurrent layer, (samples, workers, units)."""
     latest, before = (x[:, :, step, None] * weights["input"] + weights["bias"] for step in (0, 1))
     return latest, before
 
@@ -128,4 +129,4 @@ LSTM = Architecture(
 """Long short-term memory over the last two speeds (LB-BSP, section 5.3)."""
 
 ARCHITECTURES: Mapping[str, Architecture] = {"narx": NARX, "simple_rnn": SIMPLE_RNN, "lstm": LSTM}
-"""By the names of their predictors."""
+"""The architectures by the names of their predictors."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictors.base import Array, Fit, Models, PredictorOptions, Weights
-from predictors.history import SPEED
 from predictors.learner import FEWEST, Learner
+from predictors.time_series import SPEED
 
 _SHAPES = {"ar": (2,), "ma": (1,)}
 _INVERTIBLE = 0.98  # largest size of the moving average's weight: beyond 1, shocks would grow for ever
@@ -17,19 +17,19 @@ _REPLAY = 200  # iterations; what a shock before them still does is less than 2%
 
 @dataclass(frozen=True)
 class ArimaFit:
-    """Fits the parameters of each worker.
+    """A fit of each worker's ARIMA parameters.
 
     Attributes:
-        speeds: Of each iteration, (workers,); NaN before a worker's first measurement.
+        speeds: The speeds of each iteration, (workers,); NaN before a worker's first measurement.
     """
 
     speeds: Sequence[Array]
 
     def run(self) -> Weights:
-        """Fit, by maximum likelihood; NaN for workers whose speeds are too few, or have no likelihood.
+        """Fit by maximum likelihood; NaN for workers with too few speeds, or speeds without a likelihood.
 
         Raises:
-            ValueError: None could be fitted.
+            ValueError: No worker's speeds could be fitted.
         """
         from statsmodels.tsa.arima.model import ARIMA  # takes seconds to import
 
@@ -56,9 +56,10 @@ class ArimaFit:
 
 
 class Arima(Learner):
-    """With w = the second differences of speed: w^(k+1) = a1 w^k + a2 w^(k-1) + b e^k, e^k the last error.
+    """ARIMA on each worker's speeds, with parameters that are fitted now and then.
 
-    The parameters have no unit, so they suit workers of any speed.
+    With w = the second differences of speed, w^(k+1) = a1 w^k + a2 w^(k-1) + b e^k, where e^k is the last
+    error. The parameters have no unit, so they suit workers of any speed.
 
     Args:
         options: See `Learner`.
@@ -70,12 +71,12 @@ class Arima(Learner):
         self._shocks = np.empty(0)  # (workers,): e^k
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Keep one iteration and the error in it; see `Predictor`."""
+        """Add one iteration and work out the prediction error in it; see `Predictor.observe`."""
         super().observe(speeds, cpu_usage, memory_usage)
-        self._shocks = self._shocks_after(self._shocks, self.history.latest(5)[:, SPEED])
+        self._shocks = self._shocks_after(self._shocks, self.series.latest(5)[:, SPEED])
 
     def take_fit(self, weights: Weights | None) -> None:
-        """See `Predictor`."""
+        """Use the fitted parameters; see `Predictor.take_fit`."""
         super().take_fit(weights)
         self._replay()
 
@@ -84,10 +85,10 @@ class Arima(Learner):
         self._replay()
 
     def _make_fit(self, start: Weights | None) -> Fit:
-        return ArimaFit([row[SPEED] for row in self.history.rows(self.options.fit_window)])
+        return ArimaFit([row[SPEED] for row in self.series.rows(self.options.fit_window)])
 
     def _forecast(self, weights: Weights) -> Array:
-        speeds = self.history.latest(4)[:, SPEED]
+        speeds = self.series.latest(4)[:, SPEED]
         if len(speeds) < 4:
             return np.full(len(self.workers), np.nan)
         difference = self._expected(np.diff(speeds, 2, axis=0), self._shocks)
@@ -95,13 +96,13 @@ class Arima(Learner):
         return forecast
 
     def _expected(self, differences: Array, shocks: Array) -> Array:
-        """The next second difference after two of them, (2, workers)."""
+        """Return the second difference expected after the last two, (2, workers)."""
         ar, ma = self._current["ar"], self._current["ma"]
         expected: Array = ar[:, 0] * differences[1] + ar[:, 1] * differences[0] + ma[:, 0] * shocks
         return expected
 
     def _shocks_after(self, shocks: Array, speeds: Array) -> Array:
-        """The errors in the last of five iterations' speeds, (5, workers), given those before it."""
+        """Return the errors in the last of five iterations' speeds, (5, workers), given the errors before."""
         if not self._current or len(speeds) < 5:
             return np.zeros(speeds.shape[1])
         differences = np.diff(speeds, 2, axis=0)
@@ -109,8 +110,8 @@ class Arima(Learner):
         return after
 
     def _replay(self) -> None:
-        """Work the errors out anew: other models would have made others."""
-        speeds = self.history.latest(_REPLAY)[:, SPEED]
+        """Compute the errors of the past again, as the present parameters would have made them."""
+        speeds = self.series.latest(_REPLAY)[:, SPEED]
         self._shocks = np.zeros(len(self.workers))
         for end in range(5, len(speeds) + 1):
             self._shocks = self._shocks_after(self._shocks, speeds[end - 5 : end])

@@ -1,46 +1,46 @@
-"""ARX: NARX's linear relative (same inputs as LB-BSP, equation 4), learnt as data comes, without fits."""
+"""ARX, the linear relative of NARX: the inputs of LB-BSP's equation 4, learnt online, without fits."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from predictors.base import Array, Predictor, reindexed
-from predictors.history import INPUTS, LAGS, SPEED, History, inputs
+from predictors.time_series import INPUTS, LAGS, SPEED, TimeSeries, inputs
 
 _FEWEST = 12.0  # samples before the first prediction
-_SPEED_FLOOR = 0.01  # of the mean speed; deviations that are smaller on average are not learnt from
+_SPEED_FLOOR = 0.01  # of the mean speed; inputs that deviate less than this on average teach little
 _USAGE_FLOOR = 0.02
-_OUTLIER = 3.0  # times the usual error
+_OUTLIER = 3.0  # times the usual error, from which a speed counts as an outlier
 
 
 class Arx(Predictor):
-    """Least squares over the past of each worker, in which a sample's weight decays by `forgetting`.
+    """Least squares over each worker's past, in which a sample's weight decays by `forgetting`.
 
-    The regression is solved anew in each iteration from the weighted moments of inputs and speeds, about
-    their means. This is recursive least squares, but a ridge of constant size bounds the weights however
-    long an input stands still. Predicts NaN until there are a dozen samples.
+    The regression is solved in each iteration from the weighted moments of inputs and speeds about their
+    means. This is recursive least squares, but a ridge of constant size bounds the slopes however long an
+    input stays constant. The prediction is NaN until there are a dozen samples.
 
-    A sample that is far off counts less (Huber's weights), and its speed is cut before it becomes an input,
-    unless the one before was as far off to the same side: one is a spike, two are a change.
+    An outlier counts less (Huber's weights), and its speed is clipped before it becomes an input, unless
+    the sample before it was an outlier on the same side: one is a spike, two are a change.
 
     Args:
-        forgetting: Above 0, at most 1.
-        ridge: Added to the inputs' correlation matrix.
+        forgetting: Factor by which a sample's weight decays in each iteration; above 0, at most 1.
+        ridge: Number added to the diagonal of the inputs' correlation matrix.
     """
 
     def __init__(self, forgetting: float = 0.995, ridge: float = 0.02) -> None:
         self._forgetting = forgetting
         self._ridge = ridge
-        self._history = History(LAGS)
+        self._series = TimeSeries(LAGS)
         # Weighted sums over samples z = (1, inputs, speed that followed): (workers, 10, 10) of z z^T.
         self._moments = np.empty((0, 2 + len(INPUTS), 2 + len(INPUTS)))
         self._given = np.empty((0, len(INPUTS)))  # inputs of the next prediction
         self._predicted = np.empty(0)
         self._usual = np.empty(0)  # discounted mean of the errors' size; NaN before the first
-        self._off = np.empty(0)  # side on which the last speed was far off: -1, 0, 1
+        self._off = np.empty(0)  # side on which the last speed was an outlier: -1, 0, 1
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Learn from one iteration; see `Predictor`."""
+        """Learn from one iteration; see `Predictor.observe`."""
         errors = speeds - self._predicted
         sizes = np.abs(errors)
         limit = np.maximum(_OUTLIER * self._usual, _SPEED_FLOOR * np.abs(self._predicted))
@@ -55,13 +55,13 @@ class Arx(Predictor):
         self._usual = np.where(np.isnan(sizes), self._usual, 0.95 * known + 0.05 * np.fmin(sizes, 2 * limit))
 
         self._learn(speeds, weights)
-        self._history.append(cut, cpu_usage, memory_usage)
-        if len(self._history) == LAGS:
-            self._given = inputs(self._history.latest(LAGS))[0]
+        self._series.append(cut, cpu_usage, memory_usage)
+        if len(self._series) == LAGS:
+            self._given = inputs(self._series.latest(LAGS))[0]
         self._predicted = self._forecast()
 
     def predict(self) -> Array:
-        """The regression's speeds, (workers,)."""
+        """Return the regression's speeds, (workers,); see `Predictor.predict`."""
         return self._predicted.copy()
 
     def _learn(self, speeds: Array, weights: Array) -> None:
@@ -94,7 +94,7 @@ class Arx(Predictor):
         return forecast
 
     def _reindex(self, rows: Sequence[int | None]) -> None:
-        self._history.reindex(rows)
+        self._series.reindex(rows)
         self._moments = reindexed(self._moments, rows, 0.0)
         self._given = reindexed(self._given, rows, np.nan)
         self._predicted = reindexed(self._predicted, rows, np.nan)

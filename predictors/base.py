@@ -1,7 +1,7 @@
-"""What every predictor is: arrays in, arrays out, for all workers of a job at once; no input or output.
+"""The interface of predictors: arrays in, arrays out, for all workers of a job at once; no I/O.
 
-Some predictors learn from the past, which takes seconds of CPU. They do not do so themselves: `due_fit`
-hands out the work as a value that can be sent to another process, and `take_fit` brings back what it found.
+Some predictors are fitted to the past, which takes seconds of CPU. They do not do that themselves: `due_fit`
+hands out the work as a value that can be sent to another process, and `take_fit` takes in the result.
 """
 
 from abc import ABC, abstractmethod
@@ -22,12 +22,12 @@ Models = Mapping[str, Mapping[str, Weights]]
 
 
 def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array:
-    """An array whose first dimension is the workers', for other workers.
+    """Return a copy of a per-worker array with its rows moved to a new list of workers.
 
     Args:
-        array: (workers, ...).
+        array: An array whose first dimension is the workers', (workers, ...).
         rows: For each worker from now on, its row in `array`, or None for a new one.
-        unknown: What to fill a new worker's row with.
+        unknown: The value that fills a new worker's row.
     """
     moved = np.full((len(rows), *array.shape[1:]), unknown)
     for new, old in enumerate(rows):
@@ -38,14 +38,14 @@ def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array
 
 @dataclass(frozen=True)
 class PredictorOptions:
-    """How predictors that learn do so.
+    """When, and on how much, predictors that learn make their fits.
 
     Attributes:
         first_fit: Iterations before the first fit; until then the moving average predicts (LB-BSP,
             section 4: 500).
         refit_every: Iterations between fits.
-        fit_window: Latest iterations that a fit is made on, at most.
-        seed: Of a network's first weights and of the order of its samples.
+        fit_window: The most iterations that a fit is made on; the latest are taken.
+        seed: Seed of a network's first weights and of the order of its samples.
 
     Raises:
         ValueError: A number is out of its range.
@@ -70,15 +70,15 @@ class PredictorOptions:
 class Fit(Protocol):
     """A piece of learning that takes long: a value that can be pickled and run in another process.
 
-    To make one takes a moment only: what has to be computed or copied is `run`'s.
+    To make one takes no time to speak of: all that has to be computed or copied is left to `run`.
     """
 
     def run(self) -> Weights:
-        """Learn; the arrays' first dimension is that of the workers when it was handed out."""
+        """Learn; the arrays' first dimension is the workers of the moment when the fit was handed out."""
 
 
 class Predictor(ABC):
-    """Predicts each worker's sample-processing speed in the next iteration.
+    """A predictor of each worker's sample-processing speed in the next iteration.
 
     Rows stand for workers; speeds are in samples per second.
 
@@ -89,14 +89,14 @@ class Predictor(ABC):
     workers: tuple[str, ...] = ()
 
     def set_workers(self, workers: Sequence[str]) -> None:
-        """The job's workers from now on, in the order of the rows; who stays keeps what is known."""
+        """Set the job's workers, in the order of the rows; workers that stay keep their state."""
         row_of = {worker: row for row, worker in enumerate(self.workers)}
         self.workers = tuple(workers)
         self._reindex([row_of.get(worker) for worker in workers])
 
     @abstractmethod
     def _reindex(self, rows: Sequence[int | None]) -> None:
-        """Move the state: for each worker from now on, the row it had, or None for a new one."""
+        """Move the state: for each worker from now on, the row that it had, or None for a new one."""
 
     @abstractmethod
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
@@ -111,16 +111,16 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self) -> Array:
-        """The speeds expected in the next iteration, (workers,); NaN for a worker never observed."""
+        """Return the speeds expected in the next iteration, (workers,); NaN where never observed."""
 
     def due_fit(self) -> Fit | None:
-        """Learning that is to be done now; no other is handed out until its end has been told."""
+        """Return a fit that is to be run now, or None; the next comes only after `take_fit`."""
         return None
 
     def take_fit(self, weights: Weights | None) -> None:
-        """What the fit handed out last has learnt, or None where it failed."""
+        """Take in the result of the fit that was handed out last; None if it failed."""
         raise AssertionError(f"{type(self).__name__} hands out no fits")
 
     def models(self) -> Models:
-        """What has been learnt of the workers so far, in their order, worth keeping for later runs."""
+        """Return the fitted models of the workers, in their order, that later runs can start from."""
         return {}

@@ -11,18 +11,18 @@ _SHAPES: dict[str, tuple[int, ...]] = {"speed": ()}
 
 
 class ExponentialMovingAverage(Predictor):
-    """Predicts the weighted mean of the past, in which a measurement's weight decays by 1 - `alpha`.
+    """The weighted mean of the past, in which a measurement's weight decays by 1 - `alpha`.
 
     The weights are normalised by their sum, so the first measurements, which are often slow, do not
     outweigh what follows: after k of them the latest has weight alpha / (1 - (1 - alpha)^k).
 
     Args:
         alpha: Weight of the latest measurement, above 0 and at most 1.
-        models: Where earlier averages of those who join are looked up by name, under "ema". A worker's counts
-            as its first measurement, so that it is soon forgotten if all is different now.
+        models: Earlier averages, under "ema" by worker. That of a worker that joins counts as its first
+            measurement, so that it is soon forgotten if the worker's speed is another now.
 
     Raises:
-        ValueError: `alpha` is out of its range, or a saved model is not an average.
+        ValueError: `alpha` is out of its range, or a saved model is not a finite average.
     """
 
     def __init__(self, alpha: float = 0.2, models: Models | None = None) -> None:
@@ -36,19 +36,19 @@ class ExponentialMovingAverage(Predictor):
         self._weights = np.empty(0)  # (workers,)
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Average each measured speed in; see `Predictor`."""
+        """Add each measured speed to its worker's average; see `Predictor.observe`."""
         measured = ~np.isnan(speeds)
         keep = 1 - self._alpha
         self._sums[measured] = keep * self._sums[measured] + self._alpha * speeds[measured]
         self._weights[measured] = keep * self._weights[measured] + self._alpha
 
     def predict(self) -> Array:
-        """The averages, (workers,)."""
+        """Return the averages, (workers,); see `Predictor.predict`."""
         with np.errstate(invalid="ignore"):
             return self._sums / self._weights  # 0 / 0 is NaN: never measured
 
     def models(self) -> Models:
-        """Each worker's average."""
+        """Return each worker's average, under "ema"; see `Predictor.models`."""
         averages = zip(self.workers, self.predict(), strict=True)
         known = {worker: {"speed": np.array(speed)} for worker, speed in averages if np.isfinite(speed)}
         return {"ema": known} if known else {}

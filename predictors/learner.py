@@ -1,4 +1,4 @@
-"""When predictors that need fits make them, on what, and for whom: all but what is fitted."""
+"""The base of predictors that need fits: when they are made, on which iterations, for which workers."""
 
 import itertools
 from abc import abstractmethod
@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights, reindexed
-from predictors.history import LAGS, History
+from predictors.time_series import LAGS, TimeSeries
 
 FEWEST = 16
-"""Samples of a worker that a model of its own needs."""
+"""The fewest samples of a worker that a model of its own is fitted to."""
 
 
 class Learner(Predictor):
-    """Predicts with one model for each worker, fitted to its latest iterations every now and then.
+    """A predictor with one model for each worker, fitted to its latest iterations now and then.
 
     A worker without a model of its own has the one that `models` has for it, else it borrows one: the first
-    that was fitted to a worker that is here, else the first in `models`. A model that was not fitted to what
-    this worker did in this job is adapted to its mean speed. Predicts NaN where there is none, or not enough
-    past for the inputs.
+    that was fitted to a present worker, else the first in `models`. A model that was not fitted to this
+    worker in this job is adapted to its mean speed. The prediction is NaN where there is no model, or too
+    short a past for the inputs.
 
     Args:
-        name: In `PREDICTORS`; its models are known by it.
-        shapes: Of the weights of one worker, by their names, so that saved ones can be checked.
-        options: When and on how much to fit.
-        models: Where earlier models of those who join are looked up, under `name`.
+        name: Its name in `PREDICTORS`, and that of its models among others.
+        shapes: The shape of each array of a worker's weights, by name; saved models are checked by them.
+        options: When to fit, and on how much.
+        models: Earlier models, under `name` by worker, for workers that join.
 
     Raises:
-        ValueError: A saved model has other weights than `shapes`, or any that is not finite.
+        ValueError: A saved model has other weights than `shapes`, or one that is not finite.
     """
 
     def __init__(
@@ -36,32 +36,32 @@ class Learner(Predictor):
     ) -> None:
         self.name = name
         self.options = options
-        self.history = History(options.fit_window + LAGS)
+        self.series = TimeSeries(options.fit_window + LAGS)
         self._earlier = models.get(name, {})
         for worker, weights in self._earlier.items():
             check_weights(f"{name} model of {worker}", shapes, weights)
         self._shapes = shapes
-        self._own: dict[str, Weights] = {}  # models that were fitted here
+        self._own: dict[str, Weights] = {}  # models that were fitted in this job, by worker
         self._observed = 0  # iterations
         self._next_fit = options.first_fit
-        self._fitting: tuple[str, ...] | None = None  # whose fit is out
-        self._sums = np.empty((0, 2))  # (workers, 2): of speeds, and how many
+        self._fitting: tuple[str, ...] | None = None  # the workers whose fit is being run
+        self._sums = np.empty((0, 2))  # (workers, 2): the sum of speeds, and their number
         self._current: dict[str, Array] = {}  # the workers' models, stacked in their order; empty if none
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Keep one iteration; see `Predictor`."""
-        self.history.append(speeds, cpu_usage, memory_usage)
+        """Add one iteration to the past; see `Predictor.observe`."""
+        self.series.append(speeds, cpu_usage, memory_usage)
         self._sums += np.stack((np.nan_to_num(speeds), ~np.isnan(speeds)), axis=1)
         self._observed += 1
 
     def predict(self) -> Array:
-        """The models' speeds, (workers,)."""
-        if not self._current or len(self.history) < LAGS:
+        """Return the models' speeds, (workers,); see `Predictor.predict`."""
+        if not self._current or len(self.series) < LAGS:
             return np.full(len(self.workers), np.nan)
         return self._forecast(self._adapted(self._current))
 
     def due_fit(self) -> Fit | None:
-        """A fit of all workers' models to the latest iterations."""
+        """Return a fit of all workers' models to the latest iterations, if it is time for one."""
         if self._fitting is not None or self._observed < self._next_fit or not self.workers:
             return None
         self._next_fit = self._observed + self.options.refit_every
@@ -69,7 +69,7 @@ class Learner(Predictor):
         return self._make_fit(self._adapted(self._current) if self._current else None)
 
     def take_fit(self, weights: Weights | None) -> None:
-        """Use what was learnt, for those whose weights are finite; see `Predictor`."""
+        """Use the fitted models of workers whose weights are finite; see `Predictor.take_fit`."""
         assert self._fitting is not None, "no fit is out"
         fitted, self._fitting = self._fitting, None
         if weights is None:
@@ -81,33 +81,33 @@ class Learner(Predictor):
         self._select()
 
     def models(self) -> Models:
-        """The models that were fitted here, by `name`; last, those of who went while they were fitted."""
+        """Return the models fitted in this job, under `name`; last, those of workers that have left."""
         own = self._own_of_workers() | self._own
         return {self.name: own} if own else {}
 
     @abstractmethod
     def _make_fit(self, start: Weights | None) -> Fit:
-        """A fit to `history` that starts from these weights, if there are any.
+        """Return a fit to `series` that starts from these weights, if there are any.
 
-        What it finds has NaN for workers with fewer than `FEWEST` samples.
+        Its result has NaN for workers with fewer than `FEWEST` samples.
         """
 
     @abstractmethod
     def _forecast(self, weights: Weights) -> Array:
-        """The speeds that models give, (workers,), NaN where the past is too short."""
+        """Return the speeds that models predict, (workers,), NaN where the past is too short."""
 
     def _adapted(self, models: Weights) -> Weights:
-        """The models of others, and of earlier runs, as they would be for these workers."""
+        """Return borrowed and earlier models as they would be for the present workers."""
         return models
 
     def _relative_speeds(self, mean_speeds: Array) -> Array:
-        """How fast each worker is, as a multiple of the mean speed that its model was fitted to.
+        """Return each worker's mean speed over the mean speed that its model was fitted to.
 
         Args:
-            mean_speeds: (workers,), that the models were fitted to.
+            mean_speeds: Samples per second that the models were fitted to, (workers,).
 
         Returns:
-            (workers,); 1 for a model that was fitted to the worker itself, in this job.
+            Ratios, (workers,); 1 for a model that was fitted to the worker itself, in this job.
         """
         own = np.array([worker in self._own for worker in self.workers])
         unknown = own | (self._sums[:, 1] == 0)
@@ -128,16 +128,16 @@ class Learner(Predictor):
 
     def _reindex(self, rows: Sequence[int | None]) -> None:
         self._own = self._own_of_workers()
-        self.history.reindex(rows)
+        self.series.reindex(rows)
         self._sums = reindexed(self._sums, rows, 0.0)
         self._select()
 
 
 def check_weights(what: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> dict[str, Array]:
-    """Saved weights as arrays.
+    """Return saved weights as arrays.
 
     Raises:
-        ValueError: They are not the ones expected, or not finite.
+        ValueError: Their names or shapes are not those of `shapes`, or a value is not finite.
     """
     if set(weights) != set(shapes):
         raise ValueError(f"{what}: has {sorted(weights)}, should have {sorted(shapes)}")

@@ -1,4 +1,4 @@
-"""The simplest predictor: the next iteration goes as the last (LB-BSP, section 3.2)."""
+"""The simplest predictor: the next speed is the last one (LB-BSP, section 3.2)."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from predictors.base import Array, Predictor
 
 
 class Memoryless(Predictor):
-    """Predicts the last speed that was measured."""
+    """The last speed that was measured of each worker."""
 
     def __init__(self) -> None:
         self._last = np.empty(0)
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Keep each measured speed; see `Predictor`."""
+        """Keep each measured speed; see `Predictor.observe`."""
         self._last = np.where(np.isnan(speeds), self._last, speeds)
 
     def predict(self) -> Array:
-        """The last measured speeds, (workers,)."""
+        """Return the last measured speeds, (workers,); see `Predictor.predict`."""
         return self._last.copy()
 
     def _reindex(self, rows: Sequence[int | None]) -> None:

@@ -1,4 +1,4 @@
-"""Predictors that are neural networks: they predict in NumPy and learn in Keras."""
+"""Predictors that are neural networks: NumPy computes their predictions, Keras their fits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ import numpy as np
 
 from predictors.architectures import ARCHITECTURES, CENTER, SPREAD, predict
 from predictors.base import Array, Fit, Models, PredictorOptions, Weights
-from predictors.history import LAGS, SPEED, samples
 from predictors.learner import FEWEST, Learner
+from predictors.time_series import LAGS, SPEED, samples
 
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """Fits one network for each worker to its samples.
+    """A fit of one network for each worker to its samples.
 
     Attributes:
-        network: In `ARCHITECTURES`.
-        rows: The iterations to learn from, (4, workers) each; see `predictors.history.History.rows`.
+        network: A name in `ARCHITECTURES`.
+        rows: The iterations to learn from, (4, workers) each; see `predictors.time_series.TimeSeries.rows`.
         start: Weights to start from, (workers, ...); None: random ones.
-        seed: Of random weights, and of the samples' order.
+        seed: Seed of random weights and of the samples' order.
     """
 
     network: str
@@ -37,10 +37,10 @@ class NetworkFit:
         enough = usable.sum(axis=0) >= FEWEST
         if not enough.any():
             raise ValueError(f"no worker has {FEWEST} samples to fit a network to")
-        from predictors import training  # Keras takes seconds to import
+        from predictors import keras_training  # Keras takes seconds to import
 
         architecture = ARCHITECTURES[self.network]
-        found = training.train(architecture, given, followed, usable, self.start, self.seed)
+        found = keras_training.train(architecture, given, followed, usable, self.start, self.seed)
         finite = np.all(
             [np.isfinite(array.reshape(len(enough), -1)).all(axis=1) for array in found.values()], 0
         )
@@ -52,15 +52,16 @@ class NetworkFit:
 
 
 class Network(Learner):
-    """One network for each worker, all fitted together.
+    """A predictor with one network for each worker, all fitted together.
 
     Args:
-        name: In `ARCHITECTURES`.
-        options: See `Learner`.
-        models: See `Learner`.
+        name: A name in `ARCHITECTURES`.
+        options: When to fit, and on how much.
+        models: Earlier models to start from; see `Learner`.
 
     Raises:
-        ValueError: See `Learner`; or a saved model's spread is not positive.
+        ValueError: A saved model has other arrays than the network, a value that is not finite, or a spread
+            that is not positive.
     """
 
     def __init__(self, name: str, options: PredictorOptions, models: Models) -> None:
@@ -71,11 +72,11 @@ class Network(Learner):
                 raise ValueError(f"{name} model of {worker}: spread {weights[SPREAD]} must be positive")
 
     def _make_fit(self, start: Weights | None) -> Fit:
-        rows = self.history.rows(self.options.fit_window)
+        rows = self.series.rows(self.options.fit_window)
         return NetworkFit(self.name, rows, start, self.options.seed)
 
     def _forecast(self, weights: Weights) -> Array:
-        return predict(self._architecture, weights, self.history.latest(LAGS))
+        return predict(self._architecture, weights, self.series.latest(LAGS))
 
     def _adapted(self, models: Weights) -> Weights:
         ratios = self._relative_speeds(models[CENTER][:, SPEED])[:, None]

@@ -11,13 +11,13 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 
 def random_weights(architecture, workers=2):
-    """Weights for some workers."""
+    """Draw weights for some workers."""
     rng = np.random.default_rng(0)
     return {name: rng.normal(0, 0.5, (workers, *shape)) for name, shape in architecture.shapes.items()}
 
 
 def theirs(layer, kernels, x):
-    """What a Keras layer with these weights gives."""
+    """Return the output of a Keras layer with these weights."""
     layer.build(x.shape)
     layer.set_weights(kernels)
     return np.asarray(layer(x.astype("float32")).detach())
@@ -27,7 +27,7 @@ X = np.random.default_rng(1).normal(size=(5, 2, 8))
 
 
 def readout(weights, worker, hidden):
-    """The output layer."""
+    """Apply the output layer."""
     return hidden @ weights["output"][worker] + weights["output_bias"][worker]
 
 

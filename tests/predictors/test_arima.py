@@ -11,7 +11,7 @@ OPTIONS = PredictorOptions(first_fit=100, refit_every=1000, fit_window=200)
 
 
 def test_hand_worked():
-    """With a = (0.5, 0.25) and b = 0, speeds 1, 2, 4, 8 (w = 1, 2) go on with 12 + 1 + 0.25."""
+    """Parameters a = (0.5, 0.25), b = 0 continue speeds 1, 2, 4, 8 (w = 1, 2) with 12 + 1 + 0.25."""
     models = {"arima": {"w0": {"ar": np.array([0.5, 0.25]), "ma": np.array([0.0])}}}
     speeds = np.array([[1.0], [2.0], [4.0], [8.0]])
     predictor = Arima(OPTIONS, models)
@@ -34,8 +34,8 @@ def test_the_recursion_agrees_with_statsmodels():
     assert predictor.predict() == pytest.approx(theirs, rel=1e-3)
 
 
-def test_a_fit_serves_workers_that_moved_while_it_was_out():
-    """Parameters come to their workers by name; who came meanwhile borrows the first's."""
+def test_a_fit_serves_workers_that_moved_while_it_ran():
+    """Parameters reach their workers by name; a worker that joined meanwhile borrows the first's."""
     series = contended(4, iterations=100, workers=3)
     predictor = Arima(OPTIONS, {})
     predictor.set_workers(["w0", "w1", "w2"])
@@ -51,7 +51,7 @@ def test_a_fit_serves_workers_that_moved_while_it_was_out():
 
 
 def test_what_cannot_be_fitted_is_left_out():
-    """A constant speed and a newcomer get no parameters; with nobody to fit, the fit fails."""
+    """A constant speed and a newcomer get no parameters; with no worker to fit, the fit fails."""
     good = contended(5, iterations=60, workers=1).speeds
     constant = np.full((60, 1), 5.0)
     new = np.where(np.arange(60)[:, None] < 50, np.nan, good)

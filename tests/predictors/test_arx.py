@@ -1,4 +1,4 @@
-"""ARX: a regression that is learnt as data comes."""
+"""ARX: a regression that is learnt online."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def test_it_finds_a_linear_law():
 
 
 def test_it_beats_the_average_under_contention():
-    """Where usage shows the contention, RMSE over the whole run is at most 0.75 of the average's."""
+    """The RMSE is at most 0.75 of the average's where usage shows the contention."""
     series = contended(1)
     average = rmse(replay(make_predictor("ema"), series), series)
 
@@ -38,7 +38,7 @@ def test_a_spike_is_not_followed():
 
 
 def test_inputs_that_stand_still_do_no_harm():
-    """After 5,000 iterations without any change the regression answers to a change as sanely as ever."""
+    """A change after 5,000 constant iterations is predicted as sanely as one after few."""
     predictor = Arx()
     steady = np.full((5000, 1), 70.0)
     replay(predictor, Series(steady, steady * 0, steady * 0 + 0.3, steady))
@@ -49,7 +49,7 @@ def test_inputs_that_stand_still_do_no_harm():
 
 
 def test_a_worker_is_learnt_of_as_if_alone():
-    """What a worker is predicted does not depend on the others."""
+    """The prediction for a worker does not depend on the others."""
     series = contended(2, iterations=200, workers=3)
     alone = Series(*(array[:, 1:2] for array in (series.speeds, series.cpu, series.memory, series.expected)))
 

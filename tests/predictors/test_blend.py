@@ -1,4 +1,4 @@
-"""The blend: predictors weighed by their recent errors."""
+"""The blend: predictors weighted by their recent errors."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.series import MACHINES, contended, machine_usage, noise_only, replay,
 
 
 def test_equal_members_are_averaged():
-    """Before anything is known of the members' errors, each counts the same."""
+    """Members count the same before anything is known of their errors."""
     blend = Blend([ExponentialMovingAverage(), Memoryless()])
     blend.set_workers(["w0"])
     for speed in (10.0, 20.0):  # both predict 10 after the first
@@ -22,7 +22,7 @@ def test_equal_members_are_averaged():
 
 
 def test_the_better_member_prevails():
-    """For noise about a constant the average is as good as alone; for a staircase the last speed is."""
+    """The average prevails for noise about a constant, the last speed for a staircase."""
     rng = np.random.default_rng(0)
     steps = np.repeat(rng.uniform(10, 100, 30), 10)
     noise = 50 + 5 * rng.standard_normal(300)
@@ -38,8 +38,8 @@ def test_the_better_member_prevails():
     assert blend.predict()[1] == pytest.approx(steps[-1], rel=0.01)
 
 
-def test_one_members_fit_is_out_at_a_time():
-    """Two members that are due hand out their fits in turn, and each is given its own back."""
+def test_one_members_fit_runs_at_a_time():
+    """Two members that are due hand out their fits in turn, and each is given its own result."""
     options = PredictorOptions(first_fit=20, refit_every=1000)
     blend = Blend([Network(name, options, {}) for name in ("narx", "lstm")])
     series = contended(1, iterations=20, workers=1)
@@ -58,7 +58,7 @@ def test_one_members_fit_is_out_at_a_time():
 
 @pytest.mark.parametrize("spikes", [0.0, 0.03])
 def test_auto_keeps_to_the_average_in_pure_noise(spikes):
-    """With usage that says nothing and speeds that only tremble, RMSE is within 2% of the average's."""
+    """The RMSE is within 2% of the average's where usage is unrelated and speeds are noise alone."""
     series = noise_only(9, workers=6, spikes=spikes)
     auto = rmse(replay(make_predictor("auto"), series), series)
 
@@ -66,7 +66,7 @@ def test_auto_keeps_to_the_average_in_pure_noise(spikes):
 
 
 def test_auto_beats_the_average_under_contention():
-    """Contention that usage shows: RMSE at most 0.7 of the average's after 500 iterations."""
+    """The RMSE after 500 iterations is at most 0.7 of the average's where usage shows contention."""
     series = contended(10)
     auto = rmse(replay(make_predictor("auto"), series), series, start=500)
 
@@ -75,7 +75,7 @@ def test_auto_beats_the_average_under_contention():
 
 @pytest.mark.skipif(not MACHINES.exists(), reason="needs ../shared/data/google-vm-usage")
 def test_auto_closes_half_the_gap_on_real_machines():
-    """On machines of Google's trace, auto closes half the gap between the average and the noise floor."""
+    """The predictor auto closes half the gap from the average to the noise floor on Google's trace."""
     series = machine_usage(MACHINES, seed=4, machines=range(0, 800, 50))
     average, auto = (rmse(replay(make_predictor(name), series), series) for name in ("ema", "auto"))
     floor = rmse(series.expected, series)

@@ -1,4 +1,4 @@
-"""The networks: what their fits find, and how well they predict."""
+"""The networks: the results of their fits, and how well they predict."""
 
 import pickle
 import tracemalloc
@@ -17,19 +17,19 @@ QUICK = PredictorOptions(first_fit=40, refit_every=40, fit_window=80)
 
 
 def run(fit):
-    """A fit's result, in another process."""
+    """Run a fit in another process, and return its result."""
     return fit.run()
 
 
 @pytest.fixture(scope="module")
 def pool():
-    """Another process, which fits."""
+    """A process pool of one, which runs fits."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 def test_narx_after_its_first_fit_beats_the_average():
-    """Under contention that its usage shows, NARX's RMSE after 500 iterations is at most 0.7 of EMA's."""
+    """NARX's RMSE after 500 iterations is at most 0.7 of EMA's where usage shows contention."""
     series = contended(1)
     narx = rmse(replay(make_predictor("narx"), series), series, start=500)
     average = rmse(replay(make_predictor("ema"), series), series, start=500)
@@ -39,7 +39,7 @@ def test_narx_after_its_first_fit_beats_the_average():
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_fits_in_another_process_are_the_same(name, pool):
-    """With the same seed, a fit finds the same weights wherever and however often it runs."""
+    """A fit with the same seed has the same result wherever and however often it runs."""
     predictors = [make_predictor(name, QUICK) for _ in range(2)]
     series = contended(4, iterations=100, workers=2)
     there, here = (
@@ -52,15 +52,15 @@ def test_fits_in_another_process_are_the_same(name, pool):
 
 
 def test_a_fit_without_samples_fails():
-    """A fit to workers that have hardly been seen is refused."""
+    """A fit to workers with hardly any samples is refused."""
     unknown = [np.full((4, 2), np.nan)] * 20
     with pytest.raises(ValueError, match="no worker has 16 samples"):
         NetworkFit("narx", unknown, None, 0).run()
 
 
 @pytest.mark.parametrize("name", ["narx", "lstm", "arima"])
-def test_to_hand_out_a_fit_copies_none_of_the_past(name):
-    """Whoever asks for one is not kept from other work; and what is handed out stays as it is."""
+def test_handing_out_a_fit_copies_none_of_the_past(name):
+    """Handing out a fit copies nothing, and later iterations do not change the fit."""
     predictor = make_predictor(name, PredictorOptions(first_fit=200))
     predictor.set_workers([f"w{i}" for i in range(200)])
     for _ in range(200):
@@ -83,7 +83,7 @@ def test_to_hand_out_a_fit_copies_none_of_the_past(name):
 
 @pytest.fixture(scope="module")
 def learnt():
-    """NARX's models of two workers."""
+    """Return NARX models of two workers."""
     predictor = make_predictor("narx", PredictorOptions(first_fit=400))
     replay(predictor, contended(5, iterations=400, workers=2))
     return predictor.models()
@@ -100,7 +100,7 @@ def test_models_of_earlier_runs_predict_from_the_start(learnt):
 
 
 def test_models_of_other_workers_are_scaled_to_the_speed(learnt):
-    """A worker whose name is unknown borrows a model: ten times the speeds give ten times the predictions."""
+    """A borrowed model is scaled: ten times the speeds give ten times the predictions."""
     series = contended(6, iterations=50, workers=1)
     predictions = []
     for scale in (1.0, 10.0):
@@ -114,7 +114,7 @@ def test_models_of_other_workers_are_scaled_to_the_speed(learnt):
     assert predictions[1] == pytest.approx(10 * predictions[0], rel=1e-9)
 
 
-def test_fits_start_from_what_is_known(learnt):
+def test_fits_start_from_earlier_models(learnt):
     """A fit for workers with models of earlier runs starts from these, not from random weights."""
     series = contended(6, iterations=40, workers=2)
     predictor = Network("narx", QUICK, learnt)
@@ -126,7 +126,7 @@ def test_fits_start_from_what_is_known(learnt):
 
 
 def test_young_workers_borrow_until_there_is_enough():
-    """A worker with fewer than 16 samples keeps out of the fit and predicts with another's model."""
+    """A worker with fewer than 16 samples is left out of the fit and predicts with another's model."""
     series = contended(7, iterations=60, workers=2)
     series.speeds[:50, 1] = np.nan
     predictor = Network("narx", PredictorOptions(first_fit=60), {})

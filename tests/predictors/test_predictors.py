@@ -18,19 +18,19 @@ QUICK = PredictorOptions(first_fit=40, refit_every=40, fit_window=80)
 
 
 def observe(predictor, *speeds):
-    """Tell a predictor one iteration's speeds, with idle CPUs and memory."""
+    """Let a predictor observe one iteration's speeds, with idle CPUs and memory."""
     values = np.array(speeds)
     predictor.observe(values, np.zeros(len(values)), np.zeros(len(values)))
 
 
 def named(predictor, workers):
-    """Give a predictor so many workers."""
+    """Give a predictor `workers` workers."""
     predictor.set_workers([f"w{i}" for i in range(workers)])
     return predictor
 
 
 def new(kind, workers):
-    """Make a predictor, by its name or its class, for so many workers."""
+    """Make a predictor, by its name or its class, for `workers` workers."""
     return named(make_predictor(kind) if isinstance(kind, str) else kind(), workers)
 
 
@@ -46,7 +46,7 @@ def test_nothing_observed_is_nan(name):
 
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_first_value_is_predicted_exactly(name):
-    """After one measurement the prediction is that measurement."""
+    """The prediction after one measurement is that measurement."""
     predictor = new(name, 2)
     observe(predictor, 3.0, 0.7)
 
@@ -67,7 +67,7 @@ def test_nan_rows_keep_their_prediction(name):
 
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_workers_that_stay_keep_what_is_known(name):
-    """Workers keep what was learned of them where they move; newcomers start unknown."""
+    """Workers keep their state where their rows move; newcomers start unknown."""
     predictor = new(name, 3)
     observe(predictor, 1.0, 2.0, 3.0)
     observe(predictor, 4.0, 2.5, 3.5)
@@ -105,7 +105,7 @@ def test_predictions_stay_within_what_was_seen(name, speeds):
 
 
 def feed(predictor, series, iterations):
-    """Tell a predictor some iterations of a series."""
+    """Let a predictor observe some iterations of a series."""
     for k in iterations:
         predictor.observe(series.speeds[k], series.cpu[k], series.memory[k])
 
@@ -117,7 +117,7 @@ def feed(predictor, series, iterations):
     [(300, 2, 150), pytest.param(1000, 3, 300, marks=pytest.mark.release)],
 )
 def test_no_worker_is_predicted_worse_than_by_the_average(name, make, iterations, workers, first_fit):
-    """Before and after fits, each worker's RMSE is within 2% of the moving average's."""
+    """Each worker's RMSE is within 2% of the moving average's, before and after fits."""
     series = make(11, iterations, workers)
     options = PredictorOptions(first_fit=first_fit, refit_every=first_fit)
     learned = rmse(replay(make_predictor(name, options), series), series)
@@ -129,8 +129,8 @@ def test_no_worker_is_predicted_worse_than_by_the_average(name, make, iterations
 @pytest.mark.parametrize("name", PREDICTORS)
 @settings(deadline=None, max_examples=5)
 @given(st.integers(0, 2**32 - 1))
-def test_predictions_are_speeds_whoever_comes_and_goes(name, seed):
-    """With workers that come, go, move and pause, everyone measured gets a finite, positive prediction."""
+def test_predictions_are_speeds_while_workers_come_and_go(name, seed):
+    """Every measured worker gets a finite, positive prediction while workers join, leave, move and pause."""
     rng = np.random.default_rng(seed)
     predictor = make_predictor(name, PredictorOptions(first_fit=20, refit_every=30, fit_window=40, seed=1))
     measured = set()
@@ -176,7 +176,7 @@ def test_order_does_not_matter(name):
 
 @pytest.mark.parametrize("name", FITTING)
 def test_fits_are_due_one_at_a_time(name):
-    """The first after `first_fit` iterations, the next `refit_every` later, none while one is out."""
+    """The first fit is due after `first_fit` iterations, the next `refit_every` later, never two at once."""
     series = contended(13, iterations=130, workers=1)
     predictor = named(make_predictor(name, QUICK), 1)
     due = []
@@ -190,8 +190,8 @@ def test_fits_are_due_one_at_a_time(name):
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_fits_serve_those_that_moved_meanwhile(name):
-    """What a fit finds comes to the workers by name, though rows have moved and a member has gone."""
+def test_fits_serve_workers_that_moved_meanwhile(name):
+    """A fit's models reach the workers by name, though rows have moved and a member has gone."""
     series = contended(14, iterations=60, workers=3)
     stayed, moved = (named(make_predictor(name, QUICK), 3) for _ in range(2))
     for predictor in (stayed, moved):
@@ -213,7 +213,7 @@ def test_fits_serve_those_that_moved_meanwhile(name):
 
 @pytest.mark.parametrize("name", [name for name in PREDICTORS if name != "memoryless"])
 def test_a_resumed_run_begins_where_the_last_one_ended(name):
-    """Without a fit, the first prediction is the moving average as it was; it counts as one measurement."""
+    """The first prediction is the earlier moving average, which counts as one measurement."""
     before = new(name, 2)
     for speeds in ((1.0, 20.0), (2.0, 30.0), (3.0, 40.0)):
         observe(before, *speeds)
@@ -256,7 +256,7 @@ def test_memoryless_predicts_the_last():
 
 
 def test_ema_hand_worked():
-    """With alpha 0.2, 10 then 20 give (0.8 * 10 + 20) / 1.8, and 30 more (6.4 + 16 + 30) / 2.44."""
+    """The average of 10 and 20 is (0.8 * 10 + 20) / 1.8; with 30 more, (6.4 + 16 + 30) / 2.44."""
     predictor = new(ExponentialMovingAverage, 1)
     observe(predictor, 10.0)
     observe(predictor, 20.0)

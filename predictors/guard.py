@@ -1,4 +1,4 @@
-"""Keeps a predictor from doing worse than the moving average, whatever it predicts."""
+"""A guard that keeps any predictor from doing worse than the moving average."""
 
 from collections.abc import Sequence
 
@@ -8,50 +8,51 @@ from predictors.base import Array, Fit, Models, Predictor, Weights, reindexed
 from predictors.ema import ExponentialMovingAverage
 
 _TOLERANCE = 1.02  # of the moving average's root mean square error
-_HEADROOM = 1.25  # speeds up to this multiple of the fastest seen are reckoned with
+_HEADROOM = 1.25  # times the fastest speed seen: the highest next speed for which the bound holds
 _FORGET = 0.999  # per iteration, of the allowance that is left
 _RECENT = 0.99  # per iteration, of the errors that are compared
 
 
 class Guarded(Predictor):
-    """Predicts as `inner` does where that has proved better, else as the moving average does.
+    """The predictions of `inner` where these have proved better, else those of the moving average.
 
-    Per worker, the sum of squared errors stays within 1.02^2 times that of the moving average, after every
-    iteration, as long as no speed exceeds 1.25 times the fastest seen before. To this end each worker has
-    an allowance, in squared speed: it grows by 1.02^2 times the average's squared error and shrinks by that
-    of what was predicted. With an average of e and a prediction of e + d, a speed v costs
-    (e + d - v)^2 - (e - v)^2 = d^2 + 2 d (e - v) more than with e alone. Speeds lie between 0 and 1.25 times
-    the fastest, so |e - v| is at most some r on the side that hurts, and any |d| up to
-    sqrt(r^2 + allowance) - r can be afforded. The inner prediction is cut to that.
+    For each worker, the sum of squared errors stays within 1.02^2 times that of the moving average, after
+    every iteration, as long as no speed exceeds 1.25 times the fastest seen before. To this end each worker
+    has an allowance, in squared speed: it grows by 1.02^2 times the average's squared error and shrinks by
+    the prediction's. With an average of e and a prediction of e + d, a speed v costs (e + d - v)^2 -
+    (e - v)^2 = d^2 + 2 d (e - v) more than with e alone. Speeds lie between 0 and 1.25 times the fastest, so
+    |e - v| is at most some r on the side that hurts, and any |d| up to sqrt(r^2 + allowance) - r can be
+    afforded. The inner prediction is clipped to that.
 
-    The allowance fades slowly, so that what was gained long ago cannot be lost in one go. Besides, the inner
-    prediction is used only while its recent squared error is at most that of the moving average, and is cut
-    to the range of speeds seen so far. Where it is NaN, infinite, or not positive, the average stands in.
+    The allowance decays slowly, so that what was gained long ago cannot be lost at once. Besides, the inner
+    prediction is used only while its recent squared error is at most that of the moving average, and is
+    clipped to the range of speeds seen so far. Where it is NaN, infinite, or not positive, the average is
+    used.
 
     Args:
-        inner: Its predictions may be anything.
-        models: What earlier runs have learnt, for the moving average to start from.
+        inner: The predictor to guard; its predictions may be anything.
+        models: Models of earlier runs, from which the moving average starts.
     """
 
     def __init__(self, inner: Predictor, models: Models | None = None) -> None:
         self._inner = inner
         self._average = ExponentialMovingAverage(models=models)
-        self._predicted = np.empty(0)  # what was handed out: all else here is judged by that
+        self._predicted = np.empty(0)  # what `predict` returned, on which the costs depend
         self._safe = np.empty(0)  # the moving average's prediction
-        self._tried = np.empty(0)  # the inner prediction, cut to the range; NaN where it is none
+        self._tried = np.empty(0)  # the inner prediction, clipped to the range; NaN where it is no speed
         self._allowance = np.empty(0)
         self._lead = np.empty(0)  # discounted sum of the average's squared errors less the inner's
         self._slowest = np.empty(0)
         self._fastest = np.empty(0)
 
     def set_workers(self, workers: Sequence[str]) -> None:
-        """See `Predictor`."""
+        """Set the workers of the guarded predictor and of the average; see `Predictor.set_workers`."""
         self._inner.set_workers(workers)
         self._average.set_workers(workers)
         super().set_workers(workers)
 
     def observe(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Settle what the last prediction cost, and make the next; see `Predictor`."""
+        """Charge the allowance for the last prediction, and make the next; see `Predictor.observe`."""
         self._settle(speeds)
         self._inner.observe(speeds, cpu_usage, memory_usage)
         self._average.observe(speeds, cpu_usage, memory_usage)
@@ -64,19 +65,19 @@ class Guarded(Predictor):
         self._predicted = self._safe + self._affordable()
 
     def predict(self) -> Array:
-        """The speeds, (workers,); the same until the next iteration, even if a fit comes back meanwhile."""
+        """Return the speeds, (workers,); the same until the next iteration, even if a fit ends meanwhile."""
         return self._predicted.copy()
 
     def due_fit(self) -> Fit | None:
-        """The inner predictor's."""
+        """Return the guarded predictor's fit, if it has one to run."""
         return self._inner.due_fit()
 
     def take_fit(self, weights: Weights | None) -> None:
-        """See `Predictor`."""
+        """Pass a fit's result on to the guarded predictor; see `Predictor.take_fit`."""
         self._inner.take_fit(weights)
 
     def models(self) -> Models:
-        """The inner predictor's, and the moving average."""
+        """Return the guarded predictor's models and the moving average's."""
         return {**self._average.models(), **self._inner.models()}
 
     def _settle(self, speeds: Array) -> None:
@@ -86,7 +87,7 @@ class Guarded(Predictor):
         self._lead = _RECENT * self._lead + np.where(np.isnan(average - tried), 0.0, average - tried)
 
     def _affordable(self) -> Array:
-        """How far to go from the average towards the inner prediction, (workers,)."""
+        """Return the step from the average towards the inner prediction that is allowed, (workers,)."""
         wanted = np.where(np.isnan(self._tried) | (self._lead < 0), 0.0, self._tried - self._safe)
         worst = np.where(wanted > 0, self._safe, np.fmax(_HEADROOM * self._fastest - self._safe, 0.0))
         most = np.sqrt(worst**2 + np.maximum(self._allowance, 0.0)) - worst

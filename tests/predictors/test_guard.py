@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from predictors.base import Predictor
 from predictors.ema import ExponentialMovingAverage
-from predictors.no_worse import Guarded
+from predictors.guard import Guarded
 from tests.series import Series, contended, replay
 
 
 class Scripted(Predictor):
-    """Predicts what it was told to, row by row."""
+    """A predictor that predicts given rows, one after the other."""
 
     def __init__(self, rows):
         self._rows = iter(rows)
@@ -23,7 +23,7 @@ class Scripted(Predictor):
         self._next = np.array(next(self._rows), dtype=float)
 
     def predict(self):
-        """The row."""
+        """Return the row."""
         return self._next.copy()
 
     def _reindex(self, rows):
@@ -31,14 +31,14 @@ class Scripted(Predictor):
 
 
 def series_of(speeds):
-    """A series of these speeds, (iterations, workers), with idle CPUs and memory."""
+    """Return a series of these speeds, (iterations, workers), with idle CPUs and memory."""
     speeds = np.array(speeds, dtype=float)
     idle = np.zeros(speeds.shape)
     return Series(speeds, idle, idle, speeds)
 
 
 def squares(predicted, series):
-    """The sums of squared errors up to each iteration."""
+    """Return the sums of squared errors up to each iteration."""
     return np.nancumsum((predicted - series.speeds) ** 2, axis=0)
 
 
@@ -49,7 +49,7 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 20.0), ANYTHING), min_size=2, max_size
 @settings(deadline=None)
 @given(STEPS)
 def test_never_worse_than_the_average(steps):
-    """Whatever is predicted, RMSE is within 2% of the average's after every iteration, once 20 was seen."""
+    """RMSE is within 2% of the average's after every iteration, whatever is predicted, once 20 was seen."""
     speeds, script = [(20.0,), *((speed,) for speed, _ in steps)], [(20.0,), *((p,) for _, p in steps)]
     series = series_of(speeds)
     guarded = replay(Guarded(Scripted(script)), series)
@@ -61,7 +61,7 @@ def test_never_worse_than_the_average(steps):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1.25), ANYTHING), min_size=2, max_size=60))
 def test_never_worse_than_the_average_while_speeds_climb(steps):
-    """Nor where each speed may be a quarter above the fastest before."""
+    """The bound also holds where each speed may be a quarter above the fastest before."""
     speeds = [20.0]
     for factor, _ in steps:
         speeds.append(factor * max(speeds))
@@ -73,8 +73,8 @@ def test_never_worse_than_the_average_while_speeds_climb(steps):
 
 
 @pytest.mark.parametrize("good", [2, 4, 8])
-def test_a_leap_is_reckoned_with(good):
-    """What low predictions may cost allows for a speed a quarter above the fastest, which comes at last."""
+def test_a_leap_is_allowed_for(good):
+    """The cost of a low prediction allows for a speed a quarter above the fastest, which comes at last."""
     speeds = [10.0, *[8.0, 10.0] * good, *[10.0] * 20, 12.5]
     script = [*speeds[1:-1], 8.0, 8.0]  # right until then
     series = series_of([(speed,) for speed in speeds])
@@ -86,12 +86,12 @@ def test_a_leap_is_reckoned_with(good):
 
 
 def alternating(right, wrong, steady=0):
-    """A worker at 10 and 20 samples per second by turns, and a predictor that is right, then always wrong.
+    """Guard a predictor that is right, then always wrong, of a worker at 10 and 20 samples/s by turns.
 
     Args:
         right: Iterations in which it is right.
-        wrong: Iterations after them in which it says what the speed was last.
-        steady: Iterations between these, at 15, in which it says the same.
+        wrong: Iterations after them in which it predicts the last speed, and so the wrong one.
+        steady: Iterations between these, at 15, which it predicts.
 
     Returns:
         The guarded and the average's predictions, (iterations,) each, and the predictor's own.
@@ -104,15 +104,15 @@ def alternating(right, wrong, steady=0):
     return guarded[:, 0], replay(ExponentialMovingAverage(), series)[:, 0], np.roll(script[:, 0], 1)
 
 
-def test_who_was_right_for_long_is_not_followed_for_long_when_wrong():
-    """What was won a thousand iterations ago does not excuse a hundred errors of late."""
+def test_a_predictor_that_was_right_for_long_is_soon_dropped_when_wrong():
+    """Being right a thousand iterations ago does not excuse the last hundred errors."""
     guarded, average, own = alternating(right=1000, wrong=200)
     assert guarded[1000] == own[1000] != average[1000]
     assert guarded[1100:] == pytest.approx(average[1100:])
 
 
-def test_what_was_won_long_ago_cannot_be_lost_in_one_go():
-    """After thousands of iterations that told nothing, a prediction is followed part of the way only."""
+def test_what_was_gained_long_ago_cannot_be_lost_at_once():
+    """A prediction after thousands of uninformative iterations is followed only in part."""
     guarded, average, own = alternating(right=40, wrong=2)
     assert guarded[40] == own[40] != average[40]
     guarded, average, own = alternating(right=40, wrong=2, steady=5000)
@@ -123,7 +123,7 @@ def test_what_was_won_long_ago_cannot_be_lost_in_one_go():
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.floats(0.2, 3.0), st.integers(2, 100))
 def test_never_worse_than_the_average_where_it_was_good(seed, wrong, good):
-    """A predictor that is perfect, then constantly wrong, loses no more than it has won."""
+    """A predictor that is perfect, then constantly wrong, loses no more than it has gained."""
     series = contended(seed, iterations=200, workers=2)
     script = np.roll(series.speeds, -1, axis=0)
     script[good:] = wrong * series.speeds[0]
@@ -170,7 +170,7 @@ def test_each_worker_is_judged_alone():
 
 
 def test_what_was_predicted_stands_until_the_next_iteration():
-    """A second call, or workers that move, do not change the answer."""
+    """Neither a second call nor workers that move change a prediction."""
     series = contended(3, iterations=100, workers=3)
     predictor = Guarded(Scripted(np.roll(series.speeds, -1, axis=0)))
     replay(predictor, series)
@@ -181,8 +181,8 @@ def test_what_was_predicted_stands_until_the_next_iteration():
 
 
 @pytest.mark.parametrize("iteration", [2, 60, 105, 150])
-def test_who_stays_keeps_what_was_won_and_lost(iteration):
-    """Where another worker goes and one comes, those who stay are predicted as if nothing had been."""
+def test_workers_that_stay_keep_their_allowance(iteration):
+    """Workers that stay are predicted as if no other had left or joined."""
     series = contended(4, iterations=200, workers=3)
     script = np.roll(series.speeds, -1, axis=0)
     script[100:, 0] *= 0.7

@@ -1,6 +1,6 @@
-"""The latest iterations' measurements, and what LB-BSP's equation 4 makes of them: inputs and targets.
+"""The latest iterations' measurements, and the inputs and targets of LB-BSP's equation 4.
 
-It knows rows, not workers' names, and nothing of what is learnt from them.
+It knows rows, not workers' names, and nothing of the models that are fitted to them.
 """
 
 from collections import deque
@@ -11,19 +11,19 @@ import numpy as np
 from predictors.base import Array
 
 LAGS = 3
-"""Iterations that the inputs of one prediction reach back, the current usage included."""
+"""Iterations whose measurements are inputs of one prediction, that of the current usage included."""
 
 SPEED, CPU, MEMORY = range(3)
-"""Channels of a measurement."""
+"""Channels of a measurement: samples per second, and two shares from 0 to 1."""
 
 INPUTS = (SPEED, SPEED, CPU, CPU, CPU, MEMORY, MEMORY, MEMORY)
 """The channel of each input in equation 4, in the order of `inputs`."""
 
 
-class History:
-    """The last `length` iterations, for all workers.
+class TimeSeries:
+    """The measurements of the last `length` iterations, for all workers.
 
-    Where a worker had no samples, the channel of its speed goes on with the one measured before.
+    Where a worker had no samples, its speed is repeated from the iteration before.
 
     Args:
         length: Iterations to keep.
@@ -34,11 +34,11 @@ class History:
         self._workers = 0
 
     def __len__(self) -> int:
-        """Iterations that are there."""
+        """Return the number of iterations that are held."""
         return len(self._rows)
 
     def append(self, speeds: Array, cpu_usage: Array, memory_usage: Array) -> None:
-        """Take in one iteration, as told to `Predictor.observe`."""
+        """Add one iteration's measurements, which are those of `Predictor.observe`."""
         measured = np.isfinite(speeds)
         row = np.stack((speeds, cpu_usage, memory_usage, measured))
         if self._rows:
@@ -46,21 +46,21 @@ class History:
         self._rows.append(row)
 
     def rows(self, iterations: int) -> list[Array]:
-        """The last so many iterations, oldest first, at most those that are there.
+        """Return the last iterations, oldest first, at most as many as are held.
 
         Returns:
             (4, workers) for each: speed, CPU usage, memory usage, and 1 where the speed was measured; NaN
-            before a worker's first measurement. They are no copies, and stay as they are.
+            before a worker's first measurement. They are not copied, and never change.
         """
         return list(self._rows)[-iterations:]
 
     def latest(self, iterations: int) -> Array:
-        """The same as one array, (iterations, 4, workers)."""
+        """Return the last iterations as one array, (iterations, 4, workers); see `rows`."""
         rows = self.rows(iterations)
         return np.stack(rows) if rows else np.empty((0, 4, self._workers))
 
     def reindex(self, rows: Sequence[int | None]) -> None:
-        """Move the workers; see `Predictor.set_workers`."""
+        """Move the workers' columns; see `Predictor.set_workers`."""
         self._workers = len(rows)
         columns = np.array([-1 if row is None else row for row in rows], int)  # the last is of NaN
         unknown = np.full((4, 1), np.nan)
@@ -70,14 +70,14 @@ class History:
 
 
 def inputs(block: Array) -> Array:
-    """The inputs of equation 4 for each prediction that a block of iterations allows.
+    """Return the inputs of equation 4 for each prediction that a block of iterations allows.
 
     Args:
-        block: (iterations, 4, workers), as `History.latest` gives it.
+        block: (iterations, 4, workers), as `TimeSeries.latest` gives it.
 
     Returns:
-        (iterations - 2, workers, 8). For the prediction of v^(k+1): v^k, v^(k-1), c^(k+1), c^k, c^(k-1),
-        m^(k+1), m^k, m^(k-1), where c^(k+1) was measured at the end of iteration k.
+        Inputs, (iterations - 2, workers, 8). For the prediction of v^(k+1): v^k, v^(k-1), c^(k+1), c^k,
+        c^(k-1), m^(k+1), m^k, m^(k-1), where c^(k+1) was measured at the end of iteration k.
     """
     now, one_ago, two_ago = block[2:], block[1:-1], block[:-2]
     return np.stack(
@@ -91,10 +91,10 @@ def inputs(block: Array) -> Array:
 
 
 def samples(block: Array) -> tuple[Array, Array, Array]:
-    """What a block of iterations teaches.
+    """Return the training samples in a block of iterations: inputs, and the speeds that followed.
 
     Args:
-        block: (iterations, 4, workers), as `History.latest` gives it.
+        block: (iterations, 4, workers), as `TimeSeries.latest` gives it.
 
     Returns:
         Inputs (samples, workers, 8), the speeds that followed (samples, workers), and the samples' weights

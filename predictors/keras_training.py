@@ -1,6 +1,6 @@
-"""Trains the networks of all workers together, as one Keras model. Importing this imports Keras.
+"""Training of the networks of all workers together, as one Keras model. Importing this imports Keras.
 
-It is imported where a fit runs, in a process of its own, and nowhere else.
+Only a fit imports it, in a process of its own.
 """
 
 import os
@@ -16,7 +16,7 @@ import torch
 
 from predictors.architectures import CENTER, SPREAD, Architecture, standardised
 from predictors.base import Array, Weights
-from predictors.history import CPU, INPUTS, MEMORY, SPEED
+from predictors.time_series import CPU, INPUTS, MEMORY, SPEED
 
 _EPOCHS, _EPOCHS_FROM_START = 40, 10
 _PATIENCE = 4  # epochs without progress
@@ -24,7 +24,7 @@ _PROGRESS = 0.995  # of the workers' least losses so far, summed, counts as prog
 _BATCH = 64
 _LEARNING_RATE = 0.01
 _VALIDATION = 0.2  # of the samples
-_SPEED_FLOOR = 0.01  # of the mean speed; the least standard deviation, so that a tremor is not blown up
+_SPEED_FLOOR = 0.01  # of the mean speed; the least standard deviation, so that noise is not scaled up
 _USAGE_FLOOR = 0.02
 
 
@@ -42,32 +42,32 @@ class _Networks(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             self._named[name].assign(array)
 
     def call(self, x: Any) -> Any:
-        """See `Architecture.forward`."""
+        """Apply `Architecture.forward` with the layer's weights."""
         weights = {name: keras.ops.convert_to_tensor(array) for name, array in self._named.items()}
         return keras.ops.expand_dims(self._architecture.forward(keras.ops, weights, x), -1)
 
     def export(self) -> dict[str, Array]:
-        """The weights in NumPy."""
+        """Return the weights as NumPy arrays."""
         return {name: keras.ops.convert_to_numpy(w).astype(float) for name, w in self._named.items()}
 
 
 def train(
     architecture: Architecture, given: Array, followed: Array, usable: Array, start: Weights | None, seed: int
 ) -> dict[str, Array]:
-    """Fit all workers' networks; each keeps the weights of the epoch that was best on its validation part.
+    """Fit all workers' networks; each keeps the weights of its best epoch on its validation part.
 
-    The loss is Huber's, since speeds have spikes that nothing announces.
+    The loss is Huber's, since speeds have spikes that no input announces.
 
     Args:
-        architecture: Of the networks.
-        given: (samples, workers, 8) inputs.
-        followed: (samples, workers) speeds.
-        usable: (samples, workers), the samples' weights.
+        architecture: The kind of the networks.
+        given: Inputs, (samples, workers, 8).
+        followed: The speeds that followed, (samples, workers).
+        usable: The samples' weights, (samples, workers).
         start: Weights to start from, center and spread included.
-        seed: Of random weights, of the samples' order, and of which are for validation.
+        seed: Seed of random weights, of the samples' order, and of the choice of those for validation.
 
     Returns:
-        The weights, with center and spread; may be useless where a worker has few samples.
+        The weights, with center and spread; they may be useless for a worker with few samples.
     """
     rng = np.random.default_rng(seed)
     center, spread = _scale(given, usable)
@@ -99,7 +99,7 @@ def train(
                 model.train_on_batch(x[batch], y[batch, :, None], sample_weight=usable[batch])
             now = layer.export()
             losses = _losses(architecture, now, x[held_out], y[held_out], usable[held_out])
-            better = losses <= least  # who has nothing held out goes with the last
+            better = losses <= least  # a worker without validation samples takes the last epoch's
             if np.minimum(losses, least).sum() < _PROGRESS * least.sum():
                 progress = epoch
             for name, array in now.items():
@@ -113,7 +113,7 @@ def train(
 
 
 def _scale(given: Array, usable: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of speed, CPU and memory usage over the usable samples, (workers, 3)."""
+    """Return means and standard deviations of speed, CPU and memory usage, (workers, 3) each."""
     latest = given[..., [INPUTS.index(channel) for channel in (SPEED, CPU, MEMORY)]]
     weights = usable[..., None] / np.maximum(usable.sum(axis=0), 1.0)[:, None]
     center = (weights * latest).sum(axis=0)
@@ -123,7 +123,7 @@ def _scale(given: Array, usable: Array) -> tuple[Array, Array]:
 
 
 def _random(architecture: Architecture, workers: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Glorot's uniform weights, with biases of 0; the same for all workers, (workers, ...)."""
+    """Draw Glorot's uniform weights, with biases of 0; the same for all workers, (workers, ...)."""
     weights = {}
     for name, shape in architecture.shapes.items():
         fan = sum(shape[-2:]) + (len(shape) < 2)
@@ -133,7 +133,7 @@ def _random(architecture: Architecture, workers: int, rng: np.random.Generator) 
 
 
 def _losses(architecture: Architecture, weights: Weights, x: Array, y: Array, usable: Array) -> Array:
-    """Huber's loss on each worker's validation part, (workers,)."""
+    """Return the Huber loss on each worker's validation part, (workers,)."""
     errors = np.abs(architecture.forward(np, weights, x) - y)
     losses = np.where(errors < 1, 0.5 * errors**2, errors - 0.5) * usable
     means: Array = losses.sum(axis=0) / np.maximum(usable.sum(axis=0), 1.0)

@@ -1,26 +1,26 @@
-"""The history: what equation 4 takes as inputs."""
+"""The time series of measurements, and the inputs of equation 4 taken from it."""
 
 import numpy as np
 
-from predictors.history import History, inputs, samples
+from predictors.time_series import TimeSeries, inputs, samples
 
 NAN = float("nan")
 
 
 def kept(rows, length=10):
-    """A history of one worker's (speed, cpu, memory) rows."""
-    history = History(length)
-    history.reindex([None])
+    """Return the time series of one worker's (speed, cpu, memory) rows."""
+    series = TimeSeries(length)
+    series.reindex([None])
     for row in rows:
-        history.append(*(np.array([value]) for value in row))
-    return history
+        series.append(*(np.array([value]) for value in row))
+    return series
 
 
 ROWS = [(10.0, 0.1, 0.5), (20.0, 0.2, 0.6), (30.0, 0.3, 0.7), (40.0, 0.4, 0.8), (50.0, 0.5, 0.9)]
 
 
 def test_inputs_are_those_of_equation_4():
-    """The last two speeds, then CPU and memory usage: current, of the last iteration, of the one before."""
+    """Inputs are the last two speeds, then CPU and memory usage: current, last, and before that."""
     block = kept(ROWS).latest(3)
 
     assert inputs(block).tolist() == [[[50, 40, 0.5, 0.4, 0.3, 0.9, 0.8, 0.7]]]
@@ -36,15 +36,15 @@ def test_samples_pair_inputs_with_the_speed_that_followed():
 
 
 def test_only_the_latest_are_kept():
-    """A history of three iterations forgets the fourth last."""
-    history = kept(ROWS, length=3)
+    """A time series of three iterations forgets the fourth last."""
+    series = kept(ROWS, length=3)
 
-    assert len(history) == 3
-    assert history.latest(10)[:, 0, 0].tolist() == [30.0, 40.0, 50.0]
+    assert len(series) == 3
+    assert series.latest(10)[:, 0, 0].tolist() == [30.0, 40.0, 50.0]
 
 
 def test_missing_speeds_are_no_targets():
-    """Where a worker had no samples its last speed stands in as an input, and is not learnt."""
+    """A worker without samples has its last speed as an input, and no target."""
     rows = list(ROWS)
     rows[3] = (NAN, 0.4, 0.8)
     given, followed, usable = samples(kept([*rows, (60.0, 0.6, 1.0)]).latest(6))
@@ -56,9 +56,9 @@ def test_missing_speeds_are_no_targets():
 
 def test_workers_keep_their_past_where_they_move():
     """A newcomer's past is unknown, and gives no samples."""
-    history = kept(ROWS)
-    history.reindex([None, 0])
-    given, followed, usable = samples(history.latest(5))
+    series = kept(ROWS)
+    series.reindex([None, 0])
+    given, followed, usable = samples(series.latest(5))
 
     assert followed[:, 1].tolist() == [40.0, 50.0]
     assert usable.tolist() == [[0.0, 1.0], [0.0, 1.0]]
