@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from batchsize_manager.policies import POLICIES, PREDICTING
+from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from predictors import PREDICTORS
 
 
@@ -32,6 +32,6 @@ class Balancing:
             raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
 
     @property
-    def predicts(self) -> bool:
+    def uses_predictor(self) -> bool:
         """Whether the policy goes by the predictor."""
-        return self.policy in PREDICTING
+        return self.policy in POLICIES_WITH_PREDICTOR

@@ -8,7 +8,7 @@ from typing import Any
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.learning.learning import Learning
-from batchsize_manager.policies import PREDICTING
+from batchsize_manager.policies import POLICIES_WITH_PREDICTOR
 from idl import check
 from idl.errors import InvalidRequestError
 from idl.translation import read_bounds
@@ -67,9 +67,10 @@ def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -
         tolerance = check.number("tolerance", wanted.tolerance, 0, 1)
     try:
         after = Balancing(policy, predictor, tolerance)
-        if wanted.predictor is not None and not after.predicts:
+        if wanted.predictor is not None and not after.uses_predictor:
             raise ValueError(
-                f"predictor {predictor!r}: policy {policy} has none, only {', '.join(sorted(PREDICTING))}"
+                f"predictor {predictor!r}: policy {policy} has none, only "
+                f"{', '.join(sorted(POLICIES_WITH_PREDICTOR))}"
             )
         if after == before:
             return f"the policy is {policy} already, with the same options"

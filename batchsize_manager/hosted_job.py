@@ -101,7 +101,7 @@ class HostedJob:
     @property
     def predictor(self) -> str:
         """Of its policy; empty where that has none."""
-        return self.balancing.predictor if self.balancing.predicts else ""
+        return self.balancing.predictor if self.balancing.uses_predictor else ""
 
     def log_events(self, effects: Effects) -> None:
         """Log what has happened."""

@@ -26,7 +26,7 @@ from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
 from batchsize_manager.policies import PolicyOptions, make_policy
-from batchsize_manager.policies.remembering import of_kinds
+from batchsize_manager.policies.model_registry import of_kinds
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.store import Retention, Store

@@ -11,8 +11,8 @@ from batchsize_manager.counters import LearningTally
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import models_file, save_models, unpack_models
 from batchsize_manager.learning.trainer import Trainer
-from batchsize_manager.policies import Policy, PolicyOptions, make_remembering
-from batchsize_manager.policies.timed_policy import TimedPolicy
+from batchsize_manager.policies import Policy, PolicyOptions, make_job_policy
+from batchsize_manager.policies.metered_policy import MeteredPolicy
 from idl.errors import InvalidRequestError
 from predictors import Models, Weights
 
@@ -62,7 +62,7 @@ class Learning:
 
     def _make(self, balancing: Balancing, models: Models) -> Policy:
         options = replace(self._options, predictor=balancing.predictor, tolerance=balancing.tolerance)
-        return TimedPolicy(make_remembering(balancing.policy, options, models), self.tally)
+        return MeteredPolicy(make_job_policy(balancing.policy, options, models), self.tally)
 
     def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
         """Have a job's policy learn what it wants to learn, if anything.

@@ -1,6 +1,6 @@
 """Balancing policies: how to split a batch over the workers.
 
-A policy is told who the members are and what each finished iteration showed, and answers with counts.
+A policy takes the members and the measurements of each complete iteration, and returns counts of samples.
 It has no clock and no wire. To add one, write a module with a subclass of `Policy` and name it in
 `POLICIES`.
 """
@@ -12,21 +12,21 @@ from batchsize_manager.policies.base import Observation, Participant, Policy, Sp
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
+from batchsize_manager.policies.model_registry import ModelRegistry, RegistryPolicy
 from batchsize_manager.policies.proportional import Proportional
-from batchsize_manager.policies.remembering import Known, Remembering
 from predictors import Models, Predictor, PredictorOptions, make_predictor
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """What a policy may be given.
+    """The options of policies; each policy takes those that it has a use for.
 
     Attributes:
         predictor: A name in `predictors.PREDICTORS`.
         tolerance: How much slower than the best a split may be before it is changed; see `Proportional`
             and `Learned`.
-        learning: For predictors that learn.
-        models: Where policies look up what has been learnt of those who join; see `make_remembering`.
+        learning: Options of predictors that learn.
+        models: Fitted models, from which policies start for workers that join; see `make_job_policy`.
         step_size: Samples that `leader_straggler` moves at a time at first; see `LeaderStraggler`.
 
     Raises:
@@ -47,7 +47,7 @@ class PolicyOptions:
             raise ValueError(f"step_size {self.step_size}: must be at least 1")
 
     def make_predictor(self) -> Predictor:
-        """A new predictor as these options say."""
+        """Make the predictor that these options name."""
         return make_predictor(self.predictor, self.learning, self.models)
 
 
@@ -58,44 +58,45 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "learned": lambda options: Learned(options.tolerance, options.models),
 }
 
-PREDICTING = frozenset({"proportional"})  # the policies that go by a predictor
+POLICIES_WITH_PREDICTOR = frozenset({"proportional"})
+"""Names of the policies that split by predicted speeds."""
 
 
 def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
-    """A new policy of the given name; the options are for those that have a use for them.
+    """Make a new policy of the given name, with the options that it has a use for.
 
     Raises:
-        ValueError: There is no such policy.
+        ValueError: There is no such policy, or a model is not of its form.
     """
     if name not in POLICIES:
         raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     return POLICIES[name](options or PolicyOptions())
 
 
-def make_remembering(name: str, options: PolicyOptions | None = None, models: Models | None = None) -> Policy:
-    """A new policy that keeps what it learns of those who go, and of kinds of devices; see `Known`.
+def make_job_policy(name: str, options: PolicyOptions | None = None, models: Models | None = None) -> Policy:
+    """Make a policy that keeps the models of workers that left and of kinds of devices.
 
     Args:
-        name: Of the policy.
-        options: For it.
-        models: What is known to begin with; None: that of the options.
+        name: A name in `POLICIES`.
+        options: The policy's options.
+        models: The registry's first models; None: those of the options.
 
     Raises:
-        ValueError: There is no such policy, or the models are not of its form.
+        ValueError: There is no such policy, or a model is not of its form.
     """
     options = options or PolicyOptions()
-    known = Known(options.models if models is None else models)
-    return Remembering(make_policy(name, replace(options, models=known)), known)
+    registry = ModelRegistry(options.models if models is None else models)
+    return RegistryPolicy(make_policy(name, replace(options, models=registry)), registry)
 
 
 __all__ = [
     "POLICIES",
-    "PREDICTING",
+    "POLICIES_WITH_PREDICTOR",
     "Observation",
     "Participant",
     "Policy",
     "PolicyOptions",
     "Split",
+    "make_job_policy",
     "make_policy",
-    "make_remembering",
 ]

@@ -1,4 +1,4 @@
-"""What policies see and give."""
+"""The interface of policies, and the values that they take and return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ class Participant:
     """A worker as a policy sees it.
 
     Attributes:
-        name: Its name.
-        bounds: What batch sizes it can take.
-        kind: Of the device that it computes on, in words; empty where it does not say.
+        name: The worker's name.
+        bounds: The batch sizes that it can take.
+        kind: The kind of device that it computes on; empty where it does not name one.
     """
 
     name: str
@@ -25,11 +25,11 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one worker reported of one iteration.
+    """One worker's report of one iteration.
 
     Attributes:
         batch_size: Samples.
-        batch_processing_time: Seconds, waiting left out.
+        batch_processing_time: Seconds, without the time spent waiting for others.
         cpu_usage: Share that others take of the CPUs that the worker may use, at the iteration's end; 0 to 1.
         memory_usage: Occupied share of the memory that the worker may use; 0 to 1.
     """
@@ -41,7 +41,7 @@ class Observation:
 
     @property
     def speed(self) -> float:
-        """Samples per second; NaN where there was no sample."""
+        """The speed in samples per second; NaN where there was no sample."""
         if not self.batch_size:
             return float("nan")
         return self.batch_size / self.batch_processing_time
@@ -52,11 +52,11 @@ class Split:
     """A policy's answer, in the order of the members.
 
     Attributes:
-        counts: Samples.
-        warnings: What the user should know.
+        counts: Samples of each worker.
+        warnings: Messages for the user.
         predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
-        dispensable: By name, workers without which the job would be faster, with why and by how much in
-            words. If there are several, it is so without all of them together.
+        dispensable: Workers without which the job would be faster, by name, each with a sentence that says
+            why and by how much. If there are several, the sentences hold without all of them together.
     """
 
     counts: list[int]
@@ -66,78 +66,78 @@ class Split:
 
 
 class Policy(ABC):
-    """What every policy does."""
+    """A way to split batches over the workers of a job."""
 
     @abstractmethod
     def set_members(self, members: Sequence[Participant]) -> None:
-        """The job's members from the next split on, in the order of their slices.
+        """Set the job's members from the next split on, in the order of their slices.
 
         Raises:
             InfeasibleError: They cannot take the batch that the policy is holding.
         """
 
-    def expect(self, total: int) -> None:  # noqa: B027 - most need not know
-        """Whole batches have so many samples from now on; an epoch's last may be smaller."""
+    def expect(self, total: int) -> None:  # noqa: B027 - most policies have no use for it
+        """Note that whole batches have `total` samples from now on; an epoch's last may have fewer."""
 
     @abstractmethod
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """An iteration is complete; by name, what the members that finished it reported."""
+        """Take in a complete iteration: by name, the reports of the members that finished it."""
 
     @abstractmethod
     def split(self, total: int) -> Split:
         """Split the next batch of `total` samples.
 
         Raises:
-            InfeasibleError: The members cannot take so many.
+            InfeasibleError: The members' maxima together are below `total`.
         """
 
     def due_fit(self) -> Fit | None:
-        """Learning that is to be done now, elsewhere; see `predictors.Predictor`."""
+        """Return a fit that is to be run now, in another process; see `predictors.Predictor.due_fit`."""
         return None
 
     def take_fit(self, weights: Weights | None) -> None:
-        """What the fit handed out last has learnt, or None where it failed."""
+        """Take in the result of the fit that was handed out last; None if it failed."""
         raise AssertionError(f"{type(self).__name__} hands out no fits")
 
     def models(self) -> Models:
-        """What has been learnt of the members so far, in their order, worth keeping for later runs."""
+        """Return the fitted models of the members, in their order, that later runs can start from."""
         return {}
 
 
-class Around(Policy):
-    """Does what another policy does; the base of those that do something besides.
+class PolicyWrapper(Policy):
+    """The base of policies that do something besides what another policy does.
 
     Args:
-        policy: The other.
+        policy: The other policy, to which all calls are passed on.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`."""
+        """Pass on `Policy.set_members`."""
         self.policy.set_members(members)
 
     def expect(self, total: int) -> None:
-        """See `Policy`."""
+        """Pass on `Policy.expect`."""
         self.policy.expect(total)
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`."""
+        """Pass on `Policy.observe`."""
         self.policy.observe(observations)
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Pass on `Policy.split`."""
         return self.policy.split(total)
 
     def due_fit(self) -> Fit | None:
-        """See `Policy`."""
+        """Pass on `Policy.due_fit`."""
         return self.policy.due_fit()
 
     def take_fit(self, weights: Weights | None) -> None:
-        """See `Policy`."""
+        """Pass on `Policy.take_fit`."""
         self.policy.take_fit(weights)
 
     def models(self) -> Models:
-        """See `Policy`."""
+        """Pass on `Policy.models`."""
         return self.policy.models()

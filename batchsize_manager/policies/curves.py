@@ -1,4 +1,4 @@
-"""Time curves of workers: what they are, how they are fitted to sightings, and how a batch is split by them.
+"""Time curves of workers: their form, their fit to measured times, and the split that follows from them.
 
 A GPU's time is flat while launching kernels takes longer than running them, then grows in a line with
 the batch size (LB-BSP, section 3.3.1). Arrays in, arrays out, for all workers at once; no state.
@@ -18,26 +18,25 @@ _ELASTICITY_SPREAD = 0.6
 _UNSEEN_ELASTICITY = 0.5  # at the least, beyond the largest batch that was seen
 _HOPED_ELASTICITY = 0.3  # at the least, below the smallest batch that was seen
 _LEAST_ELASTICITY = 1e-3  # a flat part rises a little, so that times only ever grow
-_MISFIT = 0.15  # relative error of a line for each factor of e that a sighting lies away
-_KNEE_COST = 2.0  # what a flat part must explain, in squared deviations, to be believed in
+_MISFIT = 0.15  # relative error of a line for each factor of e between two batch sizes
+_KNEE_COST = 2.0  # squared deviations that a flat part must explain to be assumed
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Workers' times: `level` up to `threshold`, then `per_sample` more for each sample.
+    """The workers' times: `level` up to `threshold` samples, then `per_sample` more for each sample.
 
-    Beyond `reach` a worker is taken to slow down at least half as fast as its batch grows, lest one that
-    was only seen in its flat part be given everything at once. Below `least` it is taken to be a little
-    faster than there even if it seems flat: who sets the pace is tried with less until it does not help.
-    All arrays are (workers,).
+    Beyond `reach` the time is taken to grow at least half as fast as the batch, lest a worker that was only
+    measured in its flat part be given everything at once. Below `least` it is taken to fall a little even if
+    the curve seems flat: a straggler is tried with less until that does not help. All arrays are (workers,).
 
     Attributes:
-        level: Seconds; launch overhead and whatever else does not depend on the batch size.
+        level: Seconds; launch overhead and all else that does not depend on the batch size.
         threshold: Samples up to which the worker is not saturated.
-        per_sample: Seconds, above 0.
-        least: Samples; the smallest batch that was seen.
-        reach: The largest.
-        error: Relative standard deviation of the times near the batch sizes that were asked for.
+        per_sample: Seconds for each sample beyond the threshold, above 0.
+        least: Samples; the smallest batch size that was measured.
+        reach: Samples; the largest batch size that was measured.
+        error: Relative standard deviation of the times near the batch sizes that the fit is centred on.
     """
 
     level: Array
@@ -48,7 +47,7 @@ class Curves:
     error: Array
 
     def lines(self) -> tuple[Array, Array]:
-        """Offsets and slopes of three lines; the time is the uppermost of them. Each is (3, workers)."""
+        """Return offsets and slopes of three lines, (3, workers) each; the time is the uppermost of them."""
         saturated = self.level - self.per_sample * self.threshold
         at_reach = self.level + self.per_sample * np.maximum(0.0, self.reach - self.threshold)
         beyond = np.maximum(self.per_sample, _UNSEEN_ELASTICITY * at_reach / self.reach)
@@ -61,26 +60,26 @@ class Curves:
         )
 
     def times(self, counts: Array) -> Array:
-        """Seconds for a batch of each worker, (workers,)."""
+        """Return the seconds that each worker takes for its batch, (workers,)."""
         offsets, slopes = self.lines()
         times: Array = (offsets + slopes * counts).max(axis=0)
         offset, slope = self.hope()
         return np.where(counts < self.least, np.minimum(times, offset + slope * counts), times)
 
     def hope(self) -> tuple[Array, Array]:
-        """Offset and slope of the line that no time below `least` is above; each is (workers,)."""
+        """Return offset and slope, (workers,) each, of the line that times below `least` do not exceed."""
         offsets, slopes = self.lines()
         at_least = (offsets + slopes * self.least).max(axis=0)
         return (1 - _HOPED_ELASTICITY) * at_least, _HOPED_ELASTICITY * at_least / self.least
 
     def averaged_over(self, known: NDArray[np.bool_]) -> "Curves":
-        """The curves with the average of those of the workers in `known`, (workers,), for all others."""
+        """Return the curves with the mean of those in `known`, (workers,), in place of all others."""
         if known.all() or not known.any():
             return self
         return Curves(*(np.where(known, array, array[known].mean()) for array in self._arrays()))
 
     def without(self, rows: Sequence[int]) -> "Curves":
-        """The curves of all workers but some."""
+        """Return the curves of all workers but those in `rows`."""
         return Curves(*(np.delete(array, rows) for array in self._arrays()))
 
     def _arrays(self) -> tuple[Array, ...]:
@@ -88,7 +87,7 @@ class Curves:
 
 
 class EqualTime:
-    """Curves as `split_evenly_in_time` asks for them."""
+    """Curves as the `TimeCurves` of `split_evenly_in_time`."""
 
     def __init__(self, curves: Curves) -> None:
         self._curves = curves
@@ -98,14 +97,14 @@ class EqualTime:
         self._rows: list[list[float]] = rows.T.tolist()
 
     def time(self, worker: int, count: int) -> float:
-        """See `TimeCurves`."""
+        """Return the seconds of one worker; see `TimeCurves.time`."""
         a, b, c, u, v, w, offset, slope, least = self._rows[worker]
         time = max(a + u * count, b + v * count, c + w * count)
         return time if count >= least else min(time, offset + slope * count)
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `TimeCurves`."""
-        # Nobody needs more than the whole batch, and in the longest time for that all get through it.
+        """Return counts just below the best split; see `TimeCurves.fill`."""
+        # No worker needs more than the whole batch, and in the longest time for that all get through it.
         high = np.maximum(low, np.minimum(high, total))
         return fill_to_level(
             self._within, float(self._curves.times(high.astype(float)).max()), total, low, high
@@ -119,30 +118,30 @@ class EqualTime:
 
 
 def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
-    """Fit a curve to each worker's sightings, those near its batch size counting most.
+    """Fit a curve to each worker's measured times, those near its centre counting most.
 
-    Weighted least squares of relative errors: for each threshold that the sightings leave to choose from,
-    level and slope have a closed form; the threshold that leaves the least is taken. Where sightings say
-    little of the slope, a usual one stands in.
+    The fit is by weighted least squares of relative errors. For each of the candidate thresholds, level and
+    slope have a closed form; the threshold with the smallest sum is taken. Where the measurements hardly
+    determine the slope, a usual one is assumed.
 
     Args:
-        sizes: (workers, sightings), samples; what a sighting of infinite variance holds does not matter.
-        times: Seconds, likewise.
-        variances: Of the times, relative; infinite where there is no sighting.
-        centres: (workers,), samples: where the curves are to be right.
+        sizes: Batch sizes in samples, (workers, measurements); ignored where the variance is infinite.
+        times: Batch processing times in seconds, (workers, measurements).
+        variances: Relative variances of the times, (workers, measurements); infinite: no measurement.
+        centres: Batch sizes in samples near which the curves should be right, (workers,).
     """
     known = np.isfinite(variances)
     sizes, times = np.where(known, sizes, centres[:, None]), np.where(known, times, 1.0)
     distance = np.log(sizes / centres[:, None])
-    weights = 1 / (variances + (_MISFIT * distance) ** 2)  # (workers, sightings), 0 where there is none
+    weights = 1 / (variances + (_MISFIT * distance) ** 2)  # (workers, measurements), 0 where there is none
     whole = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-    # Everything is in units of the worker's average sighting, so that nothing depends on the scale.
+    # All is in units of the worker's average measurement, so that nothing depends on the scale.
     size_unit = np.exp((weights * np.log(sizes)).sum(axis=1, keepdims=True) / whole)
     time_unit = np.exp((weights * np.log(times)).sum(axis=1, keepdims=True) / whole)
     x, t = sizes / size_unit, times / time_unit
 
     thresholds = np.concatenate([np.zeros_like(size_unit), x, 0.75 * x], axis=1)  # (workers, choices)
-    excess = np.maximum(0.0, x[:, None, :] - thresholds[:, :, None])  # (workers, choices, sightings)
+    excess = np.maximum(0.0, x[:, None, :] - thresholds[:, :, None])  # (workers, choices, measurements)
     u, v, w = (1 / t)[:, None, :], excess / t[:, None, :], weights[:, None, :]
     prior = 1 / _ELASTICITY_SPREAD**2
     wu, wv = w * u, w * v
@@ -158,7 +157,7 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
     left += prior * (slope - _USUAL_ELASTICITY) ** 2 + _KNEE_COST * (thresholds > 0)
     best = (np.arange(len(sizes)), left.argmin(axis=1))
     size_unit, time_unit = size_unit[:, 0], time_unit[:, 0]
-    # Who was never seen is taken to have been, where it is asked for.
+    # A worker without measurements is treated as if it had one at its centre.
     shown = np.where(known.any(axis=1, keepdims=True) & ~known, np.nan, sizes)
     return Curves(
         level[best] * time_unit,

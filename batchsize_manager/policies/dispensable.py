@@ -1,4 +1,4 @@
-"""Workers that slow a job more than they help: those that set its pace with the fewest samples they can have.
+"""Workers that slow a job more than they help: stragglers that already have the fewest samples allowed.
 
 LB-BSP says of them: "restart the training process without that worker, and the resultant setup is
 actually more efficient" (section 3.3.2). From the curves it follows by how much.
@@ -9,33 +9,36 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from batchsize_manager.policies.curves import Curves, EqualTime
-from batchsize_manager.policies.sightings import Sightings
+from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import split_evenly_in_time
 from idl.bounds import Bounds
 
-_LEAST_ITERATIONS, _LEAST_REPEATS = 10, 5  # that a worker must have been seen for, and at that batch size
+_LEAST_ITERATIONS, _LEAST_REPEATS = 10, 5  # measured of a worker in all, and at its batch size
 _LEAST_GAIN, _SURE = 0.02, 3.0  # relative; standard deviations by which a gain must lie above 0
-_FURTHEST = 1.5  # times the largest batch that was seen: as far as the others' curves are believed
+_FURTHEST = 1.5  # times the largest batch measured: as far as the others' curves are trusted
 _MOST_CANDIDATES = 8
 
 
 def dispensable(
     names: Sequence[str],
     curves: Curves,
-    sightings: Sightings,
+    measurements: Measurements,
     counts: Sequence[int],
     total: int,
     bounds: Sequence[Bounds],
 ) -> Mapping[str, str]:
-    """Those without whom an iteration of the same batch would be clearly shorter, with the gain in words.
+    """Return the workers without which an iteration would be clearly shorter, with the gain in words.
 
     Args:
-        names: (workers,).
-        curves: Of the workers, right near `counts`.
-        sightings: What they were fitted to.
-        counts: (workers,), the present split.
-        total: Samples that it sums to.
-        bounds: (workers,).
+        names: The workers' names, (workers,).
+        curves: The workers' time curves, fitted near `counts`.
+        measurements: The measurements that the curves were fitted to.
+        counts: The present split in samples, (workers,).
+        total: The sum of `counts`.
+        bounds: The workers' bounds, (workers,).
+
+    Returns:
+        By worker, a sentence that says why; empty where no worker slows the job for certain.
     """
     times = curves.times(np.array(counts, dtype=float))
     longest = float(times.max())
@@ -43,7 +46,7 @@ def dispensable(
     candidates: list[int] = []
     best, gone = longest, 0
     for i in slowest_first[: min(_MOST_CANDIDATES, len(counts) - 1)]:
-        if counts[i] > _least(bounds[i]) or not _is_known(sightings, i, counts[i]):
+        if counts[i] > _least(bounds[i]) or not _is_known(measurements, i, counts[i]):
             break
         candidates.append(i)
         without = _longest_without(candidates, curves, total, bounds)
@@ -69,17 +72,17 @@ def _least(bound: Bounds) -> int:
     return -(-bound.minimum // bound.granularity) * bound.granularity
 
 
-def _is_known(sightings: Sightings, worker: int, count: int) -> bool:
-    there = np.abs(sightings.sizes[worker] - count) < 0.5
+def _is_known(measurements: Measurements, worker: int, count: int) -> bool:
+    there = np.abs(measurements.sizes[worker] - count) < 0.5
     return bool(
-        sightings.iterations[worker] >= _LEAST_ITERATIONS
-        and np.isnan(sightings.surprise[worker])
-        and sightings.repeats[worker][there].max(initial=0.0) >= _LEAST_REPEATS
+        measurements.iterations[worker] >= _LEAST_ITERATIONS
+        and np.isnan(measurements.surprise[worker])
+        and measurements.repeats[worker][there].max(initial=0.0) >= _LEAST_REPEATS
     )
 
 
 def _longest_without(gone: Sequence[int], curves: Curves, total: int, bounds: Sequence[Bounds]) -> float:
-    """The longest time of the best split over the others; infinity where they cannot take it, or may not."""
+    """Return the longest time in seconds of the best split over the others; infinity if there is none."""
     left = [bound for i, bound in enumerate(bounds) if i not in gone]
     if sum(bound.maximum for bound in left) < total:
         return float("inf")

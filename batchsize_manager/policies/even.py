@@ -1,4 +1,4 @@
-"""Plain BSP: everybody gets the same, as far as bounds allow."""
+"""The even split of plain BSP: the same number of samples for all workers, as far as bounds allow."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,19 +7,19 @@ from batchsize_manager.policies.solver import split
 
 
 class Even(Policy):
-    """The baseline that balancing is measured against."""
+    """An even split, the baseline that balancing is compared with."""
 
     def __init__(self) -> None:
         self._members: Sequence[Participant] = ()
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`."""
+        """Set the members; see `Policy.set_members`."""
         self._members = members
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """Nothing that workers report changes an even split."""
+        """Do nothing: no report changes an even split."""
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Split the next batch evenly; see `Policy.split`."""
         bounds = [member.bounds for member in self._members]
         return Split(split([1.0] * len(bounds), total, bounds))

@@ -15,22 +15,22 @@ MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples; line
 
 
 class LeaderStraggler(Policy):
-    """Approaches the equilibrium of batch processing times in two phases.
+    """Alg. 2: approach the equilibrium of batch processing times in two phases.
 
-    The fast-approach phase takes large steps after a short observation window; once a leader is seen
-    that was behind its straggler before, the fine-tune phase takes small steps after a long window.
+    The fast-approach phase takes large steps after a short observation window. Once a leader has been behind
+    its straggler before, the fine-tune phase takes small steps after a long window.
 
     Bounds and granularity narrow the paper's rule: the leader is the fastest worker that can take a step
     more, and a step is a multiple of both workers' granularity. Batches that are not of the usual size
-    (the last of an epoch) are split in proportion and not learned from. When members change, their batch
-    sizes are scaled to the same sum, a newcomer starting with the average, and the algorithm starts anew.
+    (the last of an epoch) are split in proportion, and their times ignored. When members change, their batch
+    sizes are scaled to the same sum, a newcomer starting with the average, and the algorithm starts again.
 
     Args:
         step_size: Samples moved at a time in the fast-approach phase; the paper's Δ.
 
     Attributes:
         step_size: Samples moved at a time.
-        observation_window: Iterations for which the leader must have preceded the straggler.
+        observation_window: Iterations in all of which the leader must have been faster than the straggler.
     """
 
     def __init__(self, step_size: int = STEP_SIZE) -> None:
@@ -43,7 +43,7 @@ class LeaderStraggler(Policy):
         self._forget()
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`."""
+        """Set the members, and scale their batch sizes to the usual sum; see `Policy.set_members`."""
         previous = dict(zip((m.name for m in self._members), self._batch_sizes, strict=False))
         if [member.name for member in members] != [member.name for member in self._members]:
             self._approach()
@@ -55,13 +55,13 @@ class LeaderStraggler(Policy):
         self._forget()
 
     def expect(self, total: int) -> None:
-        """See `Policy`; batch sizes keep their proportions."""
+        """Set the usual batch; batch sizes keep their proportions. See `Policy.expect`."""
         self._usual_total = total
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`; takes in what is of the current members and their usual batch sizes.
+        """Add an iteration of the current members and their usual batch to the observation window.
 
-        What is seen before the first split shows how another policy had split; this one begins there.
+        Observations before the first split show how another policy had split; this one begins there.
         """
         seen = [observations.get(member.name) for member in self._members]
         if any(observation is None for observation in seen):
@@ -81,7 +81,7 @@ class LeaderStraggler(Policy):
         self._fresh = True
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Split the next batch, moving a step of samples if one is due; see `Policy.split`."""
         if not self._batch_sizes:
             self._usual_total = self._usual_total or total
             self._batch_sizes = self._scale([1.0] * len(self._members), self._usual_total)
@@ -100,12 +100,12 @@ class LeaderStraggler(Policy):
         return Split(list(self._batch_sizes), warnings)
 
     def _approach(self) -> None:
-        """Line 3: begin with the fast-approach phase."""
+        """Begin the fast-approach phase (line 3)."""
         self.step_size = self._fast_step_size
         self.observation_window = FAST_OBSERVATION_WINDOW
 
     def _update_batch_sizes(self) -> tuple[str, ...]:
-        """Lines 5 to 13, once for each iteration observed."""
+        """Run lines 5 to 13, once for each iteration observed; return warnings."""
         times = self._window[-1]  # (workers,)
         straggler = int(times.argmax())
         able = [i for i in range(len(times)) if i != straggler and self._can_lead(i, straggler)]

@@ -1,7 +1,7 @@
-"""Batch sizes by time curves that are fitted as the job runs: a batch is split so that all take equally long.
+"""Batch sizes by time curves that are fitted while the job runs, so that all workers take equally long.
 
-What LB-BSP's sections 3.3.1 and 3.3.2 are after, without Alg. 2's steps: once the curves are known, the
-best split follows from them at once.
+This has the aim of LB-BSP's sections 3.3.1 and 3.3.2 without the steps of Alg. 2: once the curves are known,
+the best split follows from them at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.dispensable import dispensable
-from batchsize_manager.policies.sightings import Sightings
+from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
 from predictors import Array, Models, Weights
@@ -22,20 +22,20 @@ MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples than 
 
 
 class Learned(Policy):
-    """Fits each worker's time curve online, and solves for the split with the smallest longest time.
+    """A policy that fits each worker's time curve online and solves for the shortest longest time.
 
-    There are no iterations spent on exploring: the first splits differ from each other anyway, and each
-    shows the curves where the next one is looked for. A worker that was never seen is taken to be as the
-    others are on average. A split stays until another is better by more than `tolerance` and by more than
-    the curves may be wrong.
+    No iterations are spent on exploration: the first splits differ from each other anyway, and each
+    measures the curves near where the next split is sought. A worker without measurements is taken to be as
+    the others are on average. A split stays until another is better by more than `tolerance` and by more
+    than the error of the curves.
 
     Args:
         tolerance: Keep a split while its slowest worker is expected to take at most 1 + `tolerance` times
             as long as with the best one; see `Proportional`.
-        models: Where the curves of those who join are looked up by name, under "learned"; see `Known`.
+        models: Earlier measurements of workers that join, under "learned" by worker; see `ModelRegistry`.
 
     Raises:
-        ValueError: A model is not one of this policy's.
+        ValueError: A model has not the form of this policy's.
     """
 
     def __init__(self, tolerance: float = 0.0, models: Models | None = None) -> None:
@@ -44,29 +44,29 @@ class Learned(Policy):
         for name, weights in self._known.items():
             _checked(name, weights)
         self._members: Sequence[Participant] = ()
-        self._sightings = Sightings()
-        self._curves: Curves | None = None  # as last fitted; None if that was before the last sighting
-        self._centres = np.zeros(0)  # (workers,), samples: where they are to be right
+        self._measurements = Measurements()
+        self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
+        self._centres = np.zeros(0)  # (workers,), samples: where the curves are to be right
         self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
         self._largest = np.zeros(0)  # (workers,), samples: the largest batch that each has gone through
-        self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short when last heard of
+        self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short in the last report
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`; who stays keeps its curve, whatever its bounds are now."""
+        """Set the members; those that stay keep their curves, whatever their bounds are now."""
         row_of = {member.name: row for row, member in enumerate(self._members)}
         rows = [row_of.get(member.name) for member in members]
-        self._sightings.reindex(rows)
+        self._measurements.reindex(rows)
         self._largest = np.array([0.0 if row is None else self._largest[row] for row in rows])
         self._guarded = np.array([row is not None and self._guarded[row] for row in rows], dtype=bool)
         for row, (member, old) in enumerate(zip(members, rows, strict=True)):
             if old is None and (weights := self._known.get(member.name)) is not None:
-                self._sightings.restore(row, *_checked(member.name, weights))
+                self._measurements.restore(row, *_checked(member.name, weights))
         self._members = members
         self._last.clear()
         self._curves = None
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`; every batch size tells something, those of an epoch's last batch, too."""
+        """Add the time of each batch size, an epoch's last batch included; see `Policy.observe`."""
         seen = [
             (row, observation)
             for row, member in enumerate(self._members)
@@ -79,16 +79,16 @@ class Learned(Policy):
         times = np.array([observation.batch_processing_time for _, observation in seen])
         self._largest[workers] = np.maximum(self._largest[workers], sizes)
         self._guarded[workers] = [observation.memory_usage > MEMORY_GUARD for _, observation in seen]
-        everyone = self._sightings.latest_sizes
+        everyone = self._measurements.latest_sizes
         everyone[workers] = sizes
         expected = self._fit(everyone).times(everyone)[workers]
-        self._sightings.add(workers, sizes, times, expected)
+        self._measurements.add(workers, sizes, times, expected)
         self._curves = None
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Split the next batch by the time curves; see `Policy.split`."""
         bounds = self._bounds(total)
-        seen = self._sightings.seen
+        seen = self._measurements.seen
         if not seen.any():
             return Split(split([1.0] * len(bounds), total, bounds))
         last = self._last.get(total)
@@ -101,37 +101,37 @@ class Learned(Policy):
         times = curves.times(counts)
         speeds = np.where(seen & (counts > 0), counts / times, np.nan)
         needless = dispensable(
-            [member.name for member in self._members], curves, self._sightings, last, total, bounds
+            [member.name for member in self._members], curves, self._measurements, last, total, bounds
         )
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
 
     def models(self) -> Models:
-        """What was seen of each member, which its curve follows from."""
-        sightings = self._sightings
+        """Return each member's measurements, from which its curve follows; see `Policy.models`."""
+        measurements = self._measurements
         learnt = {
-            member.name: {"sizes": sightings.sizes[row, places], "times": sightings.times[row, places]}
-            for row, (member, places) in enumerate(zip(self._members, sightings.repeats > 0, strict=True))
+            member.name: {"sizes": measurements.sizes[row, places], "times": measurements.times[row, places]}
+            for row, (member, places) in enumerate(zip(self._members, measurements.repeats > 0, strict=True))
             if places.any()
         }
         return {"learned": learnt} if learnt else {}
 
     def _fit(self, centres: Array) -> Curves:
-        """The curves, right near these batch sizes, (workers,); who was never seen has the average."""
-        sightings = self._sightings
+        """Return the curves fitted near `centres`, (workers,); the average where nothing was measured."""
+        measurements = self._measurements
         if self._curves is not None and np.array_equal(centres, self._centres):
             return self._curves
-        curves = fit(sightings.sizes, sightings.times, sightings.variances, np.maximum(centres, 1.0))
-        self._curves, self._centres = curves.averaged_over(sightings.known), centres
+        curves = fit(measurements.sizes, measurements.times, measurements.variances, np.maximum(centres, 1.0))
+        self._curves, self._centres = curves.averaged_over(measurements.known), centres
         return self._curves
 
     def _usual_sizes(self, total: int) -> Array:
-        """About what each worker would have of a batch for which there is no split yet, (workers,)."""
-        sizes = self._sightings.latest_sizes
+        """Return about what each worker would have of a batch of a new size, (workers,)."""
+        sizes = self._measurements.latest_sizes
         usual: Array = sizes * (total / sizes.sum())
         return usual
 
     def _bounds(self, total: int) -> list[Bounds]:
-        """The members' bounds, those that are short of memory at the largest batch that they have had."""
+        """Return the members' bounds; workers short of memory get at most their largest batch so far."""
         bounds = [member.bounds for member in self._members]
         narrowed = [
             _at_most(bound, int(largest)) if guarded else bound
@@ -140,7 +140,7 @@ class Learned(Policy):
         return narrowed if sum(bound.maximum for bound in narrowed) >= total else bounds
 
     def _pays(self, curves: Curves, last: Sequence[int], best: Sequence[int]) -> bool:
-        """Whether the best split is better than the last one by more than what the curves may be wrong."""
+        """Return whether the best split is better than the last by more than the curves may be wrong."""
         times = curves.times(np.array(last, dtype=float))
         straggler = int(times.argmax())
         longest = float(curves.times(np.array(best, dtype=float)).max())
@@ -154,13 +154,13 @@ def _fits(counts: Sequence[int], bounds: Sequence[Bounds]) -> bool:
 
 
 def _at_most(bound: Bounds, largest: int) -> Bounds:
-    """A worker's bounds with a lower maximum, as far as its minimum allows."""
+    """Return a worker's bounds with a lower maximum, as far as its minimum allows."""
     least = -(-bound.minimum // bound.granularity) * bound.granularity
     return replace(bound, maximum=min(bound.maximum, max(least, largest)))
 
 
 def _checked(worker: str, weights: Weights) -> tuple[Array, Array]:
-    """The sizes and times of a saved model."""
+    """Return the sizes and times of a saved model, or raise ValueError."""
     sizes, times = (np.asarray(weights.get(name, ())) for name in ("sizes", "times"))
     if sizes.ndim != 1 or sizes.shape != times.shape or not sizes.size or min(sizes.min(), times.min()) <= 0:
         raise ValueError(

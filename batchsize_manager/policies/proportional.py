@@ -12,16 +12,16 @@ _SLOWEST = 1e-9  # samples per second; keeps a prediction of 0 from dividing by 
 
 
 class Proportional(Policy):
-    """Gives each worker x_i = X * v_i / sum(v), with v_i as `predictor` expects it.
+    """Alg. 1: give each worker x_i = X * v_i / sum(v), with speeds v_i as `predictor` expects them.
 
     A worker that has not been measured yet is taken to be as fast as the others are on average.
 
     Args:
-        predictor: Of the speeds.
+        predictor: The predictor of the speeds, in samples per second.
         tolerance: Keep the last split of a batch of this size while its slowest worker is predicted to take
             at most 1 + `tolerance` times as long as with the best one. A new batch size costs every
-            framework something (kernels are chosen, graphs traced, memory laid out anew), so following
-            each tremor of the prediction does not pay. 0 is the paper's algorithm.
+            framework something (kernels are chosen, graphs traced, memory laid out again), so following
+            each small change of the prediction does not pay. 0 is the paper's algorithm.
     """
 
     def __init__(self, predictor: Predictor, tolerance: float = 0.0) -> None:
@@ -31,13 +31,13 @@ class Proportional(Policy):
         self._members: Sequence[Participant] = ()
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`."""
+        """Set the workers of the predictor; see `Policy.set_members`."""
         self._predictor.set_workers([member.name for member in members])
         self._members = members
         self._last.clear()
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`."""
+        """Let the predictor observe an iteration's speeds and usage; see `Policy.observe`."""
         unmeasured = Observation(0, 0.0)
         seen = [observations.get(member.name, unmeasured) for member in self._members]
         self._predictor.observe(
@@ -47,7 +47,7 @@ class Proportional(Policy):
         )
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Split the next batch in proportion to the predicted speeds; see `Policy.split`."""
         speeds = self._predictor.predict()
         predicted = speeds.tolist()
         unknown = np.isnan(speeds)
@@ -62,13 +62,13 @@ class Proportional(Policy):
         return Split(list(last), predicted_speeds=predicted)
 
     def due_fit(self) -> Fit | None:
-        """The predictor's."""
+        """Return the predictor's fit, if it has one to run."""
         return self._predictor.due_fit()
 
     def take_fit(self, weights: Weights | None) -> None:
-        """See `Policy`."""
+        """Pass a fit's result on to the predictor; see `Policy.take_fit`."""
         self._predictor.take_fit(weights)
 
     def models(self) -> Models:
-        """The predictor's."""
+        """Return the predictor's models."""
         return self._predictor.models()

@@ -11,19 +11,19 @@ from idl.bounds import Bounds
 
 
 class InfeasibleError(ValueError):
-    """No split of the batch keeps within every worker's maximum."""
+    """The batch is larger than all workers' maxima together."""
 
 
 class TimeCurves(Protocol):
-    """How long each worker takes for a batch size: never less for a larger one."""
+    """The seconds that each worker takes for a batch size: never less for a larger one."""
 
     def time(self, worker: int, count: int) -> float:
-        """Seconds of one worker, by its row, for `count` samples; at least 1."""
+        """Return the seconds of one worker, by its row, for `count` samples; at least 1."""
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Whole counts just below the best split within the bounds, of `total` samples or a few less.
+        """Return counts just below the best split within the bounds, of `total` samples or a few less.
 
-        Whoever has a sample in them beyond `low` has it in a best split, too.
+        Each sample that a worker has in them beyond `low` it has in a best split, too.
         """
 
 
@@ -31,9 +31,9 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
     """Split a batch in proportion to speeds, minimising max(count / speed); see `split_evenly_in_time`.
 
     Args:
-        speeds: (workers,), samples per second, above 0.
+        speeds: The workers' speeds in samples per second, above 0, (workers,).
         total: Samples to split.
-        bounds: (workers,).
+        bounds: The workers' bounds, (workers,).
 
     Returns:
         (workers,) counts that sum to `total`.
@@ -52,12 +52,12 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     sum). Going by steps of one granularity, this greedy rule is optimal, because a worker's time only
     grows with its count. Where the batch is smaller than the minima together, as an epoch's last may be,
     minima do not hold; where it is smaller than the multiples that reach the minima, granularities do
-    not. What is left by whole granularities goes to one worker, if one has room.
+    not. The remainder after whole granularities goes to one worker, if one has room.
 
     Args:
-        curves: Of the workers.
+        curves: The workers' time curves.
         total: Samples to split.
-        bounds: (workers,).
+        bounds: The workers' bounds, (workers,).
 
     Returns:
         (workers,) counts that sum to `total`.
@@ -73,7 +73,7 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     step = np.array([bound.granularity for bound in bounds], dtype=np.int64)
     minimum = np.array([bound.minimum for bound in bounds], dtype=np.int64)
     maximum = np.array([bound.maximum for bound in bounds], dtype=np.int64)
-    # Bounds that are no multiples themselves are narrowed to ones that are.
+    # Bounds that are no multiples of the granularity are narrowed to multiples.
     low, high = -(-minimum // step) * step, maximum // step * step
     if minimum.sum() > total:
         low = np.zeros_like(low)
@@ -85,7 +85,7 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     left = total - sum(counts)
     steps, most = step.tolist(), high.tolist()
 
-    # (time with one step more, worker) of everyone who can take a step more
+    # (time with one step more, worker) of each worker that can take a step more
     heap = [
         (curves.time(i, counts[i] + steps[i]), i)
         for i in range(len(counts) if left else 0)
@@ -110,14 +110,14 @@ def fill_to_level(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Find the time in which the workers get through `total` samples, by bisection; see `TimeCurves.fill`.
+    """Find by bisection the time in which the workers get through `total` samples; see `TimeCurves.fill`.
 
     Args:
-        within: By a time in seconds, the most samples that each worker gets through in it, (workers,).
-        longest: Seconds in which they get through `total`.
+        within: Function from a time in seconds to the most samples of each worker in it, (workers,).
+        longest: Seconds in which they get through `total`, an upper bound.
         total: Samples.
-        low: (workers,), lower bounds; they sum to at most `total`.
-        high: (workers,), upper bounds.
+        low: Lower bounds in samples, (workers,); they sum to at most `total`.
+        high: Upper bounds in samples, (workers,).
     """
     counts, soonest = low, 0.0
     while longest - soonest > 1e-12 * longest:
@@ -150,9 +150,9 @@ class _Proportional:
 def _fill(
     speed: NDArray[np.float64], total: int, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The real-valued optimum, clip(speed * T, low, high) with the sum `total`, rounded down.
+    """Return the real-valued optimum, clip(speed * T, low, high) with the sum `total`, rounded down.
 
-    T is found by pinning whoever lies beyond a bound, the more violated side first, until nobody does.
+    T is found by pinning the shares beyond a bound, the more violated side first, until none is.
     """
     share = np.zeros(len(speed))
     free = np.ones(len(speed), dtype=bool)
@@ -168,13 +168,13 @@ def _fill(
         share[pinned] = (high if excess > 0 else low if below.any() else high)[pinned]
         left = max(0.0, left - share[pinned].sum())
         free &= ~pinned
-    # A hair is added so that a share which is whole but for rounding error stays whole.
+    # A little is added so that a share which is whole but for rounding error stays whole.
     floors = np.floor(share + 1e-9).astype(np.int64)
     return floors if floors.sum() <= total else np.floor(share).astype(np.int64)
 
 
 def _place_remainder(counts: list[int], left: int, curves: TimeCurves, bounds: Sequence[Bounds]) -> list[int]:
-    """Give away what no whole granularity fits, breaking as few workers' granularity as possible."""
+    """Give away samples that no whole granularity fits, breaking as few workers' granularity as possible."""
     result = list(counts)
     order = sorted(range(len(result)), key=lambda i: (curves.time(i, result[i] + left), i))
     fitting = [i for i in order if result[i] + left <= bounds[i].maximum]

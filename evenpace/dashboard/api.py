@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import evenpace
-from batchsize_manager.policies import POLICIES, PREDICTING
+from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.request_guard import refusal
@@ -106,7 +106,7 @@ class Api:
                 "change": may.change,
                 "reason": may.reason,
                 "policies": list(POLICIES),
-                "predicting": sorted(PREDICTING),
+                "predicting": sorted(POLICIES_WITH_PREDICTOR),
                 "predictors": list(PREDICTORS),
                 "error": self._watch.error,
             }

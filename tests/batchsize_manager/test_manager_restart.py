@@ -13,7 +13,7 @@ import pytest
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
-from batchsize_manager.policies.remembering import KIND_PREFIX
+from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from batchsize_manager.storage.state_reader import open_state

@@ -3,7 +3,7 @@
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
-from batchsize_manager.policies import make_remembering
+from batchsize_manager.policies import make_job_policy
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
@@ -19,7 +19,7 @@ class Driver:
     def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, promising=(), **config):
         self.now = 0.0
         self.job = Job(
-            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_remembering(policy)
+            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_job_policy(policy)
         )
         for name in names:
             self.join(name, bounds=(bounds or {}).get(name, Bounds()), beats=name in promising)
@@ -101,7 +101,7 @@ def restored(job, config, policy="even", now=100.0, records=None, attempt=None, 
     return restore_job(
         job.spec,
         config,
-        make_remembering(policy),
+        make_job_policy(policy),
         first_iteration=job.first_iteration,
         attempt=job.attempts.number if attempt is None else attempt,
         members=job.members.saved,

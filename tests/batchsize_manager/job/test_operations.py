@@ -5,7 +5,7 @@ import pytest
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
-from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy, make_remembering
+from batchsize_manager.policies import POLICIES, PolicyOptions, make_job_policy, make_policy
 from batchsize_manager.policies.proportional import Proportional
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -19,7 +19,7 @@ SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 
 def policy_of(driver, name, **options):
     """Change a driver's policy."""
-    policy = make_remembering(
+    policy = make_job_policy(
         name, PolicyOptions(**{"models": driver.job.planner.policy.models(), **options})
     )
     return driver.job.operations.change_policy(policy, "the policy", driver.now)

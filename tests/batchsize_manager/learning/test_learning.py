@@ -9,7 +9,7 @@ import pytest
 import idl
 from batchsize_manager.learning.saved_models import load_models
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.policies.remembering import KIND_PREFIX
+from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.translation import read_history
 from predictors import PredictorOptions, networks

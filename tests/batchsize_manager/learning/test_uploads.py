@@ -14,7 +14,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Uploads
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.policies.remembering import KIND_PREFIX
+from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError

@@ -1,4 +1,4 @@
-"""Time curves: fits that find what made the times, and splits that no other beats."""
+"""Time curves: fits that find the curve behind the times, and splits that no other beats."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
-from batchsize_manager.policies.sightings import Sightings
+from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import InfeasibleError, split_evenly_in_time
 from idl.bounds import Bounds
 
@@ -16,12 +16,12 @@ SIZES = np.array([8.0, 16, 32, 64, 96, 128, 192, 256])
 
 
 def hinge(level, threshold, per_sample, counts):
-    """Times that are flat up to a threshold and then grow in a line."""
+    """Return times that are flat up to a threshold and then grow in a line."""
     return level + per_sample * np.maximum(0, np.asarray(counts, dtype=float) - threshold)
 
 
 def curves(*workers):
-    """Make curves of (level, threshold, per_sample), seen from 1 to 100 samples."""
+    """Make curves of (level, threshold, per_sample), measured from 1 to 100 samples."""
     level, threshold, per_sample = np.array(workers, dtype=float).T
     one = np.ones(len(workers))
     return Curves(level, threshold, per_sample, one, 100 * one, 0.01 * one)
@@ -38,7 +38,7 @@ def curves(*workers):
     st.integers(0, 2**32),
 )
 def test_fit_finds_the_curve(level, threshold, slope, seed):
-    """Between the sizes that were seen, a curve is found from times with 1% noise, best near the centre."""
+    """A curve is found from times with 1% noise between the measured sizes, best near the centre."""
     times = hinge(level, threshold, slope * level, SIZES)
     noisy = times * np.random.default_rng(seed).normal(1, 0.01, len(SIZES))
     found = fit(SIZES[None], noisy[None], np.full((1, len(SIZES)), 1e-4), np.array([64.0]))
@@ -60,14 +60,14 @@ def test_fit_tells_overhead_from_saturation():
 
 
 def test_fit_is_right_where_it_is_asked():
-    """A bent curve is no hinge: near the centre the fit follows the sightings there."""
+    """The fit to a bent curve follows the measurements near the centre."""
     times = SIZES**1.3
     for centre in (16.0, 64.0, 256.0):
         found = fit(SIZES[None], times[None], np.full((1, len(SIZES)), 1e-4), np.array([centre]))
         assert found.times(np.array([centre]))[0] == pytest.approx(centre**1.3, rel=0.03)
 
 
-def test_one_sighting_gives_the_usual_slope():
+def test_one_measurement_gives_the_usual_slope():
     """From a single batch size, a time that grows with the batch is assumed."""
     variances = np.full((1, len(SIZES)), np.inf)
     variances[0, 3] = 1e-3
@@ -85,7 +85,7 @@ def test_one_sighting_gives_the_usual_slope():
     st.integers(1, 600),
 )
 def test_fitted_times_only_grow(seen, centre):
-    """Whatever was seen, a larger batch takes longer, and `time` is the same as `times`."""
+    """A larger batch takes longer by any fitted curve, and `time` agrees with `times`."""
     sizes, times = np.array(seen, dtype=float).T
     found = fit(sizes[None], times[None], np.full((1, len(seen)), 1e-3), np.array([float(centre)]))
     counts = np.unique(np.geomspace(1, 2000, 60).astype(int))
@@ -151,67 +151,67 @@ def test_flat_parts_share_a_large_batch_quickly():
     assert max(counts) - min(counts) < 100
 
 
-# -- sightings
+# -- measurements
 
 
-def see(sightings, size, time, expected):
-    """Show the only worker's time at a batch size."""
-    sightings.add(np.array([0]), np.array([float(size)]), np.array([time]), np.array([expected]))
+def see(measurements, size, time, expected):
+    """Add a time of the only worker at a batch size."""
+    measurements.add(np.array([0]), np.array([float(size)]), np.array([time]), np.array([expected]))
 
 
 def one_worker():
-    """Sightings of one worker, which has been seen with 64 samples in 1 s, 10 times."""
-    sightings = Sightings()
-    sightings.reindex([None])
+    """Return measurements of one worker: 64 samples in 1 s, 10 times."""
+    measurements = Measurements()
+    measurements.reindex([None])
     for _ in range(10):
-        see(sightings, 64, 1.0, 1.0)
-    return sightings
+        see(measurements, 64, 1.0, 1.0)
+    return measurements
 
 
 def test_times_of_a_size_are_averaged():
-    """Repeats of a size make one sighting, of smaller variance; other sizes make their own."""
-    sightings = one_worker()
-    see(sightings, 64, 1.11, 1.0)
-    see(sightings, 128, 2.0, 2.0)
+    """Repeats of a size are averaged with smaller variance; another size is another measurement."""
+    measurements = one_worker()
+    see(measurements, 64, 1.11, 1.0)
+    see(measurements, 128, 2.0, 2.0)
 
-    kept = sightings.repeats[0] > 0
-    assert sorted(zip(sightings.sizes[0, kept], sightings.times[0, kept], strict=True)) == [
+    kept = measurements.repeats[0] > 0
+    assert sorted(zip(measurements.sizes[0, kept], measurements.times[0, kept], strict=True)) == [
         (64, pytest.approx(1.01)),
         (128, 2.0),
     ]
-    assert sorted(sightings.repeats[0, kept]) == [1, 11]
+    assert sorted(measurements.repeats[0, kept]) == [1, 11]
 
 
 def test_a_spike_is_left_out():
     """One time that is three times as long changes nothing."""
-    sightings = one_worker()
-    before = sightings.times.copy()
-    see(sightings, 64, 3.0, 1.0)
-    assert (sightings.times == before).all()
-    see(sightings, 64, 1.0, 1.0)
-    see(sightings, 64, 3.0, 1.0)
-    assert sightings.times[0].max() == pytest.approx(1.0)
+    measurements = one_worker()
+    before = measurements.times.copy()
+    see(measurements, 64, 3.0, 1.0)
+    assert (measurements.times == before).all()
+    see(measurements, 64, 1.0, 1.0)
+    see(measurements, 64, 3.0, 1.0)
+    assert measurements.times[0].max() == pytest.approx(1.0)
 
 
 def test_two_in_a_row_are_a_change():
-    """After the second time that is twice as long, all that was seen counts double, and little."""
-    sightings = one_worker()
-    see(sightings, 16, 0.4, 0.4)
-    before = sightings.variances[0].copy()
+    """All measurements are doubled, and weigh little, after the second time twice as long."""
+    measurements = one_worker()
+    see(measurements, 16, 0.4, 0.4)
+    before = measurements.variances[0].copy()
     for _ in range(2):
-        see(sightings, 64, 2.0, 1.0)
+        see(measurements, 64, 2.0, 1.0)
 
-    kept = sightings.repeats[0] > 0
-    assert sorted(sightings.times[0, kept]) == pytest.approx([0.8, 2.0])
-    assert sightings.iterations[0] == 1
-    small = sightings.sizes[0] == 16
-    assert sightings.variances[0][small] > 5 * before[small]
+    kept = measurements.repeats[0] > 0
+    assert sorted(measurements.times[0, kept]) == pytest.approx([0.8, 2.0])
+    assert measurements.iterations[0] == 1
+    small = measurements.sizes[0] == 16
+    assert measurements.variances[0][small] > 5 * before[small]
 
 
 def test_the_oldest_size_makes_room():
-    """Only so many sizes are kept; the one that was not seen for longest goes."""
-    sightings = one_worker()
+    """A limited number of sizes is kept; the one not measured for longest goes."""
+    measurements = one_worker()
     for size in range(100, 1100, 100):
-        see(sightings, size, size / 64, size / 64)
+        see(measurements, size, size / 64, size / 64)
 
-    assert sorted(sightings.sizes[0]) == list(range(100, 1100, 100))
+    assert sorted(measurements.sizes[0]) == list(range(100, 1100, 100))

@@ -1,4 +1,4 @@
-"""The learned policy: close to the best soon, there to stay, and honest about who is not needed."""
+"""The learned policy: near the best split soon, stable there, and right about dispensable workers."""
 
 import itertools
 import re
@@ -10,15 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.learning.saved_models import load_models, save_models
-from batchsize_manager.policies import Observation, Participant, PolicyOptions, make_policy, make_remembering
-from batchsize_manager.policies.remembering import KIND_PREFIX
+from batchsize_manager.policies import (
+    Observation,
+    Participant,
+    PolicyOptions,
+    make_job_policy,
+    make_policy,
+)
+from batchsize_manager.policies.model_registry import KIND_PREFIX
 from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
 
 
 @dataclass
 class Worker:
-    """Takes `level` seconds up to `threshold` samples, then `per_sample` more for each."""
+    """A worker that takes `level` seconds up to `threshold` samples, then `per_sample` more for each."""
 
     level: float
     threshold: int
@@ -29,7 +35,7 @@ class Worker:
     kind: str = ""
 
     def time(self, count):
-        """Seconds, without noise."""
+        """Return the seconds for a batch, without noise."""
         return self.factor * (self.level + self.per_sample * max(0, count - self.threshold)) + self.more
 
 
@@ -39,17 +45,17 @@ class Cluster:
     def __init__(self, workers, total, seed=0, noise=0.03, policy="learned", **options):
         self.workers, self.total, self.noise = dict(workers), total, noise
         self.random = np.random.default_rng(seed)
-        self.policy = make_remembering(policy, PolicyOptions(**options))
+        self.policy = make_job_policy(policy, PolicyOptions(**options))
         self.announce()
 
     def announce(self):
-        """Tell the policy who the members are."""
+        """Give the policy its members."""
         self.policy.set_members(
             [Participant(name, worker.bounds, worker.kind) for name, worker in self.workers.items()]
         )
 
     def iterate(self, total=None, memory=None, spikes=()):
-        """Run an iteration; return the split."""
+        """Run an iteration and return the split."""
         split = self.policy.split(total or self.total)
         self.policy.observe(
             {
@@ -66,15 +72,15 @@ class Cluster:
         return split
 
     def run(self, iterations):
-        """Run iterations; return the last split."""
+        """Run iterations and return the last split."""
         return [self.iterate() for _ in range(iterations)][-1]
 
     def longest(self, counts):
-        """Seconds of the slowest worker, without noise."""
+        """Return the seconds of the slowest worker, without noise."""
         return max(worker.time(n) for worker, n in zip(self.workers.values(), counts, strict=True))
 
     def best(self):
-        """Seconds of the best split, without noise."""
+        """Return the seconds of the best split, without noise."""
         minima = [worker.bounds.minimum for worker in self.workers.values()]
         maxima = [min(worker.bounds.maximum, self.total) for worker in self.workers.values()]
         tables = [
@@ -85,7 +91,7 @@ class Cluster:
 
 
 def four():
-    """Workers of different overhead and speed, all of use."""
+    """Return workers of different overhead and speed, none of them dispensable."""
     return {
         "a": Worker(0.02, 0, 0.004),
         "b": Worker(0.05, 20, 0.002),
@@ -102,7 +108,7 @@ def clusters(draw):
     """Draw workers with overhead, saturation and speed, and a batch of some samples for each.
 
     Below its threshold a worker takes as long as for as many samples as that: once it is saturated, its time
-    is an overhead and so much for each sample.
+    is an overhead and a constant for each sample.
     """
     workers = {}
     for i in range(draw(st.integers(2, 8))):
@@ -118,7 +124,7 @@ def clusters(draw):
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed):
-    """Sums, bounds and granularities hold; splits come near the best and stay, and after a halving, too."""
+    """Splits keep sums and bounds, come near the best and stay, also after a worker's speed is halved."""
     workers, total = drawn
     cluster = Cluster(workers, total, seed)
     ratios = []
@@ -143,7 +149,7 @@ def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed)
 @settings(deadline=None, max_examples=15, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_never_much_slower_than_leader_straggler(drawn, seed):
-    """Over 100 iterations on any cluster, the mean time is at most a little above Alg. 2's."""
+    """The mean time of 100 iterations on any cluster is at most a little above Alg. 2's."""
     workers, total = drawn
     means = {}
     for policy in ("learned", "leader_straggler"):
@@ -156,7 +162,7 @@ def test_never_much_slower_than_leader_straggler(drawn, seed):
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32), st.data())
 def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
-    """Whatever times were reported, within 50 iterations of steady ones the splits are near the best."""
+    """Splits are near the best after 50 steady iterations, whatever times were reported before."""
     workers, total = drawn
     cluster = Cluster(workers, total, seed)
     cluster.run(data.draw(st.integers(1, 40)))
@@ -174,7 +180,7 @@ def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
 
 @pytest.mark.parametrize("name", four())
 def test_two_spikes_in_a_row_are_forgotten(name):
-    """A worker that took a thousand times as long twice is given its part again."""
+    """A worker that took a thousand times as long twice gets its share back."""
     cluster = Cluster(four(), 400)
     cluster.run(40)
     cluster.workers[name].factor = 1000.0
@@ -194,7 +200,7 @@ def test_a_spike_does_not_move_the_split():
 
 
 def test_batch_sizes_stay_in_the_steady_state():
-    """Once it is close, noise moves the split a few times in a hundred iterations only."""
+    """Noise changes a converged split a few times in a hundred iterations only."""
     for seed in range(5):
         cluster = Cluster(four(), 400, seed)
         cluster.run(50)
@@ -204,7 +210,7 @@ def test_batch_sizes_stay_in_the_steady_state():
 
 
 def test_a_tolerance_changes_less():
-    """With a tolerance of 10%, there are fewer changes, and the split is within about that of the best."""
+    """A tolerance of 10% makes fewer changes, and splits within about 10% of the best."""
     changes = {}
     for tolerance in (0.0, 0.1):
         cluster = Cluster(four(), 400, tolerance=tolerance)
@@ -233,7 +239,7 @@ def test_lasting_changes_are_followed(name, change):
 
 
 def test_lower_maximum_keeps_the_curves():
-    """A memory limit that was learnt lowers a maximum: the next split keeps it and is the best at once."""
+    """A maximum lowered by a learnt memory limit is kept at once, by the best split within it."""
     cluster = Cluster(four(), 400)
     before = cluster.run(40).counts
     cluster.workers["d"].bounds = Bounds(maximum=before[3] - 40)
@@ -245,7 +251,7 @@ def test_lower_maximum_keeps_the_curves():
 
 
 def test_newcomer_starts_as_the_average_and_is_learnt():
-    """A member that comes gets a sensible part; who stays keeps its curve, who returns has it back."""
+    """A newcomer gets a sensible share; workers that stay, or return, keep their curves."""
     workers = four()
     d = workers.pop("d")
     cluster = Cluster(workers, 400)
@@ -267,7 +273,7 @@ def test_newcomer_starts_as_the_average_and_is_learnt():
 
 
 def test_newcomer_of_a_known_kind_starts_with_its_curve():
-    """Its first part is close to the best; of a kind that nobody has had, it starts as the average does."""
+    """A newcomer starts near the best split if its kind is known, else as the average does."""
     longest = {}
     for kind in ("slow GPU", "another GPU"):
         workers = four()
@@ -286,7 +292,7 @@ def test_newcomer_of_a_known_kind_starts_with_its_curve():
 
 
 def test_short_of_memory_gets_no_more_than_it_has_had():
-    """Above 95% of its memory a worker keeps within its largest batch; below it may have more again."""
+    """A worker above 95% of its memory keeps within its largest batch; below, it may have more."""
     cluster = Cluster(four(), 400)
     courses = [cluster.iterate(memory={"c": 0.96, "d": 0.96}).counts for _ in range(20)]
     assert max(counts[2] for counts in courses) == 100
@@ -296,7 +302,7 @@ def test_short_of_memory_gets_no_more_than_it_has_had():
 
 
 def test_memory_gives_way_where_the_batch_does_not_fit_otherwise():
-    """If all are short of memory, a larger batch is split all the same."""
+    """A larger batch is split even if all workers are short of memory."""
     cluster = Cluster(four(), 200)
     for _ in range(5):
         cluster.iterate(memory=dict.fromkeys(four(), 0.99))
@@ -316,7 +322,7 @@ def test_batches_of_an_unusual_size_follow_the_curves():
 
 
 def test_reports_of_strangers_and_gaps_do_no_harm():
-    """Who has left meanwhile is ignored, and who did not report keeps its curve."""
+    """Reports of workers that left are ignored; workers that did not report keep their curves."""
     cluster = Cluster(four(), 400, noise=0.0)
     before = cluster.run(40).counts
     cluster.policy.observe({"gone": Observation(10, 100.0), "a": Observation(before[0], 0.2)})
@@ -326,7 +332,7 @@ def test_reports_of_strangers_and_gaps_do_no_harm():
 
 
 def test_speeds_are_predicted():
-    """What a worker is expected to do is near what it does; nothing is said of what was never seen."""
+    """Predicted speeds are near the true ones, and NaN before any measurement."""
     cluster = Cluster(four(), 400)
     assert all(np.isnan(cluster.iterate().predicted_speeds)) or cluster.policy.split(400)
     split = cluster.run(40)
@@ -338,7 +344,7 @@ def test_speeds_are_predicted():
 
 
 def floor_cluster(more, seed=0):
-    """Make a cluster of four and one that takes `more` seconds for anything."""
+    """Make a cluster of four workers and one that takes `more` seconds for any batch."""
     return Cluster({**four(), "slow": Worker(more, 0, 0.01)}, 400, seed)
 
 
@@ -354,7 +360,7 @@ def test_dispensable_is_named_with_the_gain():
 
 
 def test_several_dispensable_are_named_together():
-    """Two equally slow workers: without one alone nothing would be won, without both it would."""
+    """Two equally slow workers are named together: only the absence of both is a gain."""
     workers = {**four(), "slow": Worker(0.4, 0, 0.01), "slower": Worker(0.41, 0, 0.01)}
     split = Cluster(workers, 400).run(60)
     assert set(split.dispensable) == {"slow", "slower"}
@@ -362,7 +368,7 @@ def test_several_dispensable_are_named_together():
 
 
 def test_nobody_is_dispensable_where_all_help():
-    """Among workers that help nobody is named, nor is one without which less would be won than noise."""
+    """No worker is named where all help, or where the gain is smaller than the noise."""
     for seed in range(5):
         cluster = Cluster(four(), 400, seed)
         assert not any(cluster.iterate().dispensable for _ in range(100))
@@ -372,14 +378,14 @@ def test_nobody_is_dispensable_where_all_help():
 
 
 def test_nobody_is_dispensable_before_it_is_known_well():
-    """In the first iterations, and right after a change, nobody is named."""
+    """No worker is named in the first iterations, or right after a change."""
     cluster = floor_cluster(0.3)
     assert not any(cluster.iterate().dispensable for _ in range(10))
 
 
 @pytest.mark.parametrize(("total", "named"), [(396, True), (397, False)])
 def test_nobody_is_dispensable_whose_samples_the_others_cannot_take(total, named):
-    """Four with room for 99 each can just take 396."""
+    """No worker is named that the others have no room for: four with room for 99 take 396."""
     workers = four()
     for worker in workers.values():
         worker.bounds = Bounds(maximum=99)
@@ -391,7 +397,7 @@ def test_nobody_is_dispensable_whose_samples_the_others_cannot_take(total, named
 
 
 def test_saved_models_begin_where_the_last_run_ended(tmp_path):
-    """A job that is given an earlier one's curves begins close to the best, and still learns."""
+    """A job that starts from earlier curves begins close to the best split, and still learns."""
     cluster = Cluster(four(), 400)
     cluster.run(60)
     models = cluster.policy.models()
@@ -406,7 +412,7 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
 
 
 def test_nothing_learnt_is_nothing_to_keep():
-    """Before any observation there are no models; what a run was given and did not use is not its own."""
+    """There are no models before any observation; those that a run started from are not its own."""
     cluster = Cluster(four(), 400)
     assert cluster.policy.models() == {}
 
@@ -421,6 +427,6 @@ def test_nothing_learnt_is_nothing_to_keep():
     ],
 )
 def test_models_of_another_form_are_refused(weights):
-    """A model that is none of this policy's is refused with the worker's name."""
+    """A model without the form of this policy's is refused with the worker's name."""
     with pytest.raises(ValueError, match=r"worker 'a'.*shapes"):
         make_policy("learned", PolicyOptions(models={"learned": {"a": weights}}))

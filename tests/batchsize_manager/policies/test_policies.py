@@ -1,4 +1,4 @@
-"""Policies: worked by hand, along Fig. 8 of LB-BSP, and at random."""
+"""Policies: examples worked by hand, Fig. 8 of LB-BSP, and random cases."""
 
 import random
 
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies import (
     POLICIES,
-    PREDICTING,
+    POLICIES_WITH_PREDICTOR,
     Observation,
     Participant,
     Policy,
     PolicyOptions,
     make_policy,
 )
-from batchsize_manager.policies.base import Around
+from batchsize_manager.policies.base import PolicyWrapper
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
@@ -26,7 +26,7 @@ from predictors.memoryless import Memoryless
 
 
 def members(*names, **bounds):
-    """Make members of the names; those in `bounds` with bounds of their own."""
+    """Make members of these names, those in `bounds` with bounds of their own."""
     return [Participant(name, bounds.get(name, Bounds())) for name in names]
 
 
@@ -37,7 +37,7 @@ def policy_of(policy, *names, **bounds):
 
 
 def observe(policy, counts, times, memory=None):
-    """Tell a policy, for each name, its count, its time and its memory usage."""
+    """Let a policy observe, for each name, its count, its time and its memory usage."""
     memory = memory or {}
     policy.observe(
         {name: Observation(counts[name], times[name], memory_usage=memory.get(name, 0.0)) for name in counts}
@@ -45,7 +45,7 @@ def observe(policy, counts, times, memory=None):
 
 
 def iterate(policy, names, total, times, memory=None):
-    """Split once, with each worker taking its constant time; return the counts."""
+    """Split once, each worker taking its constant time, and return the counts."""
     counts = policy.split(total).counts
     observe(policy, dict(zip(names, counts, strict=True)), times, memory)
     return counts
@@ -66,7 +66,7 @@ def test_unknown_names_are_refused():
 
 
 def test_even_ignores_speeds_and_keeps_bounds():
-    """Everybody gets the same, whatever they report, except where a bound is in the way."""
+    """All workers get the same, whatever they report, except where a bound is in the way."""
     policy = policy_of(Even(), "a", "b", "c")
     observe(policy, {"a": 10, "b": 10, "c": 10}, {"a": 1.0, "b": 9.0, "c": 5.0})
     assert policy.split(31).counts == [11, 10, 10]
@@ -81,12 +81,12 @@ def test_even_ignores_speeds_and_keeps_bounds():
 
 
 def test_proportional_starts_even():
-    """Before any measurement all are taken to be as fast."""
+    """All workers are taken to be equally fast before any measurement."""
     assert policy_of(Proportional(Memoryless()), "a", "b").split(10).counts == [5, 5]
 
 
 def test_proportional_memoryless_hand_worked():
-    """Speeds of 10, 20 and 30 samples per second share 60 samples as 10, 20, 30; the last speed counts."""
+    """Speeds of 10, 20 and 30 samples/s share 60 samples as 10, 20, 30; the last speed counts."""
     policy = policy_of(Proportional(Memoryless()), "a", "b", "c")
     observe(policy, {"a": 20, "b": 20, "c": 20}, {"a": 2.0, "b": 1.0, "c": 2 / 3})
     assert policy.split(60).counts == [10, 20, 30]
@@ -96,7 +96,7 @@ def test_proportional_memoryless_hand_worked():
 
 
 def test_proportional_ema_hand_worked():
-    """At speeds 10, 10 and then 10, 28, the average is 10 to (8 + 28) / 1.8 = 20: 20 and 40 of 60."""
+    """Speeds 10, 10, then 10, 28 average to 10 and (8 + 28) / 1.8 = 20: 20 and 40 of 60."""
     policy = policy_of(Proportional(ExponentialMovingAverage(0.2)), "a", "b")
     observe(policy, {"a": 30, "b": 30}, {"a": 3.0, "b": 3.0})
     assert policy.split(60).counts == [30, 30]
@@ -128,7 +128,7 @@ def test_proportional_newcomer_gets_the_mean():
 
 @pytest.mark.parametrize("predictor", ["memoryless", "ema"])
 def test_proportional_does_not_learn_from_no_samples(predictor):
-    """An iteration in which a worker had no sample, or is missing, tells nothing about its speed."""
+    """An iteration without samples, or without a report, tells nothing about a worker's speed."""
     policy = policy_of(make_policy("proportional", PolicyOptions(predictor)), "a", "b")
     observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
     observe(policy, {"a": 10, "b": 0}, {"a": 1.0, "b": 0.0})
@@ -138,7 +138,7 @@ def test_proportional_does_not_learn_from_no_samples(predictor):
 
 
 def test_proportional_takes_no_notice_of_strangers():
-    """The report of a worker that has left meanwhile changes nothing."""
+    """The report of a worker that has left changes nothing."""
     policy = policy_of(Proportional(Memoryless()), "a", "b")
     observe(policy, {"a": 10, "b": 30, "gone": 100}, {"a": 1.0, "b": 1.0, "gone": 1.0})
 
@@ -146,7 +146,7 @@ def test_proportional_takes_no_notice_of_strangers():
 
 
 def test_proportional_keeps_bounds_and_granularity():
-    """What a full worker cannot take goes to the others, in their granularity."""
+    """Samples beyond a worker's maximum go to the others, in their granularity."""
     policy = policy_of(Proportional(Memoryless()), "a", "b", "c", a=Bounds(1, 20), c=Bounds(1, granularity=8))
     observe(policy, {"a": 80, "b": 10, "c": 10}, {"a": 1.0, "b": 1.0, "c": 1.0})
 
@@ -154,7 +154,7 @@ def test_proportional_keeps_bounds_and_granularity():
 
 
 def test_proportional_tolerance_keeps_a_split_that_is_good_enough():
-    """Within the tolerance the last split stays; beyond it, or for another total, the best is taken."""
+    """The last split stays within the tolerance; beyond it, or for another total, the best is taken."""
     policy = policy_of(Proportional(Memoryless(), tolerance=0.1), "a", "b")
     assert policy.split(60).counts == [30, 30]
     observe(policy, {"a": 30, "b": 33}, {"a": 1.0, "b": 1.0})  # the best would be 29 and 31
@@ -182,7 +182,7 @@ TWO_TIMES = {"slow": 2.0, "fast": 1.0}
 
 
 def test_first_move_after_five_iterations_then_one_each():
-    """D = 5 iterations pass at the even split, then 5 samples move in every iteration."""
+    """Five iterations pass at the even split, then 5 samples move in each iteration."""
     policy = policy_of(LeaderStraggler(), *TWO)
     course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(8)]
 
@@ -190,7 +190,7 @@ def test_first_move_after_five_iterations_then_one_each():
 
 
 def test_splits_without_a_new_observation_do_not_move():
-    """Planning ahead asks for several splits after one observation: only the first may move samples."""
+    """Only the first of several splits after one observation may move samples."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(5):
         iterate(policy, TWO, 64, TWO_TIMES)
@@ -199,7 +199,7 @@ def test_splits_without_a_new_observation_do_not_move():
 
 
 def test_only_leader_and_straggler_change():
-    """Of three workers, the one in the middle keeps its batch size."""
+    """The worker in the middle of three keeps its batch size."""
     names = ["a", "b", "c"]
     policy = policy_of(LeaderStraggler(), *names)
     for _ in range(5):
@@ -209,7 +209,7 @@ def test_only_leader_and_straggler_change():
 
 
 def test_leader_must_have_led_through_the_whole_window():
-    """A worker that trailed once within the last five iterations gets nothing yet, but is fine-tuned."""
+    """A worker behind once within the last five iterations gets nothing yet, but is fine-tuned."""
     policy = policy_of(LeaderStraggler(), *TWO)
     times = [TWO_TIMES] * 4 + [{"slow": 1.0, "fast": 2.0}] + [TWO_TIMES] * 4
     course = [iterate(policy, TWO, 64, t) for t in times]
@@ -219,7 +219,7 @@ def test_leader_must_have_led_through_the_whole_window():
 
 
 def test_oscillation_switches_to_fine_tuning():
-    """A former leader that is now the straggler: step 1, window 20, and 20 iterations without a move."""
+    """A leader turned straggler gives step 1, window 20, and 20 iterations without a move."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(6):
         iterate(policy, TWO, 64, TWO_TIMES)
@@ -232,8 +232,8 @@ def test_oscillation_switches_to_fine_tuning():
     assert course == [[22, 42]] * 20 + [[23, 41], [24, 40]]
 
 
-def test_the_algorithm_begins_anew_with_other_members():
-    """A third worker joins during fine-tuning: steps are large again, as far as the policy was told."""
+def test_the_algorithm_begins_again_with_other_members():
+    """Steps are as large as configured again after a third worker has joined during fine-tuning."""
     policy = policy_of(LeaderStraggler(step_size=4), *TWO)
     for times in (*[TWO_TIMES] * 6, *[{"slow": 1.0, "fast": 2.0}] * 22):
         iterate(policy, TWO, 64, times)
@@ -250,7 +250,7 @@ def test_the_algorithm_begins_anew_with_other_members():
 
 
 def test_equal_times_move_nothing():
-    """At the equilibrium there is no leader before a straggler, nor an oscillation."""
+    """Equal times give neither a leader ahead of a straggler nor an oscillation."""
     policy = policy_of(LeaderStraggler(), *TWO)
     course = [iterate(policy, TWO, 64, {"slow": 1.0, "fast": 1.0}) for _ in range(30)]
 
@@ -274,7 +274,7 @@ def test_memory_guard_excludes_a_leader():
 
 
 def test_nobody_moves_when_all_others_are_short_of_memory():
-    """Without a worker that can lead, counts stay and nothing is warned of."""
+    """Counts stay, without a warning, where no worker can lead."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(8):
         iterate(policy, TWO, 64, TWO_TIMES, {"fast": 1.0})
@@ -308,7 +308,7 @@ def test_minimum_is_a_floor_too():
 
 
 def test_what_is_left_may_be_the_minimum_exactly():
-    """A straggler gives a step as long as that leaves it its minimum batch size (Alg. 2, line 8)."""
+    """A straggler gives a step as long as its minimum batch size remains (Alg. 2, line 8)."""
     policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(17))
     course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
 
@@ -316,15 +316,15 @@ def test_what_is_left_may_be_the_minimum_exactly():
 
 
 def test_a_leader_may_come_to_its_maximum_exactly():
-    """It leads as long as there is room for the step."""
+    """A worker leads as long as there is room for the step."""
     policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 42))
     course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
 
     assert course[4:] == [[32, 32], [27, 37], [22, 42], [22, 42], [22, 42]]
 
 
-def test_what_it_sees_before_its_first_split_is_no_reason_to_pass_bounds():
-    """A policy that comes later is shown what others have split."""
+def test_observations_before_the_first_split_do_not_break_bounds():
+    """A policy that takes over from another one keeps to the bounds at its first split."""
     policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 20))
     policy.expect(64)
     policy.observe({name: Observation(32, seconds) for name, seconds in TWO_TIMES.items()})
@@ -342,7 +342,7 @@ def test_full_worker_does_not_lead():
 
 
 def test_steps_are_multiples_of_both_granularities():
-    """Between granularities of 4 and 6, a step of 5 becomes 12."""
+    """A step of 5 between granularities of 4 and 6 becomes 12."""
     policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(1, granularity=4), fast=Bounds(1, granularity=6))
     before = policy.split(96).counts
     for _ in range(5):
@@ -354,7 +354,7 @@ def test_steps_are_multiples_of_both_granularities():
 
 
 def test_short_batch_is_split_in_proportion_and_not_learned_from():
-    """An epoch's last batch follows the batch sizes' proportions, and its times do not count."""
+    """An epoch's last batch is split in the batch sizes' proportions, and its times do not count."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(5):
         iterate(policy, TWO, 60, TWO_TIMES)
@@ -368,7 +368,7 @@ def test_short_batch_is_split_in_proportion_and_not_learned_from():
     assert policy.step_size == 5
 
 
-def test_members_change_keeps_proportions_and_starts_the_history_anew():
+def test_a_change_of_members_keeps_proportions_and_empties_the_window():
     """A newcomer gets the average, the others are scaled, and the window must fill again."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(5):
@@ -392,7 +392,7 @@ def test_members_change_keeps_proportions_and_starts_the_history_anew():
 
 
 def test_report_that_lacks_a_member_is_not_learned_from():
-    """An iteration that a member did not finish says nothing about who leads."""
+    """An iteration that a member did not finish does not count for the window."""
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(9):
         policy.split(64)
@@ -402,7 +402,7 @@ def test_report_that_lacks_a_member_is_not_learned_from():
 
 
 def test_members_that_cannot_take_the_batch_are_infeasible():
-    """When too few are left for the batch, set_members says so."""
+    """Members too few for the batch are refused by set_members."""
     policy = policy_of(LeaderStraggler(), "a", "b", a=Bounds(1, 40), b=Bounds(1, 40))
     policy.split(64)
 
@@ -429,7 +429,7 @@ def gpu_time(name, count, extra=0.0):
 
 
 def best_split(times, total):
-    """Give one sample after the other to whoever finishes it soonest: optimal for increasing times."""
+    """Give each sample in turn to the worker that finishes it soonest: optimal for increasing times."""
     counts = [1] * len(times)
     for _ in range(total - len(times)):
         i = min(range(len(times)), key=lambda i: times[i](counts[i] + 1))
@@ -438,7 +438,7 @@ def best_split(times, total):
 
 
 def test_figure_8():
-    """From even to (89, 21, 12, 6), into fine-tuning on the way, and to a new equilibrium after a change."""
+    """Batch sizes go from even to (89, 21, 12, 6), into fine-tuning, and to a new equilibrium."""
     extra = dict.fromkeys(GPUS, 0.0)
     policy = policy_of(LeaderStraggler(), *GPUS)
     course, fine_tuned_at = [], None
@@ -480,7 +480,7 @@ CURVE = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1))
 
 @st.composite
 def clusters(draw):
-    """Draw workers' curves and bounds, with a batch that fits in between minima and maxima."""
+    """Draw workers' curves and bounds, and a batch between the sums of minima and maxima."""
     curves = draw(st.lists(CURVE, min_size=1, max_size=6))
     limits = []
     for _ in curves:
@@ -493,12 +493,12 @@ def clusters(draw):
 
 @pytest.mark.parametrize(
     ("name", "predictor"),
-    [*((name, "ema") for name in POLICIES), *((name, "memoryless") for name in PREDICTING)],
+    [*((name, "ema") for name in POLICIES), *((name, "memoryless") for name in POLICIES_WITH_PREDICTOR)],
 )
 @settings(deadline=None)
 @given(clusters(), st.integers(0, 2**32), st.integers(0, 7))
 def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short_every):
-    """On noisy increasing curves, with short batches between, each split sums and keeps its bounds."""
+    """Splits keep sum and bounds on noisy increasing curves, short batches included."""
     curves, limits, total = cluster
     noise = random.Random(seed)
     policy = make_policy(name, PolicyOptions(predictor))
@@ -523,7 +523,7 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
         )
 
 
-def test_what_is_around_a_policy_passes_everything_on():
-    """No method of a policy is lost where its time is taken, or what it learns is kept."""
+def test_wrappers_pass_every_method_on():
+    """The base of wrappers passes every method of a policy on."""
     methods = {name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")}
-    assert methods <= vars(Around).keys()
+    assert methods <= vars(PolicyWrapper).keys()

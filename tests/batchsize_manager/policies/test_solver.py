@@ -1,4 +1,4 @@
-"""Whole batch sizes: exact sums, within bounds, and no split that finishes sooner."""
+"""Whole batch sizes: exact sums, counts within bounds, and no split that finishes sooner."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ SPEEDS = st.floats(1e-9, 1e9)
 
 @st.composite
 def bounds(draw, largest_granularity):
-    """Draw the bounds of a worker, among which a multiple of the granularity lies."""
+    """Draw bounds of a worker that include a multiple of its granularity."""
     granularity = draw(st.integers(1, largest_granularity))
     minimum = draw(st.integers(1, 30))
     lowest = -(-minimum // granularity) * granularity
@@ -33,7 +33,7 @@ def problems(draw, largest_granularity=8, least=lambda limits: 1):
 
 
 def sum_of_minima(limits):
-    """Return the total from which on everybody gets its minimum."""
+    """Return the total from which on each worker gets its minimum."""
     return sum(bound.minimum for bound in limits)
 
 
@@ -49,7 +49,7 @@ def brute_force(speeds, total, ranges):
 
 
 def largest_remainder(speeds, total):
-    """Round shares down and give what is left to the largest remainders."""
+    """Round shares down and give what remains to the largest remainders."""
     shares = [Fraction(total) * Fraction(speed) / Fraction(sum(speeds)) for speed in speeds]
     counts = [math.floor(share) for share in shares]
     order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
@@ -110,7 +110,7 @@ def test_optimal_against_brute_force(workers, more):
     st.integers(3, 12),
 )
 def test_optimal_in_whole_granularities(speeds, granularity, steps):
-    """Where all share a granularity, the split is the best of those in its multiples."""
+    """The split is the best of those in multiples of a granularity that all workers share."""
     total = granularity * steps
     counts = split(speeds, total, [Bounds(granularity=granularity)] * len(speeds))
 
@@ -127,7 +127,7 @@ def test_optimal_in_whole_granularities(speeds, granularity, steps):
     st.integers(0, 400),
 )
 def test_remainder_goes_to_one_worker(speeds, granularity, extra):
-    """What whole granularities cannot give, at most one worker takes, on top of its multiples."""
+    """At most one worker takes the remainder of whole granularities, on top of its multiples."""
     total = granularity * len(speeds) + extra
     counts = split(speeds, total, [Bounds(granularity=granularity)] * len(speeds))
 
@@ -152,7 +152,7 @@ def test_minima_are_relaxed_only_below_their_sum():
 
 
 def test_minima_come_before_granularity():
-    """Where the minima fit but their next multiples do not, granularity gives way and every minimum holds."""
+    """Minima hold, and granularity gives way, where the minima's next multiples do not fit."""
     assert split([100.0, 1.0], 10, [Bounds(1, granularity=8)] * 2) == [9, 1]
 
 
@@ -166,7 +166,7 @@ def test_more_than_the_maxima_is_infeasible():
 
 
 def test_bounds_shift_the_rest():
-    """What a full worker cannot take, and a worker at its minimum must, the others balance in proportion."""
+    """Workers within their bounds share in proportion what full workers and minima leave."""
     limits = [Bounds(1, 50), Bounds(20), Bounds(), Bounds()]
 
     assert split([10.0, 1.0, 4.0, 2.0], 160, limits) == [50, 20, 60, 30]
@@ -179,7 +179,7 @@ def test_even_where_speeds_are_equal():
 
 
 def test_whole_shares_survive_rounding_error():
-    """Shares that are whole stay so though their floating-point quotient may lie a hair below."""
+    """Whole shares stay whole though their floating-point quotient may lie a little below."""
     speeds = [0.1, 0.2, 0.3, 0.7]
 
     assert split(speeds, 1300, [Bounds()] * 4) == [100, 200, 300, 700]
@@ -219,7 +219,7 @@ def test_deterministic(problem):
 
 
 def test_largest_remainder_is_worse():
-    """The erratum to Alg. 1: by largest remainder, a slow worker gets the sample a fast one does sooner."""
+    """Rounding by largest remainder gives a slow worker a sample that a fast one would do sooner."""
     speeds, total = [1.0, 10.0], 17  # shares 1.55 and 15.45
     assert largest_remainder(speeds, total) == [2, 15]
     assert split(speeds, total, [Bounds()] * 2) == [1, 16]

@@ -1,7 +1,7 @@
-"""What has been seen of each worker's times: a few batch sizes with their average time.
+"""Measured times of each worker: a few batch sizes, each with its average batch processing time.
 
-Spikes are kept out, and a lasting change of speed is told from them. It knows nothing of how batches are
-split.
+Spikes are left out, and lasting changes of speed are told from them. This module knows nothing of how
+batches are split.
 """
 
 from collections.abc import Sequence
@@ -12,37 +12,37 @@ from numpy.typing import NDArray
 from predictors import Array
 from predictors.base import reindexed
 
-SIZES_KEPT = 10  # of each worker; the one not seen for longest makes room
-_SAME_SIZE = 0.03  # relative; batch sizes that close to each other are one sighting
-_NEAR_SIZE = 0.15  # relative; so near to a sighting, its time is known well enough to tell a change
-_MOST_REPEATS = 20  # an average follows slow changes within so many iterations
-_AGEING = 2e-5  # relative variance for each iteration since a size was seen last
-_DOUBT = 0.15**2  # relative variance: how much a change may have bent a curve
-_DOUBT_GROWS = 1.5  # in each iteration
-_MOST_DOUBT = 100.0  # what is doubted more, after some 20 iterations, is forgotten
-_LEAST_SURPRISE = 0.22  # log of the time over what was expected; three times as long has 1.1
-_LEFT_OUT = 2  # more than half as many as were taken in of late
-_ENOUGH = 2  # batch sizes that tell a curve
-_LITTLE = 0.25  # of an even share: a batch size that says nothing of larger ones
+SIZES_KEPT = 10  # of each worker; a new one replaces the one that was not measured for longest
+_SAME_SIZE = 0.03  # relative difference up to which batch sizes are one measurement
+_NEAR_SIZE = 0.15  # relative difference up to which an expected time is good enough to show a change
+_MOST_REPEATS = 20  # iterations that an average weighs at most, so that it follows slow changes
+_AGEING = 2e-5  # relative variance added in each iteration since a size was measured last
+_DOUBT = 0.15**2  # relative variance added by a change, which may have bent the curve
+_DOUBT_GROWS = 1.5  # factor of that in each iteration
+_MOST_DOUBT = 100.0  # measurements of a larger added variance, after some 20 iterations, are forgotten
+_LEAST_SURPRISE = 0.22  # log of the time over the expected time; log 3 is 1.1
+_LEFT_OUT = 2  # times left out, less half of those taken in since, from which on a change is assumed
+_ENOUGH = 2  # batch sizes that determine a curve
+_LITTLE = 0.25  # of an even share: a batch size that tells nothing about larger ones
 _MOST_NOISE = 0.3
-_SETTLED = 5  # iterations that are taken in without another change
-_SURPRISES = 5.0  # deviations of the noise
-_UNSEEN_SURPRISE = 0.6  # more for each factor of e that the batch size lies from all that were seen
+_SETTLED = 5  # iterations taken in since the last change
+_SURPRISES = 5.0  # standard deviations of the noise
+_UNSEEN_SURPRISE = 0.6  # more for each factor of e between the batch size and the nearest measured one
 _FIRST_NOISE, _LEAST_NOISE = 0.04, 0.01  # relative standard deviations
 _NOISE_MEMORY = 20  # iterations
 
 
-class Sightings:
+class Measurements:
     """Average times at batch sizes, for all workers; arrays are (workers, `SIZES_KEPT`).
 
     Attributes:
-        sizes: Samples.
-        times: Seconds.
+        sizes: Batch sizes in samples.
+        times: Average batch processing times in seconds.
         repeats: Iterations that the time is an average of, at most `_MOST_REPEATS`; 0 for an empty place.
-        noise: (workers,), relative standard deviation of one time.
-        surprise: (workers,), log of how much longer than expected the last time was if it was left out
-            because of that; NaN if it was not.
-        iterations: (workers,), how many have been taken in since the worker came or changed.
+        noise: Relative standard deviation of one time, (workers,).
+        surprise: Log of the last time over the expected one if it was left out as a spike, else NaN;
+            (workers,).
+        iterations: Iterations taken in since the worker joined or its speed changed, (workers,).
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Sightings:
         self._age = np.zeros(places)  # iterations
         self.noise = np.full(workers, _FIRST_NOISE)
         self.surprise = np.full(workers, np.nan)
-        self._lost = np.zeros(workers, dtype=bool)  # whether much was forgotten, and not seen anew
-        self._left_out = np.zeros(workers)  # times, less half of those that were taken in since
+        self._lost = np.zeros(workers, dtype=bool)  # whether much was forgotten, and not measured since
+        self._left_out = np.zeros(workers)  # times left out, less half of those taken in since
         self.iterations = np.zeros(workers)
 
     def reindex(self, rows: Sequence[int | None]) -> None:
-        """For each worker from now on, the row it had, or None for a new one."""
+        """Move the rows: for each worker from now on, the row that it had, or None for a new one."""
         for name, unknown in (("sizes", 1.0), ("times", 1.0), ("repeats", 0.0), ("_doubt", 0.0)):
             setattr(self, name, reindexed(getattr(self, name), rows, unknown))
         self._age = reindexed(self._age, rows, 0.0)
@@ -74,21 +74,21 @@ class Sightings:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """(workers,), whether a worker has been seen at all."""
+        """Which workers have any measurement, (workers,)."""
         return np.asarray(self.repeats.max(axis=1, initial=0.0) > 0)
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """(workers,), whether what was seen of a worker tells its curve.
+        """Which workers' measurements determine their curve, (workers,).
 
-        It does not where a spike has left it with a small batch alone, since all else was forgotten.
+        They do not where a spike has left only a small batch, since all else was forgotten.
         """
         largest = np.where(self.repeats > 0, self.sizes, 0.0).max(axis=1, initial=0.0)
         return np.asarray(self.seen & ~(self._lost & (largest < _LITTLE * largest.mean())))
 
     @property
     def latest_sizes(self) -> Array:
-        """(workers,), the batch size seen last; where nothing was seen, the others' average, or 1."""
+        """The batch sizes measured last, (workers,); without any, the others' average, or 1."""
         latest = np.where(self.repeats > 0, -self._age, -np.inf).argmax(axis=1)
         sizes = self.sizes[np.arange(len(latest)), latest]
         seen = self.seen
@@ -96,31 +96,31 @@ class Sightings:
 
     @property
     def variances(self) -> Array:
-        """Of the times, relative; infinite for an empty place."""
+        """Relative variances of the times; infinite for an empty place."""
         with np.errstate(divide="ignore"):
             return self.noise[:, None] ** 2 / self.repeats + _AGEING * self._age + self._doubt
 
     def restore(self, worker: int, sizes: Array, times: Array) -> None:
-        """Begin a worker's row with what an earlier run saw, in doubt, since its speed may have changed."""
+        """Fill a worker's row from an earlier run, with added variance, since its speed may have changed."""
         kept = min(len(sizes), SIZES_KEPT)
         self.sizes[worker, :kept], self.times[worker, :kept] = sizes[:kept], times[:kept]
         self.repeats[worker, :kept] = 1.0
         self._doubt[worker, :kept] = _DOUBT
 
     def add(self, workers: NDArray[np.int64], sizes: Array, times: Array, expected: Array) -> None:
-        """Take in an iteration of some of the workers.
+        """Add an iteration of some of the workers.
 
-        A time that is far from what was expected is left out, but if the next one is, too, and on the
-        same side, or if many are, it is taken, and whatever else was seen is doubted, more and more, until it
-        is forgotten. At a batch size that was seen before, the worker has changed, and all its times are
-        scaled by as much; they are still doubted, since a cut bandwidth adds a constant where a slower GPU
-        multiplies. At another, it was the curve that was wrong.
+        A time that is far from the expected one is left out as a spike. If the next one is as far off on the
+        same side, or many are, it is taken in, and the variance of all earlier measurements grows until
+        they are forgotten. If that happens at a batch size that was measured before, the worker's speed has
+        changed, and all its times are scaled by as much; their variance grows all the same, since a lower
+        bandwidth adds a constant where a slower GPU multiplies. At a new batch size, the curve was wrong.
 
         Args:
-            workers: (seen,), rows.
-            sizes: (seen,), samples, at least 1.
-            times: (seen,), seconds.
-            expected: (seen,), seconds that the curve gave; of no matter for a worker not seen before.
+            workers: Their rows, (reports,).
+            sizes: Batch sizes in samples, at least 1, (reports,).
+            times: Batch processing times in seconds, (reports,).
+            expected: Times by the curve in seconds, (reports,); ignored for a worker without measurements.
         """
         self._age += 1
         self._doubt[workers] *= _DOUBT_GROWS
@@ -128,7 +128,8 @@ class Sightings:
         self.repeats[forgotten] = self._doubt[forgotten] = 0.0
         self._lost |= forgotten.any(axis=1)
         known = self.repeats[workers] > 0
-        away = np.where(known, np.abs(np.log(self.sizes[workers] / sizes[:, None])), np.inf)  # (seen, places)
+        # (reports, places)
+        away = np.where(known, np.abs(np.log(self.sizes[workers] / sizes[:, None])), np.inf)
         nearest = away.argmin(axis=1)
         distance = away[np.arange(len(workers)), nearest]
         first = ~known.any(axis=1)
@@ -137,7 +138,7 @@ class Sightings:
         surprised = np.abs(surprise) > usual + _UNSEEN_SURPRISE * np.where(first, 0.0, distance)
         alike = surprised & (surprise * self.surprise[workers] > 0)
         changed = alike | (surprised & (self._left_out[workers] >= _LEFT_OUT))
-        # One that comes soon after another shows that the whole curve has not changed by a factor.
+        # A change soon after another shows that the curve was not scaled by a factor as a whole.
         scaled = alike & (distance < _NEAR_SIZE) & (self.iterations[workers] >= _SETTLED)
         factors = np.where(scaled, np.exp((surprise + self.surprise[workers]) / 2), 1.0)
         self._doubt_all(workers[changed], factors[changed])
@@ -154,11 +155,11 @@ class Sightings:
 
         taken = ~surprised | changed
         same = distance < _SAME_SIZE
-        # An empty place, or that of the size that was not seen for longest.
+        # An empty place, or that of the size that was not measured for longest.
         oldest = np.where(known, -self._age[workers], -np.inf).argmin(axis=1)
         place = np.where(same, nearest, oldest)
         at = (workers[taken], place[taken])
-        # What is doubted counts for less than the times that it is an average of.
+        # A measurement of larger variance counts for less than the times that it is an average of.
         doubt = self._doubt[workers, place] / self.noise[workers] ** 2
         before = self.repeats[workers, place]
         repeats = np.where(same & ~changed, before / (1 + before * doubt), 0.0)[taken]
@@ -174,7 +175,7 @@ class Sightings:
         self._lost &= (self.repeats > 0).sum(axis=1) < _ENOUGH
 
     def _doubt_all(self, workers: NDArray[np.int64], factors: Array) -> None:
-        """Scale all that was seen of some workers, and let what comes count more."""
+        """Scale all measurements of some workers, and let later ones count more."""
         self.times[workers] *= factors[:, None]
         self._doubt[workers] = np.maximum(self._doubt[workers], _DOUBT)
         self.repeats[workers] = np.minimum(self.repeats[workers], 1.0)

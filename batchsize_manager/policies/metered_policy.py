@@ -1,19 +1,19 @@
-"""A policy whose time is taken: policies themselves, and the jobs that ask them, know no clock."""
+"""A policy whose computing time is measured; policies themselves, and jobs, have no clock."""
 
 import time
 from collections.abc import Mapping
 
 from batchsize_manager.counters import LearningTally
 from batchsize_manager.policies import Observation, Policy
-from batchsize_manager.policies.base import Around, Split
+from batchsize_manager.policies.base import PolicyWrapper, Split
 
 
-class TimedPolicy(Around):
-    """Counts how long another policy takes.
+class MeteredPolicy(PolicyWrapper):
+    """A wrapper that measures how long another policy takes.
 
     Args:
-        policy: The other.
-        tally: Where it is counted.
+        policy: The policy to measure.
+        tally: The histograms that the durations in seconds are added to.
     """
 
     def __init__(self, policy: Policy, tally: LearningTally) -> None:
@@ -21,13 +21,13 @@ class TimedPolicy(Around):
         self._tally = tally
 
     def observe(self, observations: Mapping[str, Observation]) -> None:
-        """See `Policy`."""
+        """Pass on `Policy.observe`, and count its duration."""
         began = time.perf_counter()
         self.policy.observe(observations)
         self._tally.observations.add(time.perf_counter() - began)
 
     def split(self, total: int) -> Split:
-        """See `Policy`."""
+        """Pass on `Policy.split`, and count its duration."""
         began = time.perf_counter()
         split = self.policy.split(total)
         self._tally.splits.add(time.perf_counter() - began)

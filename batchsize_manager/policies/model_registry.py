@@ -1,44 +1,44 @@
-"""What a job has learned of workers and of kinds of devices, so that who joins need not start from nothing.
+"""Fitted models of a job by worker and by kind of device, from which workers that join start.
 
-It knows models by name alone, not what they say.
+The registry knows models by their names alone, not what they hold.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from batchsize_manager.policies.base import Around, Participant, Policy
+from batchsize_manager.policies.base import Participant, Policy, PolicyWrapper
 from predictors import Models, Weights
 
 KINDS = 100
-"""Kinds of devices whose models are kept, for each predictor; of others, those used last."""
+"""Kinds of devices whose models are kept for each predictor, those used last."""
 
 KIND_PREFIX = "kind\t"
-"""Begins the names of kinds among those of workers, which cannot have a tab."""
+"""Prefix of kinds' names among those of workers, which cannot have a tab."""
 
 UNKNOWN = ""
-"""The kind of a worker that does not say its own; newcomers do not start as another such worker."""
+"""The kind of a worker that does not name its device; newcomers do not start as another such worker."""
 
 
-class Known(Mapping[str, Mapping[str, Weights]]):
-    """Models by predictor, then by worker; of a member that has none, its kind's.
+class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
+    """Models by predictor, then by worker; a member without a model has that of its kind.
 
-    A worker's model stays after it has gone, should it come back, until others have its place: there are no
-    more of them than there have been members at once. The model of a kind is that of the member of this kind
-    that has been there for longest, or was when the last had gone.
+    A worker's model stays after the worker has left, should it come back, until a newcomer takes its place:
+    there are no more workers' models than there have been members at once. The model of a kind is that of
+    its longest-standing member, or of the last one that it had.
 
     Args:
-        models: To begin with. Where no kinds are among them, the first worker's stands for an unknown kind:
-            some predictors take whatever there is.
+        models: The first models. If no kinds are among them, the first worker's stands for the unknown kind:
+            some predictors take any model that there is.
     """
 
     def __init__(self, models: Models) -> None:
         self._kind_of: dict[str, str] = {}  # by member
         self._most = 0  # members at once
-        self._learned = {name: _Learned(self._kind_of, learned) for name, learned in models.items()}
+        self._learned = {name: _PredictorModels(self._kind_of, learned) for name, learned in models.items()}
 
     def __getitem__(self, predictor: str) -> Mapping[str, Weights]:
-        """A view of one predictor's, which follows all changes; empty where there is nothing yet."""
-        return self._learned.setdefault(predictor, _Learned(self._kind_of, {}))
+        """Return a view of one predictor's models, which follows all changes; empty without any."""
+        return self._learned.setdefault(predictor, _PredictorModels(self._kind_of, {}))
 
     def __iter__(self) -> Iterator[str]:
         return (predictor for predictor, learned in self._learned.items() if learned)
@@ -47,14 +47,14 @@ class Known(Mapping[str, Mapping[str, Weights]]):
         return sum(1 for _ in self)
 
     def update(self, models: Models) -> None:
-        """Take in what has been learned of the members since."""
+        """Take in the latest models of the members."""
         for predictor, learned in models.items():
-            ours = self._learned.setdefault(predictor, _Learned(self._kind_of, {}))
+            ours = self._learned.setdefault(predictor, _PredictorModels(self._kind_of, {}))
             ours.update(learned)
             ours.settle(self._most)
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """Note who the members are, and forget those whose place they have."""
+        """Set the members, and forget workers whose place they have taken."""
         self._kind_of.clear()
         self._kind_of.update((member.name, member.kind) for member in members)
         self._most = max(self._most, len(members))
@@ -62,30 +62,30 @@ class Known(Mapping[str, Mapping[str, Weights]]):
             learned.settle(self._most)
 
     def models(self) -> Models:
-        """A copy of all of it."""
+        """Return a copy of all models."""
         return {predictor: dict(self[predictor]) for predictor in self}
 
 
 def of_kinds(models: Models) -> Models:
-    """The models of kinds alone."""
+    """Return the models of kinds alone."""
     return {
         predictor: {name: weights for name, weights in learned.items() if name.startswith(KIND_PREFIX)}
         for predictor, learned in models.items()
     }
 
 
-class _Learned(Mapping[str, Weights]):
-    """What one predictor has learned, by worker and kind.
+class _PredictorModels(Mapping[str, Weights]):
+    """One predictor's models, by worker and kind.
 
     Args:
-        kind_of: By member; changed by who made it.
-        learned: To begin with.
+        kind_of: The kinds by member; shared, and changed by the registry.
+        learned: The first models.
     """
 
     def __init__(self, kind_of: Mapping[str, str], learned: Mapping[str, Weights]) -> None:
         self._kind_of = kind_of
-        self._kinds: dict[str, Weights] = {}  # those used last come last
-        self._workers: dict[str, Weights] = {}  # those who were members last come last
+        self._kinds: dict[str, Weights] = {}  # the kinds used last are last
+        self._workers: dict[str, Weights] = {}  # the latest members are last
         for name, weights in learned.items():
             if name.startswith(KIND_PREFIX):
                 self._kinds[name.removeprefix(KIND_PREFIX)] = weights
@@ -111,13 +111,13 @@ class _Learned(Mapping[str, Weights]):
         return len(self._workers) + len(self._kinds)
 
     def update(self, learned: Mapping[str, Weights]) -> None:
-        """Take in models of members, in the order in which they came; others' may follow."""
+        """Take in models of members, in the order in which they joined."""
         for worker, weights in learned.items():
             self._workers.pop(worker, None)
             self._workers[worker] = weights
 
     def settle(self, workers: int) -> None:
-        """Let the members' kinds be as they are now, and keep so many workers, those who left last."""
+        """Update the members' kinds, and forget all but `workers` workers, those that left first."""
         members = [worker for worker in self._kind_of if worker in self._workers]
         for kind, worker in {self._kind_of[worker]: worker for worker in reversed(members)}.items():
             self._kinds.pop(kind, None)
@@ -133,25 +133,25 @@ class _Learned(Mapping[str, Weights]):
             del self._kinds[next(iter(self._kinds))]
 
 
-class Remembering(Around):
-    """Remembers what another policy has learned, also of who has gone.
+class RegistryPolicy(PolicyWrapper):
+    """A wrapper that keeps what another policy has learned, also of workers that have left.
 
     Args:
-        policy: The other; it looks up in `known` who joins.
-        known: What is known so far.
+        policy: The other policy, which starts from the registry's models for workers that join.
+        registry: The models so far.
     """
 
-    def __init__(self, policy: Policy, known: Known) -> None:
+    def __init__(self, policy: Policy, registry: ModelRegistry) -> None:
         super().__init__(policy)
-        self._known = known
+        self._registry = registry
 
     def set_members(self, members: Sequence[Participant]) -> None:
-        """See `Policy`."""
-        self._known.update(self.policy.models())
-        self._known.set_members(members)
+        """Set the members of the registry and of the policy; see `Policy.set_members`."""
+        self._registry.update(self.policy.models())
+        self._registry.set_members(members)
         self.policy.set_members(members)
 
     def models(self) -> Models:
-        """All that is known: of members, of who has gone, of kinds, and what other policies had learned."""
-        self._known.update(self.policy.models())
-        return self._known.models()
+        """Return all models: of members, of workers that left, of kinds, and of earlier policies."""
+        self._registry.update(self.policy.models())
+        return self._registry.models()

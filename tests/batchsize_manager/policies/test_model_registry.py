@@ -1,4 +1,4 @@
-"""What a job has learned of workers and of kinds of devices: of use to who joins, and bounded."""
+"""The registry of models by worker and by kind of device: of use to workers that join, and bounded."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
-from batchsize_manager.policies import Participant, PolicyOptions, make_remembering
-from batchsize_manager.policies.remembering import KIND_PREFIX, KINDS, Known
+from batchsize_manager.policies import Participant, PolicyOptions, make_job_policy
+from batchsize_manager.policies.model_registry import KIND_PREFIX, KINDS, ModelRegistry
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
@@ -21,29 +21,32 @@ SECONDS = {"fast": 0.01, "slow": 0.03}  # for a sample, by kind of device
 
 
 def weights(number):
-    """A model that is told from others by its number."""
+    """Return a model that a number tells from others."""
     return {"x": np.array([float(number)])}
 
 
 def member(name, kind=""):
-    """A member of any bounds."""
+    """Return a member with the default bounds."""
     return Participant(name, Bounds(), kind)
 
 
 class Workers:
-    """A job whose workers are as fast as their devices; their names are never used again."""
+    """A job whose workers are as fast as their devices; no name is used twice."""
 
     def __init__(self, *kinds, models=None, policy="learned", predictor="ema", first=0, started=0):
         options = PolicyOptions(predictor, models=models or {})
         self.job = Job(
-            JobSpec(10**6, 400), JobConfig(workers=len(kinds)), make_remembering(policy, options), first
+            JobSpec(10**6, 400),
+            JobConfig(workers=len(kinds)),
+            make_job_policy(policy, options),
+            first,
         )
         self.kinds, self.now, self.started = {}, 0.0, started
         for kind in kinds:
             self.start(kind)
 
     def start(self, kind, name=None):
-        """Let a worker join, whose name holds a number that no other has had."""
+        """Let a worker join, under a name with a number that no other has had."""
         self.started += 1
         name = name or f"host-{self.started}"
         self.kinds[name] = kind
@@ -56,11 +59,11 @@ class Workers:
         self.job.leave(name, name, self.now)
 
     def counts(self):
-        """How many samples each worker is to go through next."""
+        """Return each worker's number of samples in the next iteration."""
         return {name: self.job.next_assignment(name, name).count for name in self.kinds}
 
     def iterate(self, iterations=1):
-        """Let all do what is theirs."""
+        """Let all workers report iterations."""
         for _ in range(iterations):
             self.now += 1
             for name, kind in self.kinds.items():
@@ -74,7 +77,7 @@ class Workers:
     ("policy", "learned"), [("learned", {"learned"}), ("proportional", {"ema"})], ids=["curves", "averages"]
 )
 def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, policy, learned):
-    """400 of them, of 4 workers whose names hold process ids, and the first batch is still balanced."""
+    """400 restarts under new names leave 4 workers' and 2 kinds' models; first batches are balanced."""
     kinds = ["fast", "fast", "slow", "slow"]
     workers = Workers(*kinds, policy=policy)
     workers.iterate(8)
@@ -94,15 +97,15 @@ def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, pol
         workers.iterate()
     models = workers.job.planner.policy.models()
     assert models.keys() == learned
-    for known in models.values():
-        assert known.keys() == {*workers.kinds, f"{KIND_PREFIX}fast", f"{KIND_PREFIX}slow"}
+    for by_name in models.values():
+        assert by_name.keys() == {*workers.kinds, f"{KIND_PREFIX}fast", f"{KIND_PREFIX}slow"}
 
 
 @pytest.mark.parametrize(
     ("policy", "predictor"), [("learned", "ema"), ("proportional", "ema"), ("proportional", "arx")]
 )
 def test_a_newcomer_of_a_known_kind_starts_as_this_kind_does(policy, predictor):
-    """Its first batch follows from its kind's speed; where that is not known, from the others' average."""
+    """A newcomer's first batch follows from its kind's speed, or else from the average speed."""
     for kind, share in (("slow", 400 / 7), ("unheard of", 400 / 3), ("", 400 / 3)):
         workers = Workers("fast", "fast", "slow", policy=policy, predictor=predictor)
         workers.iterate(8)
@@ -113,7 +116,7 @@ def test_a_newcomer_of_a_known_kind_starts_as_this_kind_does(policy, predictor):
 
 
 def test_a_member_that_comes_back_starts_as_itself():
-    """Its own model is better than its kind's, which is another's, as long as nobody has its place."""
+    """A worker's own model is preferred to its kind's, until another member takes its place."""
     workers = Workers("fast", "fast", "slow")
     workers.iterate(8)
     own = workers.job.planner.policy.models()["learned"]["host-3"]
@@ -125,17 +128,17 @@ def test_a_member_that_comes_back_starts_as_itself():
 
 
 def test_a_network_of_the_same_kind_predicts_for_a_newcomer():
-    """As it would for the worker that it was fitted to, at a speed like its own; without a fit of its own."""
+    """A newcomer is predicted by its kind's network, scaled to its own speed, without a fit."""
     series = contended(5, iterations=400, workers=2)
     fitted = make_predictor("narx", PredictorOptions(first_fit=400))
     replay(fitted, series)
-    known = Known({})
-    known.set_members([member("w0", "GPU"), member("w1", "CPU")])
-    known.update(fitted.models())
+    registry = ModelRegistry({})
+    registry.set_members([member("w0", "GPU"), member("w1", "CPU")])
+    registry.update(fitted.models())
     predicted = {}
     for kind, name in (("CPU", "w1"), ("CPU", "new"), ("GPU", "new")):
-        known.set_members([member("w0", "GPU"), member("w1", "CPU"), member("new", kind)])
-        predictor = Network("narx", PredictorOptions(), known)
+        registry.set_members([member("w0", "GPU"), member("w1", "CPU"), member("new", kind)])
+        predictor = Network("narx", PredictorOptions(), registry)
         predictor.set_workers([name])
         for row in range(50):
             predictor.observe(series.speeds[row, 1:], series.cpu[row, 1:], series.memory[row, 1:])
@@ -154,16 +157,16 @@ KIND_NAMES = st.integers(0, KINDS + 50).map(lambda n: f"GPU {n}" if n else "")
     st.lists(st.dictionaries(NAMES, KIND_NAMES, max_size=6), max_size=300),
     st.sampled_from(["learned", "narx"]),
 )
-def test_what_is_known_is_bounded_whoever_comes_and_goes(before, memberships, predictor):
-    """There are no more models than members at once, and kinds; members' own are always the latest."""
-    known = Known({predictor: before, "ema": before})
+def test_the_registry_is_bounded_while_workers_come_and_go(before, memberships, predictor):
+    """The registry has no more models than members at once and kinds; members' own are the latest."""
+    registry = ModelRegistry({predictor: before, "ema": before})
     most = 0
     for number, members in enumerate(memberships):
         most = max(most, len(members))
-        known.set_members([member(name, kind) for name, kind in members.items()])
+        registry.set_members([member(name, kind) for name, kind in members.items()])
         latest = {name: weights(number) for name in members}
-        known.update({predictor: latest})
-        for name, models in known.models().items():
+        registry.update({predictor: latest})
+        for name, models in registry.models().items():
             kinds = [key for key in models if key.startswith(KIND_PREFIX)]
             assert len(models) - len(kinds) <= most
             assert len(kinds) <= KINDS
@@ -172,36 +175,36 @@ def test_what_is_known_is_bounded_whoever_comes_and_goes(before, memberships, pr
                 for kind in members.values():
                     assert models[f"{KIND_PREFIX}{kind}"] == weights(number)
         for key, kind in members.items():
-            assert known[predictor][key] == weights(number)
+            assert registry[predictor][key] == weights(number)
             if kind:
-                known.set_members([member("newcomer", kind)])
-                assert known[predictor]["newcomer"] == weights(number)
+                registry.set_members([member("newcomer", kind)])
+                assert registry[predictor]["newcomer"] == weights(number)
                 break
 
 
 def test_of_more_kinds_than_are_kept_those_used_last_are():
-    """A worker may call its device what it likes, and another name each time."""
-    known = Known({})
+    """Devices may have any names, a new one each time: the kinds used last are kept."""
+    registry = ModelRegistry({})
     for number in range(KINDS + 50):
-        known.set_members([member("w", f"GPU {number}"), member("v", "GPU 3")])
-        known.update({"learned": {"w": weights(number), "v": weights(-1)}})
-    kinds = known.models()["learned"].keys() - {"w", "v"}
+        registry.set_members([member("w", f"GPU {number}"), member("v", "GPU 3")])
+        registry.update({"learned": {"w": weights(number), "v": weights(-1)}})
+    kinds = registry.models()["learned"].keys() - {"w", "v"}
     assert kinds == {f"{KIND_PREFIX}GPU {number}" for number in (3, *range(51, KINDS + 50))}
 
 
-def test_those_of_unknown_kinds_are_not_of_one_kind():
-    """Who does not say what it computes on may be anything."""
-    known = Known({})
-    known.set_members([member("w")])
-    known.update({"learned": {"w": weights(1)}})
-    known.set_members([member("w"), member("new")])
-    assert known["learned"].keys() == {"w", KIND_PREFIX}
-    assert "new" not in known["learned"]
+def test_workers_of_unknown_kinds_are_not_of_one_kind():
+    """Workers that do not name their device do not start as one another."""
+    registry = ModelRegistry({})
+    registry.set_members([member("w")])
+    registry.update({"learned": {"w": weights(1)}})
+    registry.set_members([member("w"), member("new")])
+    assert registry["learned"].keys() == {"w", KIND_PREFIX}
+    assert "new" not in registry["learned"]
 
 
 @pytest.mark.parametrize("predictor", sorted({*PREDICTORS} - {"memoryless", "arx"}))
-def test_what_is_known_outlives_any_policy(predictor):
-    """A job that goes on with another policy, or from a checkpoint, has what all before it had learned."""
+def test_the_registry_outlives_any_policy(predictor):
+    """A job that goes on with another policy, or from a checkpoint, has all models learnt before."""
     workers = Workers("fast", "slow")
     workers.iterate(8)
     before = workers.job.planner.policy.models()
