@@ -1,5 +1,5 @@
 """The BatchSizeManager: jobs, membership, the barrier, and every iteration's plan.
 
-`plan`, `rounding`, `policies` and `job` are pure: events in, plans out, no sockets, threads or clock.
-`service` puts them on the wire.
+`policies` and `job` are pure: events in, plans out, no sockets, threads or clock. `service` puts them on
+the wire.
 """

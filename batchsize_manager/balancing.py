@@ -1,4 +1,4 @@
-"""How a job's batches are split, by names: a value that checks itself. What makes policies is `learning`."""
+"""The names of a job's policy and predictor, as a value that checks itself; `learning` makes the policies."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from predictors import PREDICTORS
 
 @dataclass(frozen=True)
 class Balancing:
-    """How a job's batches are split.
+    """The way in which a job's batches are split.
 
     Attributes:
         policy: A name in `batchsize_manager.policies.POLICIES`.
-        predictor: A name in `predictors.PREDICTORS`, for policies that go by one.
-        tolerance: See `PolicyOptions`.
+        predictor: A name in `predictors.PREDICTORS`, for policies that split by predicted speeds.
+        tolerance: How much slower than the best a split may be before it is changed, at least 0, below 1.
 
     Raises:
         ValueError: A name is unknown, or the tolerance out of its range.
@@ -33,5 +33,5 @@ class Balancing:
 
     @property
     def uses_predictor(self) -> bool:
-        """Whether the policy goes by the predictor."""
+        """Return whether the policy splits by predicted speeds."""
         return self.policy in POLICIES_WITH_PREDICTOR

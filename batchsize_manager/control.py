@@ -1,6 +1,6 @@
-"""What an operator wants changed in a running job: read from the wire, checked, and done.
+"""Changes that an operator asks for in a running job: read from the wire, checked, and made.
 
-What it means for the job is known to `job.operations`, what outlives the manager to `archive`.
+The job's `operations` know what a change means for the job, `archive` what outlives the manager.
 """
 
 from typing import Any
@@ -17,19 +17,19 @@ _CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
 
 
 def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> str:
-    """Do what a `ControlRequest` asks for.
+    """Make the change that a `ControlRequest` asks for.
 
     Args:
-        hosted: The job.
-        request: The wire's.
-        learning: Makes policies.
-        now: The time, on the job's clock.
+        hosted: The job to change.
+        request: The request as it came from the wire.
+        learning: The maker of policies.
+        now: The time in seconds, on the job's clock.
 
     Returns:
-        What was done, in words.
+        A sentence that says what was done.
 
     Raises:
-        InvalidRequestError: It makes no sense, or cannot be; nothing was changed.
+        InvalidRequestError: The change makes no sense or is impossible; nothing was changed.
     """
     given = [name for name in _CHANGES if getattr(request, name) is not None]
     if len(given) != 1:
@@ -82,7 +82,7 @@ def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -
 
 
 def _difference(before: Balancing, after: Balancing) -> str:
-    """What is changed, in words."""
+    """Return in words what changes from one balancing to another."""
     changes = []
     if after.policy != before.policy:
         changes.append(f"the policy from {before.policy} to {after.policy}")

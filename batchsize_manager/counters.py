@@ -1,21 +1,21 @@
-"""Counts of what a job, the policies and the fits have done, for metrics; see `rpc.counters`."""
+"""Counts of what a job, its policies and the fits have done, for metrics; see `rpc.counters`."""
 
 from idl.records import IterationRecord
 from rpc.counters import Histogram
 
 
 class JobTally:
-    """What a job has done since this manager has had it.
+    """Counts of what a job has done under this manager.
 
     Attributes:
-        durations: Of iterations, in seconds.
-        samples: Of complete iterations.
-        processing: Seconds that workers have taken for their batches, summed over them.
-        waiting: Seconds that they have waited for each other, likewise.
+        durations: Durations of iterations, in seconds.
+        samples: Samples of complete iterations.
+        processing: Batch processing times in seconds, summed over workers.
+        waiting: Seconds that workers have waited for each other, summed over them.
         pieces: Parts of iterations that were given to another worker.
         gone: Members that left or were taken out.
-        left: Of them, those that said goodbye.
-        suspended: How often a member was silent and others did its part.
+        left: Members that left by themselves, a part of `gone`.
+        suspended: Times that a member was silent and others did its part.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class JobTally:
         self.processing = self.waiting = 0.0
 
     def complete(self, record: IterationRecord) -> None:
-        """An iteration is complete."""
+        """Count a complete iteration."""
         self.durations.add(record.duration)
         self.samples += record.total
         self.processing += float(record.batch_processing_times.sum())
@@ -33,13 +33,13 @@ class JobTally:
 
 
 class LearningTally:
-    """What the policies and the fits of a manager have done.
+    """Counts of what the policies and the fits of a manager have done.
 
     Attributes:
         splits: Seconds that policies took to split a batch.
-        observations: Seconds that they took to take in what an iteration showed.
-        fits: Seconds that fits took that came to something, the wait for those before them left out.
-        failed_fits: Fits that came to nothing.
+        observations: Seconds that policies took to observe an iteration.
+        fits: Seconds that successful fits took, without the wait for earlier ones.
+        failed_fits: Fits that failed.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.model_registry import of_kinds
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.state_format import StateError
-from batchsize_manager.storage.store import Retention, Store
+from batchsize_manager.storage.state_writer import Retention, StateWriter
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_report, read_resume, read_spec
@@ -185,9 +185,9 @@ class ManagerService:
         return self._learning.tally
 
     @property
-    def store(self) -> Store | None:
-        """What writes the jobs' state; None where it is not kept."""
-        return self._archive.store if self._archive is not None else None
+    def state_writer(self) -> StateWriter | None:
+        """The writer of the jobs' state; None where it is not kept."""
+        return self._archive.writer if self._archive is not None else None
 
     # -- methods
 

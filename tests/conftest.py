@@ -158,7 +158,7 @@ def pusher(shard) -> Iterator[ShardWorker]:
 def time_to_close() -> Iterator[None]:
     """However long this machine is held up, a manager's store that is closed has written what was put."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("batchsize_manager.storage.store._CLOSE_SECONDS", 240.0)
+        patch.setattr("batchsize_manager.storage.state_writer._CLOSE_SECONDS", 240.0)
         yield
 
 

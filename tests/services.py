@@ -22,7 +22,7 @@ import uvloop
 
 import idl
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.partitions.partitions import PartitionsConfig
+from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.bench.processes import server

@@ -1,1 +1,1 @@
-"""What predictors learn: fits in a process of their own, models kept and sent."""
+"""Learning beside the job: fits in a process of their own, and fitted models kept and sent."""

@@ -1,4 +1,4 @@
-"""Where policies come from, and where what they learn goes: the trainer's process, and files of models."""
+"""The maker of policies, and the way of what they learn: to the trainer's process, and to files of models."""
 
 import asyncio
 import logging
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class Learning:
-    """What the jobs of one manager learn with.
+    """The policies, fits and fitted models of one manager's jobs.
 
     Args:
         policy: A name in `batchsize_manager.policies.POLICIES`.
-        options: For it.
-        folder: In which each job's fitted models are kept; None for nowhere.
+        options: The options of policies.
+        folder: The folder in which each job's fitted models are kept; None: they are not kept.
 
     Attributes:
         tally: Counts of what policies and fits have done.
-        balancing: How batches are split, unless something else is wanted for a job.
+        balancing: The way in which batches are split where a job has no other.
     """
 
     def __init__(self, policy: str, options: PolicyOptions, folder: Path | None) -> None:
@@ -41,14 +41,14 @@ class Learning:
         self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
 
     def make_policy(self, learned: bytes, balancing: Balancing | None = None) -> Policy:
-        """A new policy, with what an earlier run of the job had learned, if anything.
+        """Make a policy for a new job, with what an earlier run of the job had learned.
 
         Args:
-            learned: As `checkpoint` gives it; may be empty.
-            balancing: What is wanted for the job, if that is something else than `balancing`.
+            learned: Packed models, from a checkpoint; may be empty.
+            balancing: The job's own balancing; None: the manager's.
 
         Raises:
-            InvalidRequestError: That is not what `checkpoint` gives.
+            InvalidRequestError: `learned` holds no models, or none that the policy can use.
         """
         try:
             models = unpack_models(learned) if learned else self._options.models
@@ -57,7 +57,7 @@ class Learning:
             raise InvalidRequestError(f"learned: {error}") from error
 
     def make_successor(self, balancing: Balancing, models: Models) -> Policy:
-        """A policy for a job that runs, which has learnt these models so far."""
+        """Make another policy for a running job, which has learned these models so far."""
         return self._make(balancing, {**self._options.models, **models})
 
     def _make(self, balancing: Balancing, models: Models) -> Policy:
@@ -65,12 +65,12 @@ class Learning:
         return MeteredPolicy(make_job_policy(balancing.policy, options, models), self.tally)
 
     def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
-        """Have a job's policy learn what it wants to learn, if anything.
+        """Run the fit that a job's policy has due, if any.
 
         Args:
-            job: The job.
-            learnt: Called when it has.
-            name: The job's.
+            job: The job whose policy learns.
+            learnt: Function that is called after a successful fit.
+            name: The job's name.
         """
         policy = job.planner.policy
 
@@ -93,7 +93,7 @@ class Learning:
         saving.add_done_callback(self._saving.discard)
 
     def close(self) -> None:
-        """Stop at once; a fit that is running is lost."""
+        """Stop at once; a running fit is lost."""
         self._trainer.close()
 
 

@@ -1,9 +1,9 @@
-"""Keeps what predictors and policies have learnt in files, for later runs, other workers and other jobs.
+"""Files of fitted models, for later runs, other workers and other jobs.
 
 A file holds the models of one job: NumPy's npz format, an array under PREDICTOR/GROUP/ARRAY, each of the
 three quoted as in a URL. A group has the workers whose arrays have the same shapes, stacked: (workers, ...).
-Who they are is under PREDICTOR/GROUP/, as the bytes of a JSON list. In earlier files each worker's arrays are
-on their own, with its name in the group's place, and there is no list.
+Their names are under PREDICTOR/GROUP/, as the bytes of a JSON list. In earlier files each worker's arrays are
+separate, with its name in the group's place, and there is no list.
 """
 
 import io
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from predictors import Array, Models
 
 _SUFFIX = ".npz"
-_MOST_ARRAYS = 400_000  # that are made of a file; 10,000 workers have fewer, with models of all predictors
+_MOST_ARRAYS = 400_000  # read from a file at most; 10,000 workers with models of all predictors have fewer
 
 
 def models_file(folder: Path, job: str) -> Path:
-    """Where a job's models are kept."""
+    """Return the path of a job's models."""
     return folder / f"{quote(job, safe='')}{_SUFFIX}"
 
 
@@ -34,7 +34,7 @@ def save_models(path: Path, models: Models) -> None:
     """Write models to a file, which others see whole or not at all, even after a loss of power.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as stream:
@@ -49,7 +49,7 @@ def save_models(path: Path, models: Models) -> None:
 
 
 def pack_models(models: Models) -> bytes:
-    """Models as the bytes of such a file."""
+    """Return models as the bytes of a file of models."""
     groups: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = {}
     for predictor, workers in models.items():
         for worker, weights in workers.items():
@@ -68,13 +68,13 @@ def pack_models(models: Models) -> bytes:
 
 
 def unpack_models(packed: bytes) -> Models:
-    """The other way; no bytes are no models.
+    """Return the models in the bytes of a file of models; none in no bytes.
 
-    They may come from anybody: nothing in them is run, and they take no more memory than they are long, but
-    for what some 100,000 arrays need beside their values.
+    The bytes may come from anybody: nothing in them is run, and the models take no more memory than the
+    bytes, but for the objects of some 100,000 arrays.
 
     Raises:
-        ValueError: They are not what `pack_models` gives.
+        ValueError: The bytes are not those of `pack_models`.
     """
     if not packed:
         return {}
@@ -86,10 +86,10 @@ def unpack_models(packed: bytes) -> Models:
 
 
 def load_models(path: Path) -> Models:
-    """Read a file of models, or all that lie in a folder; of the same worker's, the newest file's.
+    """Read a file of models, or all files in a folder; of a worker in several, the newest file's.
 
     Raises:
-        ValueError: There is none, or a file is not what `save_models` writes.
+        ValueError: There is no file, or a file is not one of `save_models`.
     """
     if path.is_dir():
         files = sorted(path.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
@@ -105,7 +105,7 @@ def load_models(path: Path) -> Models:
 
 
 def _check_sizes(packed: bytes) -> None:
-    """See that what is packed is as long as it says, before NumPy believes it and makes room."""
+    """Check that the packed arrays are as long as they claim, before NumPy allocates memory for them."""
     with zipfile.ZipFile(io.BytesIO(packed)) as entries:
         infos = entries.infolist()
         if sum(info.file_size for info in infos) > len(packed):
@@ -158,7 +158,7 @@ def _parts(key: str, array: NDArray[Any]) -> tuple[str, str, str, NDArray[Any]]:
 
 
 def _names(array: NDArray[Any], count: int) -> list[str]:
-    """The workers of a group, as many as it has rows."""
+    """Return the names of a group's workers, one for each of its rows."""
     names = json.loads(array.tobytes())
     if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
         raise ValueError(f"a group of {count} models has other names")

@@ -1,6 +1,6 @@
-"""Runs what predictors have to learn in a process of its own, so that no barrier round feels it.
+"""A process that runs predictors' fits, so that no barrier round waits for them.
 
-It knows neither jobs nor what is learnt: a fit goes over, weights come back.
+It knows neither jobs nor predictors: a fit is sent over, weights come back.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from predictors import Fit, Weights
 log = logging.getLogger(__name__)
 
 _FIT_SECONDS = 600.0
-_NICENESS = 10  # whoever shares the machine's CPUs with the training comes first
+_NICENESS = 10  # all others that share the machine's CPUs come first
 
 
 class Trainer:
     """One process, started when it is first needed, that runs one fit after the other.
 
-    It ends with the process that made it, at the latest when the fit at hand is done. All methods are for
+    It ends with the process that made it, at the latest when its present fit is done. All methods are for
     the event loop's thread.
 
     Args:
-        tally: Where fits are counted; None for nowhere.
+        tally: The counts that fits are added to; None: they are not counted.
     """
 
     def __init__(self, tally: LearningTally | None = None) -> None:
         self._tally = tally or LearningTally()
-        self._thread = ThreadPoolExecutor(1, "trainer")  # waits for the process, in the loop's stead
+        self._thread = ThreadPoolExecutor(1, "trainer")  # waits for the process in place of the event loop
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._closed = False
@@ -49,19 +49,19 @@ class Trainer:
         done: Callable[[Weights | None], None],
         log_fields: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Run a fit once those before it are done.
+        """Run a fit once the fits before it are done.
 
         Args:
-            fit: Sent to the process by pickle.
-            done: Called in the event loop with what was learnt, or None where that failed; not called
+            fit: The fit, which is sent to the process by pickle.
+            done: Function that is called in the event loop with the weights, or None if the fit failed; not
                 after `close`.
-            log_fields: What the line of log says beside its message, should it fail.
+            log_fields: Fields of the log line of a failure.
         """
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, fit)
 
         def end(ended: "asyncio.Future[Weights]") -> None:
             if self._closed:
-                ended.cancelled() or ended.exception()  # nobody wants to know any more
+                ended.cancelled() or ended.exception()  # retrieved, or asyncio would log it
             else:
                 weights = _weights(ended, log_fields)
                 self._tally.failed_fits += weights is None
@@ -70,7 +70,7 @@ class Trainer:
         future.add_done_callback(end)
 
     def close(self) -> None:
-        """Stop at once; a fit that is running is lost."""
+        """Stop at once; a running fit is lost."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -81,7 +81,7 @@ class Trainer:
             self._connection.close()
 
     def _run(self, fit: Fit) -> Weights:
-        """In the waiting thread: have the process run a fit."""
+        """Have the process run a fit, in the waiting thread."""
         if self._process is None or not self._process.is_alive():
             self._start()
         assert self._connection is not None
@@ -124,7 +124,7 @@ def _weights(ended: "asyncio.Future[Weights]", log_fields: Mapping[str, object])
 
 
 def _train(connection: Connection) -> None:
-    """What the process does: fits in, weights or the reason of a failure out, until the other end closes."""
+    """Run in the process: receive fits, send weights or the reason of a failure, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the manager
     os.nice(_NICENESS)
     with contextlib.suppress(EOFError, OSError):
@@ -138,7 +138,7 @@ def _train(connection: Connection) -> None:
 
 
 def _send(connection: Connection, fit: Fit) -> None:
-    """Send a fit, and its arrays from where they lie: copies of them would keep this process from rounds."""
+    """Send a fit, and its arrays without copying them, which would keep this process from barrier rounds."""
     arrays: list[pickle.PickleBuffer] = []
     message = pickle.dumps(fit, protocol=5, buffer_callback=arrays.append)
     connection.send((message, len(arrays)))

@@ -1,22 +1,22 @@
-"""What workers send of what their jobs had learned: kept as it comes, and bounded over all workers."""
+"""Uploads of what workers' jobs had learned: held while they come, and bounded over all workers."""
 
 import weakref
 
 from idl.errors import InvalidRequestError, UnavailableError
 
 LEARNED_BYTES = 3 * 2**24
-"""The most that one job can have learned; 5,000 workers' models of all predictors together take less."""
+"""The most bytes of one job's models; 5,000 workers' models of all predictors together take less."""
 
 _AT_ONCE = 2**28  # bytes of uploads, of all workers together
 _PIECE = 2**18  # bytes
-_DROPPED = 2**12  # bytes that are read at once of what there is no room for
+_DROPPED = 2**12  # bytes that are read at once of an upload that there is no room for
 
 
 class Uploads:
-    """All that are under way.
+    """All uploads that are under way.
 
     Args:
-        at_once: Bytes that they may take together.
+        at_once: Bytes that the uploads may take together.
     """
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
@@ -24,10 +24,10 @@ class Uploads:
         self._open: weakref.WeakSet[Upload] = weakref.WeakSet()
 
     def open(self, length: int) -> "Upload":
-        """A place for so many bytes.
+        """Begin an upload of `length` bytes.
 
         Raises:
-            InvalidRequestError: They are too many.
+            InvalidRequestError: `length` is above `LEARNED_BYTES`.
         """
         if length > LEARNED_BYTES:
             raise InvalidRequestError(
@@ -42,23 +42,23 @@ class Uploads:
 
     @property
     def held(self) -> int:
-        """Bytes that are held now."""
+        """The bytes that are held now."""
         return sum(upload.held for upload in self._open)
 
     def has_room(self, count: int) -> bool:
-        """Whether so many bytes more may be held."""
+        """Return whether `count` more bytes may be held."""
         return self.held + count <= self._at_once
 
 
 class Upload:
-    """One of them; see `rpc.service.Sink`. Takes no memory for what has not come.
+    """One upload; see `rpc.service.Sink`. Takes no memory for bytes that have not arrived.
 
     Args:
         uploads: All that are under way.
         length: Bytes that are to come.
 
     Attributes:
-        held: Bytes that it takes.
+        held: Bytes of memory that it takes.
     """
 
     def __init__(self, uploads: Uploads, length: int) -> None:
@@ -70,7 +70,7 @@ class Upload:
         self.held = 0
 
     def get_buffer(self) -> memoryview:
-        """The rest of the last piece, or another; where there is no room, a small one again and again."""
+        """Return the free rest of the last piece, or a new one; without room, a small one that is reused."""
         if not self._pieces or self._filled == len(self._pieces[-1]):
             size = min(self._left, _PIECE)
             if not self._refused and self._uploads.has_room(size):
@@ -83,19 +83,19 @@ class Upload:
         return self._pieces[-1][self._filled : self._filled + self._left]
 
     def advance(self, count: int) -> None:
-        """`count` bytes have been written to the start of the buffer."""
+        """Note that `count` bytes have been written to the start of the buffer."""
         self._filled += count
         self._left -= count
 
     def abort(self) -> None:
-        """The rest will not come."""
+        """Drop the upload: the rest will not come."""
         self._pieces, self.held = [], 0
 
     def take(self) -> bytes:
-        """All of it, which is not held any longer.
+        """Return all bytes, and hold them no longer.
 
         Raises:
-            UnavailableError: There was no room for it.
+            UnavailableError: There was no room for the upload.
         """
         pieces = self._pieces
         self.abort()

@@ -1,6 +1,6 @@
-"""The DataPartitionManager on the wire: checks what comes in and feeds the jobs' state machines.
+"""The DataPartitionManager on the wire: checks requests and feeds them to the jobs' state machines.
 
-Everything that decides is in `partitions`; no sample comes by here.
+All decisions are made in `partitioned_job`; no sample passes through here.
 """
 
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import idl
-from batchsize_manager.partitions.partitions import Partitions, PartitionsConfig
+from batchsize_manager.partitions.partitioned_job import PartitionedJob, PartitionsConfig
 from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.traversal import Traversal
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 _wire = idl.data_partition
 
-_LINES = 50  # of one level, per second, of log about jobs
+_LINES = 50  # log lines about jobs, of one level, per second
 
 
 @dataclass(frozen=True)
 class PartitionServiceConfig:
-    """What a DataPartitionManager serves.
+    """Options of a DataPartitionManager.
 
     Attributes:
-        partitions: How it keeps its jobs' parts in balance.
-        jobs: How many jobs at once.
-        members: How many workers in one job.
+        partitions: Options of the balance between parts.
+        jobs: The most jobs at once.
+        members: The most workers in one job.
     """
 
     partitions: PartitionsConfig = field(default_factory=PartitionsConfig)
@@ -41,21 +41,21 @@ class PartitionServiceConfig:
 
 
 class DataPartitionService:
-    """Serves `DataPartitionManager` of `idl/data_partition.thrift`; see `rpc.service.Service`."""
+    """The server side of `DataPartitionManager` in `idl/data_partition.thrift`; see `rpc.service.Service`."""
 
     definition = _wire.DataPartitionManager
     bulk_methods: frozenset[str] = frozenset()
 
     def __init__(self, config: PartitionServiceConfig) -> None:
         self._config = config
-        self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
-        self._jobs: dict[str, Partitions] = {}
+        self._limited_log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
+        self._jobs: dict[str, PartitionedJob] = {}
         self._handlers = {"join": self._join, "report": self._report, "leave": self._leave}
 
     # -- rpc.service.Service
 
     def handle(self, call: Call) -> None:
-        """Take a call."""
+        """Handle a call."""
         if call.request is None:
             raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
         job, worker, incarnation = check.identity(call.request.identity)
@@ -63,24 +63,24 @@ class DataPartitionService:
         self._settle(job)
 
     def open_sink(self, call: Call, length: int) -> Sink:
-        """No method here has a bulk field."""
+        """Refuse: no method here has a bulk field."""
         raise AssertionError(call.method)
 
     def disconnected(self, peer: Peer) -> None:
-        """Workers are gone when they are silent; a new connection is as good as the old one."""
+        """Do nothing: workers are taken out for silence; a new connection is as good as the old one."""
 
     def tick(self, now: float) -> None:
-        """Let the jobs look at their deadlines."""
-        self._tell.tick()
+        """Let the jobs check their deadlines."""
+        self._limited_log.tick()
         for name, partitions in list(self._jobs.items()):
             partitions.tick(now)
             self._settle(name)
 
     def stop(self) -> None:
-        """Nothing is unanswered."""
+        """Do nothing: no call is unanswered."""
 
     @property
-    def jobs(self) -> dict[str, Partitions]:
+    def jobs(self) -> dict[str, PartitionedJob]:
         """The jobs by name; from any thread."""
         return dict(self._jobs)
 
@@ -94,12 +94,12 @@ class DataPartitionService:
         if partitions is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            partitions = Partitions(self._config.partitions)
+            partitions = PartitionedJob(self._config.partitions)
         if worker not in partitions.members and partitions.size >= self._config.members:
             raise UnavailableError(f"job {job!r} has {self._config.members} members already")
         partitions.join(worker, incarnation, str(address), samples, time.monotonic())
         self._jobs[job] = partitions
-        call.reply(_told(partitions, request.identity))
+        call.reply(_reply(partitions, request.identity))
 
     def _report(self, call: Call, job: str, worker: str, incarnation: str) -> None:
         request = call.request
@@ -112,34 +112,36 @@ class DataPartitionService:
         )
         partitions = self._running(job)
         partitions.report(worker, incarnation, progress, time.monotonic())
-        call.reply(_told(partitions, request.identity, progress.generation))
+        call.reply(_reply(partitions, request.identity, progress.generation))
 
     def _leave(self, call: Call, job: str, worker: str, incarnation: str) -> None:
         self._running(job).leave(worker, incarnation)
         call.reply(_wire.LeaveReply(identity=call.request.identity))
 
-    def _running(self, job: str) -> Partitions:
+    def _running(self, job: str) -> PartitionedJob:
         partitions = self._jobs.get(job)
         if partitions is None:
             raise NotMemberError(f"there is no job {job!r}; join first")
         return partitions
 
     def _settle(self, job: str) -> None:
-        """After an event: log what happened, forget a job that has ended."""
+        """Log the events of a job, and forget it once it has ended."""
         partitions = self._jobs.get(job)
         if partitions is None:
             return
         for event, worker in partitions.events:
             about = {"job": job} if worker is None else {"job": job, "worker": worker}
-            self._tell(logging.INFO, "job %s: %s", job, event, extra=about)
+            self._limited_log(logging.INFO, "job %s: %s", job, event, extra=about)
         partitions.events.clear()
         if not partitions.size:
-            self._tell(logging.INFO, "job %s has ended: all members have gone", job, extra={"job": job})
+            self._limited_log(
+                logging.INFO, "job %s has ended: all members have gone", job, extra={"job": job}
+            )
             del self._jobs[job]
 
 
-def _told(partitions: Partitions, identity: Any, known: int | None = None) -> Any:
-    """The answer to a worker that knows the members of a generation."""
+def _reply(partitions: PartitionedJob, identity: Any, known: int | None = None) -> Any:
+    """Return the answer to a worker that has noted the members of generation `known`."""
     members = [
         _wire.Member(worker, incarnation, address)
         for worker, (incarnation, address) in partitions.members.items()

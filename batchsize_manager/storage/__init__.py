@@ -1,1 +1,1 @@
-"""What a manager remembers of its jobs, and how it is written and read."""
+"""The state that a manager keeps on disk: jobs, their records, and what restores them after a restart."""

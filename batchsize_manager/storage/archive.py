@@ -1,4 +1,4 @@
-"""What of a manager's jobs goes into its store, and comes out of it when the manager is started anew."""
+"""The parts of a manager's jobs that go into its state, and come out of it when the manager is restarted."""
 
 import asyncio
 import logging
@@ -23,12 +23,12 @@ from batchsize_manager.storage.changes import (
     Controlled,
     Ended,
     Learnt,
+    Logged,
     Members,
     Rewound,
-    Said,
 )
 from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
-from batchsize_manager.storage.store import Retention, Store
+from batchsize_manager.storage.state_writer import Retention, StateWriter
 from idl.records import IterationRecord
 from rpc.limited_log import LimitedLog
 
@@ -39,41 +39,46 @@ _READ_AT_ONCE = 50_000  # records of workers
 
 @dataclass(slots=True)
 class _Kept:
-    """What operators want of a run, as it has been handed to the store last."""
+    """What operators want of a run, as it has been handed to the writer last."""
 
     controlled: Controlled
 
 
 class Archive:
-    """Remembers jobs in a folder.
+    """The jobs of a manager, kept in a folder.
 
-    A job is remembered from when it starts: until then, its workers would join it anew.
+    A job is kept from its start on: before that, its workers would join it again.
 
     Args:
-        folder: Where; it must not be in use by another manager.
-        retention: What is forgotten of jobs that have ended.
-        learning: Makes the jobs' policies.
-        config: How jobs are run.
-        tell: Where jobs log what happens to them.
+        folder: The folder, which must not be in use by another manager.
+        retention: Limits of what is kept.
+        learning: The maker of the jobs' policies.
+        config: Options of the jobs.
+        limited_log: The log of events of jobs.
 
     Attributes:
-        store: What writes it.
+        writer: The writer of the state file.
 
     Raises:
-        StateError: The folder cannot be used; says why.
+        StateError: The folder cannot be used; the message says why.
     """
 
     def __init__(
-        self, folder: Path, retention: Retention, learning: Learning, config: JobConfig, tell: LimitedLog
+        self,
+        folder: Path,
+        retention: Retention,
+        learning: Learning,
+        config: JobConfig,
+        limited_log: LimitedLog,
     ) -> None:
         self._folder = folder
         self._learning = learning
         self._config = config
-        self._tell = tell
+        self._limited_log = limited_log
         self._kept: dict[str, _Kept] = {}  # by run
-        self.store = Store(folder, retention)
+        self.writer = StateWriter(folder, retention)
 
-    # -- what is remembered
+    # -- into the state
 
     def keep(self, hosted: HostedJob, effects: Effects) -> None:
         """Remember what an event of a job has brought."""
@@ -85,7 +90,7 @@ class Archive:
         if kept is None:
             mode = self._config.synchronisation.mode
             now = time.time()
-            self.store.put(
+            self.writer.put(
                 Begun(run, hosted.name, job.spec, hosted.policy, mode, job.first_iteration, job.position, now)
             )
             kept = self._kept[run] = _Kept(Controlled(run))
@@ -93,57 +98,57 @@ class Archive:
             events = list(job.outbox.events)
         now = time.time()
         for record in effects.completed:
-            self.store.put(Completed(run, record, now))
+            self.writer.put(Completed(run, record, now))
         for event in events:
-            self.store.put(Said(run, event, now))
+            self.writer.put(Logged(run, event, now))
         if effects.keep:
             changes = job.planner.batches.changes
-            self.store.put(Members(run, job.attempts.number, job.members.saved, changes))
+            self.writer.put(Members(run, job.attempts.number, job.members.saved, changes))
             controlled = _controlled(hosted)
             if kept.controlled != controlled:
                 kept.controlled = controlled
-                self.store.put(controlled)
+                self.writer.put(controlled)
 
     def rewound(self, hosted: HostedJob, iteration: int) -> None:
-        """Remember that a job goes on from an iteration; what is known of later ones is void."""
-        self.store.put(Rewound(hosted.run, iteration))
+        """Write that a job goes on from an iteration; records of that and later ones are void."""
+        self.writer.put(Rewound(hosted.run, iteration))
 
     def learnt(self, hosted: HostedJob) -> None:
-        """Remember what a job's policy has learnt."""
+        """Write what a job's policy has learned."""
         models = hosted.job.planner.policy.models()
         if hosted.run in self._kept and models:
-            self.store.put(Learnt(hosted.run, models))
+            self.writer.put(Learnt(hosted.run, models))
 
     def ended(self, hosted: HostedJob, why: str) -> None:
-        """Remember that a job is over."""
+        """Write that a job is over."""
         if self._kept.pop(hosted.run, None) is not None:
-            self.store.put(Ended(hosted.run, why, time.time()))
+            self.writer.put(Ended(hosted.run, why, time.time()))
 
     def once_kept(self, function: Callable[[], None]) -> None:
-        """See `Store.after_commit`."""
-        self.store.after_commit(function)
+        """Call a function once all is written; see `StateWriter.after_commit`."""
+        self.writer.after_commit(function)
 
     def notices(self) -> list[str]:
-        """See `Store.notices`."""
-        return self.store.notices()
+        """Return what users should know of the state; see `StateWriter.notices`."""
+        return self.writer.notices()
 
     def close(self) -> None:
-        """Write what there is to write, and release the folder."""
-        self.store.close()
+        """Write what waits to be written, and release the folder."""
+        self.writer.close()
 
-    # -- what comes back
+    # -- out of the state
 
     def restore(self) -> tuple[list[HostedJob], dict[str, str]]:
-        """The jobs that had not ended when the manager before this one did; to be called first.
+        """Return the jobs that had not ended when the last manager did; to be called first.
 
         Returns:
-            Those that go on and, by name, why others cannot.
+            The jobs that go on, and by name the reasons why others cannot.
 
         Raises:
             StateError: The file is damaged.
         """
         restored, given_up, ended = [], {}, []
-        reader = self.store.reader
+        reader = self.writer.reader
         for run in reader.runs(unfinished=True):
             members = reader.members(run.run)
             why = _why_not_restored(run, members, self._config)
@@ -156,7 +161,7 @@ class Archive:
                 ended.append(Ended(run.run, why, time.time()))
                 given_up[run.job] = why
         for change in ended:
-            self.store.put(change)
+            self.writer.put(change)
         return restored, given_up
 
     def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> HostedJob:
@@ -193,7 +198,7 @@ class Archive:
             self._config,
             run.balancing or self._learning.balancing,
             self.once_kept,
-            self._tell,
+            self._limited_log,
             rebalanced=run.balancing is not None,
             said=len(events),
         )
@@ -201,19 +206,19 @@ class Archive:
         hosted.log.extend((event.at, event.event) for event in events)
         return hosted
 
-    # -- what is asked for
+    # -- requests
 
     async def history(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
         """Return the answer to `history`, with what is remembered of what the job itself has forgotten.
 
         Args:
-            name: The job's.
-            hosted: The job, if it is in memory; else its last run is looked up.
+            name: The job's name.
+            hosted: The job, if it is in memory; None: its last run is looked up.
             first: The first iteration asked for.
-            limit: How many iterations at most.
+            limit: The most iterations to return.
 
         Returns:
-            None where nothing is known of such a job.
+            The wire's answer; None if there is no such job.
 
         Raises:
             StateError: The file cannot be read.
@@ -227,7 +232,7 @@ class Archive:
 
 
 def _joined(remembered: list[IterationRecord], recent: list[IterationRecord]) -> list[IterationRecord]:
-    """What is remembered, then what is in memory, unless the writer has yet to put some between."""
+    """Return records from the file, then those in memory, unless some between are not written yet."""
     begins = recent[0].iteration if recent else math.inf
     earlier = [record for record in remembered if record.iteration < begins]
     if earlier and earlier[-1].iteration + 1 < begins:
@@ -236,7 +241,7 @@ def _joined(remembered: list[IterationRecord], recent: list[IterationRecord]) ->
 
 
 def _controlled(hosted: HostedJob) -> Controlled:
-    """What operators want of a job."""
+    """Return the changes that operators have made to a job."""
     job = hosted.job
     total = job.planner.batches.total
     return Controlled(
@@ -248,7 +253,7 @@ def _controlled(hosted: HostedJob) -> Controlled:
 
 
 def _why_not_restored(run: SavedRun, members: Sequence[SavedMember], config: JobConfig) -> str | None:
-    """Why a job cannot go on after the manager was started anew; None if it can."""
+    """Return why a job cannot go on after a restart of the manager; None if it can."""
     for mode in (run.mode, config.synchronisation.mode):
         if mode != "bsp":
             return (

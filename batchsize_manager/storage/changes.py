@@ -1,4 +1,4 @@
-"""What happens to a job that its manager is to remember, as values; nothing here knows files or threads.
+"""Changes of a job that its manager keeps, as values; nothing here knows files or threads.
 
 A *run* is one life of a job: a job that is started again under its old name is another run.
 """
@@ -19,14 +19,14 @@ class Begun:
     """A job was created.
 
     Attributes:
-        run: Drawn for it; no other has it.
-        job: Its name.
-        spec: What is trained on.
-        policy: By which batches are split at first.
-        mode: How members wait for each other; see `Synchronisation`.
-        first_iteration: Where it begins.
-        position: Epoch and first position of that iteration's batch, where the iteration does not tell.
-        at: When, in seconds since 1970.
+        run: The run's id, which no other run has.
+        job: The job's name.
+        spec: The data set and the batches.
+        policy: Name of the first balancing policy.
+        mode: Mode of synchronisation; see `Synchronisation`.
+        first_iteration: Number of the first iteration.
+        position: Epoch and first position of that iteration's batch, where its number does not give them.
+        at: Time in seconds since 1970.
     """
 
     run: str
@@ -41,13 +41,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """How things stand from now on.
+    """The members and the attempt from now on.
 
     Attributes:
-        run: As above.
-        attempt: That the job is in.
-        members: Who is in it, in the order of their slices.
-        batch_changes: Where the size of its batches has changed, if it does.
+        run: The run's id.
+        attempt: The present attempt.
+        members: The members, in the order of their slices.
+        batch_changes: Changes of the size of its batches, if any.
     """
 
     run: str
@@ -58,13 +58,13 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """What operators want of a job, all in all.
+    """The sum of operators' changes to a job.
 
     Attributes:
-        run: As above.
-        balancing: How batches are split; None: as the manager was told.
-        batch_size: Samples of a whole batch; None: as the job's specification has it.
-        paused: Whether nothing more is planned.
+        run: The run's id.
+        balancing: The way in which batches are split; None: the manager's own.
+        batch_size: Samples of a whole batch; None: that of the job's specification.
+        paused: Whether the job is paused: no further iteration is planned.
     """
 
     run: str
@@ -84,15 +84,15 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The job goes on from an iteration: what was known of that and later ones does not hold."""
+    """The job goes on from an iteration: records of that and later ones are void."""
 
     run: str
     iteration: int
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """An event, in words; `at` in seconds since 1970."""
+class Logged:
+    """An event of a job, in words; `at` in seconds since 1970."""
 
     run: str
     event: str
@@ -101,7 +101,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What the policy has learnt."""
+    """The models that the policy has learned."""
 
     run: str
     models: Models
@@ -109,23 +109,23 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over: why, and when, in seconds since 1970."""
+    """The job is over, and why; `at` in seconds since 1970."""
 
     run: str
     why: str
     at: float
 
 
-Change = Begun | Members | Controlled | Completed | Rewound | Said | Learnt | Ended
+Change = Begun | Members | Controlled | Completed | Rewound | Logged | Learnt | Ended
 
 
 def weight(change: Change) -> int:
-    """How much memory a change takes, in records of one worker's iteration."""
+    """Return the memory that a change takes, in records of one worker's iteration."""
     return 1 + len(change.record.workers) if isinstance(change, Completed) else 1
 
 
 def compact(changes: Sequence[Change]) -> list[Change]:
-    """The same changes without those that later ones make void: of some kinds, the last counts."""
+    """Return the changes without those that later ones make void: of some kinds, only the last counts."""
     seen: set[tuple[type, str]] = set()
     kept: list[Change] = []
     for change in reversed(changes):

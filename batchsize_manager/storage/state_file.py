@@ -1,6 +1,6 @@
-"""Writes the file in which a manager remembers its jobs: SQLite in WAL mode.
+"""The file in which a manager keeps its jobs, as it is written: SQLite in WAL mode.
 
-It knows SQL, and neither threads nor jobs as such: changes go in, `state_reader` has what they add up to.
+This module knows SQL, and neither threads nor jobs: changes go in, `state_reader` reads their sum.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from batchsize_manager.storage.changes import (
     Controlled,
     Ended,
     Learnt,
+    Logged,
     Members,
     Rewound,
-    Said,
 )
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
@@ -34,29 +34,29 @@ from batchsize_manager.storage.state_format import (
 )
 from batchsize_manager.storage.state_reader import StateReader
 
-_CHECKED_BYTES = 2**28  # a file up to this size is looked through when it is opened, in a second or so
+_CHECKED_BYTES = 2**28  # a file up to this size is checked when it is opened, which takes about a second
 _PRUNED_AT_ONCE = 500  # iterations
-_SHORTENED = 0.95  # of what is allowed, so that it need not be done for each iteration
-_WAL_BYTES = 2**26  # what stays of the log after it has grown
+_SHORTENED = 0.95  # of the limit, so that a run is not shortened after each iteration
+_WAL_BYTES = 2**26  # to which the log is cut after it has grown
 
 
 class StateFile:
-    """A state file that is written. For one thread at a time, in one process alone.
+    """A state file open for writing, by one thread at a time, in one process alone.
 
     Args:
-        path: The file; it is made if there is none.
+        path: The file, which is made if there is none.
 
     Attributes:
-        reader: Of what is in it.
+        reader: A reader of the same file.
 
     Raises:
-        StateError: It is damaged, from a newer version, not ours, or cannot be made.
+        StateError: The file is damaged, from a newer version, another program's, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
-        self._ids: dict[str, int] = {}  # of runs
-        self._numbers: dict[str, dict[str, int]] = {}  # of workers, by run
-        self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as they are in the file
+        self._ids: dict[str, int] = {}  # row ids by run
+        self._numbers: dict[str, dict[str, int]] = {}  # numbers of workers, by run
+        self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as in the file, by run
         self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
         with explained(path):
             self._connection = sqlite3.connect(
@@ -93,14 +93,14 @@ class StateFile:
                     migrate(self._connection, version)
 
     def close(self) -> None:
-        """Close the file; what was applied stays."""
+        """Close the file; applied changes stay."""
         self._connection.close()
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Write changes, all of them or none.
 
         Raises:
-            sqlite3.Error: It cannot be done now, or the file is damaged; what is in it is as before.
+            sqlite3.Error: The file cannot be written now, or is damaged; its content is as before.
         """
         try:
             with self._transaction():
@@ -108,18 +108,18 @@ class StateFile:
                     self._apply(change)
         except BaseException:
             for known in (self._ids, self._numbers, self._members, self._sizes):
-                known.clear()  # it may have grown by what was not written
+                known.clear()  # it may hold what was not written
             raise
 
     def is_longer(self, nbytes: float) -> bool:
-        """Whether the iterations of a run that was written to take more bytes than that."""
+        """Return whether the iterations of a run that was written to take more than `nbytes` bytes."""
         return max(self._sizes.values(), default=0) > nbytes
 
     def shorten(self, nbytes: float) -> None:
-        """Delete some of the oldest iterations of a run for which `is_longer` says so.
+        """Delete some of the oldest iterations of a run that `is_longer`.
 
         Raises:
-            sqlite3.Error: See `apply`.
+            sqlite3.Error: The file cannot be written now, or is damaged; its content is as before.
         """
         run = next(run for run, size in self._sizes.items() if size > nbytes)
         number = self._id(run)
@@ -140,17 +140,17 @@ class StateFile:
         self._vacuum()
 
     def prune(self, runs: int, oldest: float) -> bool:
-        """Delete a part of what is to be forgotten of ended runs.
+        """Delete a part of the ended runs that are not kept any longer.
 
         Args:
-            runs: So many are kept, the latest.
-            oldest: Those that ended before are not kept anyhow; in seconds since 1970.
+            runs: Number of ended runs that are kept, the latest.
+            oldest: Time in seconds since 1970; runs that ended before are deleted in any case.
 
         Returns:
             Whether there may be more to delete.
 
         Raises:
-            sqlite3.Error: See `apply`.
+            sqlite3.Error: The file cannot be written now, or is damaged; its content is as before.
         """
         execute = self._connection.execute
         row = execute(
@@ -176,7 +176,7 @@ class StateFile:
         return True
 
     def _vacuum(self) -> None:
-        """Give the room of what was deleted back to the disk."""
+        """Give the room of deleted rows back to the disk."""
         # `execute` would take the first step alone.
         self._connection.executescript("PRAGMA incremental_vacuum")
 
@@ -233,7 +233,7 @@ class StateFile:
                     self._sizes[run] += len(packed)  # too much, where the iteration was there before
             case Rewound(run, iteration):
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
-            case Said(run, event, at):
+            case Logged(run, event, at):
                 execute("INSERT INTO events (run, said, event) VALUES (?, ?, ?)", (self._id(run), at, event))
             case Learnt(run, models):
                 execute("UPDATE runs SET learned = ? WHERE id = ?", (pack_models(models), self._id(run)))
@@ -247,14 +247,14 @@ class StateFile:
         return self._ids[run]
 
     def _size(self, number: int) -> int:
-        """Bytes of the workers' records of a run."""
+        """Return the bytes of the workers' records of a run."""
         row = self._connection.execute(
             "SELECT total(length(workers)) FROM iterations WHERE run = ?", (number,)
         ).fetchone()
         return int(row[0])
 
     def _set_members(self, run: str, members: Sequence[SavedMember]) -> None:
-        """Write the difference to those in the file; newcomers come last, as they do in a job."""
+        """Write the difference to the members in the file; newcomers come last, as in a job."""
         execute, number = self._connection.execute, self._id(run)
         if run not in self._members:
             saved = self.reader.members(run)
@@ -285,7 +285,7 @@ class StateFile:
         self._members[run] = after
 
     def _number_workers(self, run: str, workers: Sequence[str]) -> list[int]:
-        """Return workers' numbers in packed records; who has none yet gets one."""
+        """Return workers' numbers in packed records; workers without one get one."""
         execute, number = self._connection.execute, self._id(run)
         if run not in self._numbers:
             self._numbers[run] = dict(
@@ -300,5 +300,5 @@ class StateFile:
 
 
 def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:
-    """By what makes another row of it: who comes back comes last, too."""
+    """Index members by the values that make a row of its own; a worker that comes back gets a new row."""
     return {(member.worker, member.incarnation, member.cut_off): member for member in members}

@@ -1,6 +1,6 @@
-"""The format of the file in which a manager remembers its jobs: SQLite, a table for each kind of thing.
+"""The format of a manager's state file: SQLite tables, and workers' records packed into blobs.
 
-Records of an iteration's workers are packed into one blob, 53 bytes each; nothing is pickled.
+The records of an iteration's workers are packed into one blob, 53 bytes each; nothing is pickled.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ from idl.errors import EvenpaceError
 from idl.records import IterationRecord
 
 STATE_FILE = "manager.sqlite"
-BUSY_SECONDS = 5.0  # for another process to let go of the file
+BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
 FORMAT = 4  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
-# A worker's record in an iteration; the last two: whether there was a predicted speed and, if so, that.
+# A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
 _FIELDS = ("worker", "batch_size", "time", "waiting", "cpu", "memory", "predicted", "predicted_speed")
 _ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?", "<f8"), strict=True)))
 
-_ADDED = {  # by format, what it has that the one before has not: columns of tables
+_ADDED = {  # by format, the columns of tables that it has added
     2: (
-        ("runs", "balancing TEXT"),  # JSON; NULL: as the manager was told
+        ("runs", "balancing TEXT"),  # JSON; NULL: the manager's own
         ("runs", "batch_size INTEGER"),  # samples, as operators want; NULL: as in spec
         ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
         ("members", "drained INTEGER NOT NULL DEFAULT 0"),
@@ -100,14 +100,14 @@ class StateError(EvenpaceError):
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """Make an empty file a manager's state; within a transaction of the caller's."""
+    """Make an empty file a manager's state, within a transaction of the caller's."""
     for statement in _SCHEMA.split(";\n"):
         connection.execute(statement)
     migrate(connection, 1)
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring a file from an earlier format to this one; within a transaction of the caller's."""
+    """Bring a file of an earlier format to the present one, within a transaction of the caller's."""
     for later in range(version + 1, FORMAT + 1):
         for table, column in _ADDED[later]:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
@@ -115,13 +115,13 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 
 
 def check_format(path: Path, connection: sqlite3.Connection) -> int:
-    """Make sure that a file is ours, and not from a later version.
+    """Check that a file is a manager's state, and not from a later version.
 
     Returns:
-        Its format; an earlier one can be read, and is to be migrated before it is written.
+        The file's format; one of an earlier format can be read, and is to be migrated before it is written.
 
     Raises:
-        StateError: It is not, or is.
+        StateError: The file is another program's, or from a later version.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application != _APPLICATION:
@@ -137,7 +137,7 @@ def check_format(path: Path, connection: sqlite3.Connection) -> int:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """SQLite's errors, and those of values that make no sense, as a `StateError`."""
+    """Turn SQLite's errors, and those of values that make no sense, into a `StateError`."""
     try:
         yield
     except sqlite3.OperationalError as error:  # the disk, rather than what is on it
@@ -174,7 +174,7 @@ def unpack_records(packed: bytes) -> tuple[NDArray[np.uint32], bytes]:
         The workers' numbers, (workers,), and `IterationRecord.values`.
 
     Raises:
-        ValueError: It is no whole number of records.
+        ValueError: `packed` is not a whole number of records.
     """
     rows = np.frombuffer(packed, dtype=_ROW)
     columns = [rows[name] for name in _FIELDS[1:6]]

@@ -1,4 +1,4 @@
-"""Reads what a manager remembers, while that runs or later: for reports, and for its own new start."""
+"""Reading a manager's state, while the manager runs or later: for reports, and for its own restart."""
 
 import contextlib
 import json
@@ -26,25 +26,25 @@ from idl.records import IterationRecord
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """One life of a job, as it is remembered.
+    """One run of a job, as it is kept: a job that is started again under its old name is another run.
 
     Attributes:
-        run: Drawn for it; no other has it.
-        job: Its name; a job that is started again under it is another run.
-        spec: What is trained on.
-        policy: By which batches were split last, for all that is known.
-        mode: How members waited for each other then; see `Synchronisation`.
-        first_iteration: Where it began.
-        position: Epoch and first position of that iteration's batch, where the iteration does not tell.
-        attempt: How often it was rewound.
-        batch_changes: Where the size of its batches has changed, if it does.
-        begun: When it began, in seconds since 1970.
-        ended: When it ended, likewise; None if it goes on.
-        ending: Why it ended; None likewise.
-        learned: What its policy had learnt; see `saved_models.unpack_models`.
-        balancing: How operators wanted batches to be split; None: as the manager was told.
-        batch_size: How large they wanted them to be, in samples; None: as in `spec`.
-        paused: Whether they had paused it.
+        run: The run's id, which no other run has.
+        job: The job's name.
+        spec: The data set and the batches.
+        policy: Name of the last balancing policy that was written.
+        mode: Mode of synchronisation; see `Synchronisation`.
+        first_iteration: Number of the first iteration.
+        position: Epoch and first position of that iteration's batch, where its number does not give them.
+        attempt: Number of the last attempt.
+        batch_changes: Changes of the size of its batches, if any.
+        begun: Time of its beginning, in seconds since 1970.
+        ended: Time of its end, in seconds since 1970; None if it goes on.
+        ending: Why it ended; None if it goes on.
+        learned: The policy's packed models; see `saved_models.unpack_models`.
+        balancing: The way in which operators wanted batches to be split; None: the manager's own.
+        batch_size: Samples of a whole batch, as operators wanted; None: that of `spec`.
+        paused: Whether operators had paused it.
     """
 
     run: str
@@ -67,18 +67,18 @@ class SavedRun:
 
 @dataclass(frozen=True, slots=True)
 class SavedEvent:
-    """An event, and when it was, in seconds since 1970."""
+    """An event in words, and its time in seconds since 1970."""
 
     at: float
     event: str
 
 
 class StateReader:
-    """What is in a state file; see `open_state`. All methods raise `StateError` where it proves damaged.
+    """A reader of a state file; see `open_state`. All methods raise `StateError` if it proves damaged.
 
     Args:
         path: The file.
-        connection: To it.
+        connection: A connection to the file.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -88,7 +88,7 @@ class StateReader:
             self._version = check_format(path, connection)
 
     def runs(self, job: str | None = None, unfinished: bool = False) -> list[SavedRun]:
-        """The runs, of one job or all, and those that have not ended or all; the oldest first."""
+        """Return the runs, the oldest first: of one job or all, unfinished ones or all."""
         wanted = self._since(2, "balancing, batch_size, paused")
         rows = self._rows(
             "SELECT run, job, spec, policy, mode, first_iteration, first_epoch, first_start, attempt, "
@@ -101,8 +101,8 @@ class StateReader:
             return [_saved_run(*row) for row in rows]
 
     def members(self, run: str) -> list[SavedMember]:
-        """Who is in a run, or was at its end, in the order of their slices; and who may come back."""
-        columns = {2: "drained", 3: "device, cut_off", 4: "beats"}  # by the format that has brought them
+        """Return the members of a run, in the order of their slices, and workers that may come back."""
+        columns = {2: "drained", 3: "device, cut_off", 4: "beats"}  # by the format that added them
         later = ", ".join(self._since(version, names) for version, names in columns.items())
         rows = self._rows(
             f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
@@ -129,11 +129,11 @@ class StateReader:
         return self._records(run, "iteration >= ? ORDER BY iteration LIMIT ?", first_iteration, limit)
 
     def last_records(self, run: str, limit: int) -> list[IterationRecord]:
-        """A run's last complete iterations, `limit` at most; the oldest first."""
+        """Return a run's last complete iterations, at most `limit`, oldest first."""
         return self._records(run, "TRUE ORDER BY iteration DESC LIMIT ?", limit)[::-1]
 
     def last_events(self, run: str, limit: int) -> list[SavedEvent]:
-        """A run's last events, `limit` at most; the oldest first."""
+        """Return a run's last events, at most `limit`, oldest first."""
         rows = self._rows(
             "SELECT said, event FROM events WHERE run = (SELECT id FROM runs WHERE run = ?) "
             "ORDER BY id DESC LIMIT ?",
@@ -169,7 +169,7 @@ class StateReader:
         return found
 
     def _since(self, version: int, columns: str) -> str:
-        """Columns that a format has brought; in a file of an earlier one, as many of nothing."""
+        """Return columns that a format has added; in a file of an earlier format, as many NULLs."""
         return columns if self._version >= version else ", ".join("NULL" for _ in columns.split(","))
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
@@ -220,13 +220,13 @@ def _saved_run(
 
 @contextlib.contextmanager
 def open_state(folder: Path) -> Iterator[StateReader]:
-    """Read a manager's state, also while it runs.
+    """Open a manager's state for reading, also while the manager runs.
 
     Args:
-        folder: The manager's `--state`.
+        folder: The folder given to the manager as `--state`.
 
     Raises:
-        StateError: There is none, or none that this version can read.
+        StateError: There is no state, or none that this version can read.
     """
     path = folder / STATE_FILE
     if not path.exists():

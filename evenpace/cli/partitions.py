@@ -50,7 +50,7 @@ def partitions(
     faster ones, so that all samples are used about equally often.
     """
     start_part(parent)
-    from batchsize_manager.partitions.partitions import PartitionsConfig
+    from batchsize_manager.partitions.partitioned_job import PartitionsConfig
     from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
     from evenpace.serve import serve
     from rpc.address import Address

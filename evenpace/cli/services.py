@@ -8,7 +8,7 @@ import click
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.policies.leader_straggler import STEP_SIZE
-from batchsize_manager.storage.store import Retention
+from batchsize_manager.storage.state_writer import Retention
 from evenpace.cli.dashboard import http_names
 from evenpace.cli.logs import always_log
 from evenpace.cli.observing import observed, observed_manager

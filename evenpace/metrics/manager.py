@@ -50,12 +50,12 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
         families.fill("policy_seconds", learning.observations, "observe")
         families.fill("fit_seconds", learning.fits)
         families.set("fits_failed", learning.failed_fits)
-        if (store := service.store) is not None:
-            families.set("state_pending_records", store.pending)
-            families.set("state_lag_seconds", store.lag)
-            families.set("state_behind", store.is_behind)
-            families.set("state_left_out", store.left_out)
-            families.fill("state_write_seconds", store.writes)
+        if (writer := service.state_writer) is not None:
+            families.set("state_pending_records", writer.pending)
+            families.set("state_lag_seconds", writer.lag)
+            families.set("state_behind", writer.is_behind)
+            families.set("state_left_out", writer.left_out)
+            families.fill("state_write_seconds", writer.writes)
 
     return fill
 

@@ -1,6 +1,6 @@
 """The DataPartitionManager's figures."""
 
-from batchsize_manager.partitions.partitions import gap
+from batchsize_manager.partitions.partitioned_job import gap
 from batchsize_manager.partitions.service import DataPartitionService
 from evenpace.metrics.catalogue import Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector

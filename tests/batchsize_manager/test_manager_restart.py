@@ -597,7 +597,7 @@ def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path)
 def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until, monkeypatch):
     """Training goes on; the history says that a new start would forget, and when that is over."""
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
-    monkeypatch.setattr("batchsize_manager.storage.store._RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("batchsize_manager.storage.state_writer._RETRY_SECONDS", 0.02)
     tape = Tape()
     with serving(service(tmp_path)) as address:
         worker, asking = Worker(address, "w", tape), client(address)
@@ -636,7 +636,7 @@ def test_a_batch_of_another_size_is_given_out_once_that_is_in_the_file(
 ):
     """A manager that is started anew could not tell otherwise where the next batch begins."""
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 240.0)
-    monkeypatch.setattr("batchsize_manager.storage.store._LONGEST_WAIT", 240.0)
+    monkeypatch.setattr("batchsize_manager.storage.state_writer._LONGEST_WAIT", 240.0)
     answers = []
     with serving(service(tmp_path)) as address:
         worker, operator = Worker(address, "w", Tape()), client(address)

@@ -1,1 +1,1 @@
-"""Tests of what predictors learn, and where it is kept."""
+"""Tests of fits, fitted models and their uploads."""

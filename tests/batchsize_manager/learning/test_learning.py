@@ -1,4 +1,4 @@
-"""A manager whose predictor learns: fits run beside the barrier rounds, and what they learn is kept."""
+"""A manager whose predictor learns: fits run beside the barrier rounds, and fitted models are kept."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ JOB = MemberWorker.BATCH  # samples in each iteration
 
 
 def narx(folder, **options):
-    """A manager that predicts with NARX, fitted after 20 iterations, and keeps its models in a folder."""
+    """Make a manager that predicts with NARX, fitted after 20 iterations, and keeps models in a folder."""
     learning = PredictorOptions(first_fit=20, refit_every=1000)
     return ManagerService(
         ManagerConfig(options=PolicyOptions("narx", learning=learning, **options), models=folder)
@@ -28,7 +28,7 @@ def narx(folder, **options):
 
 
 def predictions(address, job):
-    """What the manager predicted for each iteration of the one worker, oldest first."""
+    """Return the speeds predicted for each iteration of the only worker, oldest first."""
     client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
     history = client.call("history", idl.batchsize_manager.HistoryRequest(job, 0, 1000))
     client.close()
@@ -61,7 +61,7 @@ def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
 
 
 def test_rounds_go_on_while_the_training_set_is_built(tmp_path, monkeypatch, wait_until):
-    """It is built in the process that learns; were it in the manager's, rounds would wait for it here."""
+    """The training set is built in the trainer's process; in the manager's, rounds would wait here."""
     rounds_are_over = threading.Event()
     samples = networks.samples
 
@@ -90,7 +90,7 @@ def test_models_that_do_not_fit_are_refused_at_once():
 
 
 def test_curves_are_kept_when_a_job_ends_and_used_again(tmp_path, wait_until):
-    """A policy that learns without fits is kept, too; a later job begins with its split."""
+    """Models of a policy without fits are kept, too; a later job begins with its split."""
 
     def learned(**options):
         return ManagerService(ManagerConfig("learned", PolicyOptions(**options), models=tmp_path))

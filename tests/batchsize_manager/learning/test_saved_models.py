@@ -1,4 +1,4 @@
-"""Saved models: what predictors have learnt, in files."""
+"""Saved models: files of fitted models."""
 
 import io
 import os
@@ -23,7 +23,7 @@ NAMES = st.text(min_size=1, max_size=8)
 
 
 def plain(models):
-    """Models as nested lists, to be compared."""
+    """Return models as nested lists, to be compared."""
     return {
         predictor: {w: {n: a.tolist() for n, a in weights.items()} for w, weights in workers.items()}
         for predictor, workers in models.items()
@@ -43,7 +43,7 @@ def plain(models):
     )
 )
 def test_round_trip(tmp_path_factory, models):
-    """Whatever the names are, what is read is what was written, but for those that have no weights."""
+    """Models under any names are read as they were written, but for workers without weights."""
     path = tmp_path_factory.mktemp("models") / "job.npz"
     arrays = {
         predictor: {w: {n: np.array(v) for n, v in weights.items()} for w, weights in workers.items()}
@@ -56,7 +56,7 @@ def test_round_trip(tmp_path_factory, models):
 
 
 def test_models_are_on_the_disk_before_they_replace_others(tmp_path, disk_calls):
-    """Should power fail, there is the old file or the new one, whole."""
+    """A loss of power leaves the old file or the new one, whole."""
     path = models_file(tmp_path, "job")
     save_models(path, {"arx": {"w": {"x": np.array([1.0])}}})
     synced, replaced = disk_calls
@@ -65,7 +65,7 @@ def test_models_are_on_the_disk_before_they_replace_others(tmp_path, disk_calls)
 
 
 def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
-    """The same worker in two files: the one that was written last holds."""
+    """The file that was written last holds for a worker in two files."""
     old, new = tmp_path / "z.npz", tmp_path / "a.npz"
     save_models(old, {"narx": {"w0": {"x": np.array([1.0])}, "w1": {"x": np.array([2.0])}}})
     save_models(new, {"narx": {"w0": {"x": np.array([3.0])}}})
@@ -75,7 +75,7 @@ def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
 
 
 def test_a_jobs_name_may_hold_anything(tmp_path):
-    """Its file lies in the folder, whatever the name."""
+    """A job's file lies in the folder, whatever the job's name."""
     path = models_file(tmp_path, "../a/b c")
     save_models(path, {"arx": {"w": {"x": np.array([1.0])}}})
 
@@ -111,7 +111,7 @@ def test_arrays_that_are_not_models_are_refused(tmp_path):
 
 
 def packed(*entries, compression=zipfile.ZIP_STORED):
-    """A zip file of names and contents."""
+    """Return a zip file of names and contents."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", compression) as file:
         for name, content in entries:
@@ -119,7 +119,7 @@ def packed(*entries, compression=zipfile.ZIP_STORED):
     return stream.getvalue()
 
 
-def test_what_was_sent_takes_no_more_memory_than_it_is_long():
+def test_unpacking_takes_no_more_memory_than_was_sent():
     """Zip bombs, and arrays that claim to be longer than they are, are refused before they are read."""
     good = pack_models({"narx": {"w": {"x": np.ones(3)}}})
     assert plain(unpack_models(good)) == {"narx": {"w": {"x": [1.0, 1.0, 1.0]}}}
@@ -141,7 +141,7 @@ def test_what_was_sent_takes_no_more_memory_than_it_is_long():
 
 
 def test_a_file_of_an_earlier_version_is_read():
-    """In which each worker's arrays were on their own."""
+    """A file of an earlier version, with each worker's arrays separate, is read."""
     models = {
         "narx": {"w/0": {"x": np.arange(3.0), "y": np.array(2.0)}},
         "ema": {"v": {"speed": np.array(1.0)}},
@@ -160,7 +160,7 @@ def test_a_file_of_an_earlier_version_is_read():
 
 
 def test_models_take_little_more_than_their_numbers():
-    """Of thousands of workers, too."""
+    """A file of thousands of workers takes little more than their weights."""
     models = {"narx": {f"host-{i}": {"x": np.full(100, float(i))} for i in range(1000)}}
     assert len(pack_models(models)) < 1.1 * 1000 * 100 * 8
     assert plain(unpack_models(pack_models(models))) == plain(models)
@@ -180,7 +180,7 @@ def test_models_take_little_more_than_their_numbers():
     ids=["numbers", "text", "too many", "no JSON", "no UTF-8", "deep", "arrays without end"],
 )
 def test_lists_of_names_that_make_no_sense_are_refused(names, rows, said):
-    """What is sent may come from anybody."""
+    """Lists of names that are none, or of another length, are refused."""
     stream = io.BytesIO()
     empty = {f"narx/0/{number}": np.zeros((rows, 0)) for number in range(6)}
     np.savez(stream, **{"narx/0/": np.frombuffer(names, dtype=np.uint8)}, **empty)

@@ -1,4 +1,4 @@
-"""The trainer: fits run in a process of their own, and whatever becomes of them, the manager goes on."""
+"""The trainer: fits run in a process of their own, and no failure of theirs stops the manager."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.fits import Die, Double, Endless, Refuse, Sum
 
 
 def run_fits(*fits):
-    """What each fit gave, with one trainer, handed in all at once."""
+    """Submit fits to one trainer, all at once, and return their results."""
 
     async def submit():
         trainer = Trainer()
@@ -43,7 +43,7 @@ def test_fits_run_one_after_the_other_in_one_other_process():
 
 
 def test_a_fits_arrays_are_sent_without_a_copy():
-    """This process, whose rounds would wait for it, allocates far less than there is to send."""
+    """Sending a fit allocates far less in this process, whose rounds would wait, than the fit's arrays."""
     rows = [np.full((4, 1000), float(i)) for i in range(100)]
 
     async def submit():
@@ -66,7 +66,7 @@ def test_a_fits_arrays_are_sent_without_a_copy():
 
 
 def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):
-    """The next fit runs as if nothing had been."""
+    """The next fit runs as if none had failed."""
     failed, done = run_fits(Refuse(), Double(2))
 
     assert failed is None
@@ -75,7 +75,7 @@ def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):
 
 
 def test_a_process_that_dies_is_replaced(caplog):
-    """The fit that died with it gives None; the next runs in a new process."""
+    """The fit that killed its process gives None; the next runs in a new process."""
     before, died, after = run_fits(Double(1), Die(), Double(3))
 
     assert died is None
@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_replaced(caplog):
 
 
 def test_a_fit_that_hangs_is_given_up(tmp_path, monkeypatch, caplog):
-    """After so long its process is replaced, and the next fit runs."""
+    """The process of a fit that takes too long is replaced, and the next fit runs."""
 
     async def run():
         patient, loop = Trainer(), asyncio.get_running_loop()
@@ -105,7 +105,7 @@ def test_a_fit_that_hangs_is_given_up(tmp_path, monkeypatch, caplog):
 
 
 def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
-    """A fit that would run for ever ends with its process, and its caller hears nothing more."""
+    """An endless fit ends with its process, and its callback is not called."""
     started = tmp_path / "started"
     heard = []
 
@@ -124,7 +124,7 @@ def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
 
 
 def test_the_process_yields_to_others():
-    """Training has a lower priority than whoever else wants the CPUs."""
+    """The process has a lower priority than all others."""
 
     async def run():
         trainer = Trainer()
@@ -141,7 +141,7 @@ def test_the_process_yields_to_others():
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_nothing_is_started_before_it_is_needed():
-    """A trainer that never gets a fit starts no process."""
+    """A trainer without a fit starts no process."""
 
     async def run():
         before = set(psutil.Process().children())  # some of which may end meanwhile

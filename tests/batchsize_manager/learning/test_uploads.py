@@ -1,4 +1,4 @@
-"""What a job had learned, on its way to a manager: of any size that makes sense, and bounded."""
+"""Uploads of a job's models to a manager: of any reasonable size, and bounded in memory."""
 
 import threading
 import uuid
@@ -33,7 +33,7 @@ SPEC = JobSpec(MemberWorker.DATASET * MANY, MANY, 1, shuffle=False)
 
 
 def models_of(predictor, workers):
-    """A fitted model of a network for each worker, and its moving average."""
+    """Return a fitted network and a moving average for each worker."""
     random = np.random.default_rng(0)
     shapes = {**ARCHITECTURES[predictor].shapes, CENTER: (3,), SPREAD: (3,)}
     networks = {
@@ -46,12 +46,12 @@ def models_of(predictor, workers):
 
 
 def identity(worker):
-    """A worker of the job."""
+    """Return the identity of a worker of the job."""
     return idl.common.Identity("j", worker, uuid.uuid4().hex)
 
 
 def request(worker, iteration=0, learned_bytes=None):
-    """What a worker asks for that goes on from an iteration."""
+    """Return the join request of a worker that resumes the job from an iteration."""
     asked = join_request(identity(worker), dataset_size=SPEC.dataset_size, total_batch_size=MANY)
     asked.resume = _wire.Resume(iteration=iteration, learned_bytes=learned_bytes)
     asked.device = "GPU"
@@ -60,7 +60,7 @@ def request(worker, iteration=0, learned_bytes=None):
 
 @pytest.mark.parametrize("predictor", ["narx", "lstm"])
 def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until):
-    """All that was learned comes with it; who joins a job that is there already need not send it."""
+    """All models are uploaded; a worker that joins a running job need not send them."""
     names = [f"host-{number}-{10_000 + number}" for number in range(MANY)]
     known, learned, iteration = models_of(predictor, names), b"", 0
     for models in (known, {}):
@@ -92,7 +92,7 @@ def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until
 
 
 def test_a_checkpoint_that_would_be_refused_has_the_kinds_alone(monkeypatch, caplog):
-    """That is said in the log; a job that goes on from it starts with what is known of the kinds."""
+    """A checkpoint that is too large has the kinds' models alone, says so in the log, and can be resumed."""
     options = PolicyOptions("narx", models=models_of("narx", ["a", "b", "w"]))
     service = ManagerService(ManagerConfig(options=options, job=JobConfig(workers=1)))
     with serving(service) as address:
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_would_be_refused_has_the_kinds_alone(monkeypatch, cap
 
 
 def test_more_than_a_job_can_learn_is_refused():
-    """The error says how much came and what is allowed, and the worker may join without it."""
+    """The error says how much was sent and what is allowed, and the worker may join without it."""
     with serving(service := manager_service()) as address, Raw(address) as raw:
         client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=120)
         membership = Membership(client, identity("w"), 120, lambda lost: None, lambda error: None)
@@ -131,8 +131,8 @@ def test_more_than_a_job_can_learn_is_refused():
             answer(raw)
 
 
-def test_what_is_only_announced_takes_no_memory(wait_until):
-    """Peers that say they will send all that is allowed, and send a byte of it, get room for a piece each."""
+def test_announced_bytes_take_no_memory(wait_until):
+    """Peers that announce the most bytes and send one get a piece of memory each, and no more."""
     service = manager_service()
     with serving(service) as address:
         raws = [Raw(address) for _ in range(20)]
@@ -150,21 +150,21 @@ def test_what_is_only_announced_takes_no_memory(wait_until):
 
 
 class Slow(ManagerService):
-    """Tells when something has begun to come."""
+    """A service that notes when an upload has begun to arrive."""
 
     def __init__(self, config):
         super().__init__(config)
         self.begun = threading.Event()
 
     def open_sink(self, call, length):
-        """See `ManagerService`."""
+        """Open a sink as `ManagerService` does, and note it."""
         sink = super().open_sink(call, length)
         self.begun.set()
         return sink
 
 
-def test_what_was_dropped_since_there_was_a_job_is_asked_for_again(wait_until):
-    """The job ends while it comes: no other is made without it."""
+def test_a_dropped_upload_is_asked_for_again_when_the_job_has_ended(wait_until):
+    """A job that ends during an upload that it did not need is not made again without the upload."""
     service = Slow(ManagerConfig())
     with serving(service) as address, Raw(address) as raw:
         worker = MemberWorker(address, "j")
@@ -181,7 +181,7 @@ def test_what_was_dropped_since_there_was_a_job_is_asked_for_again(wait_until):
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_uploads_never_take_more_than_they_may(data):
-    """However they come: each is whole in the end, or refused; what has gone leaves room for others."""
+    """Uploads in any order are whole in the end, or refused; finished ones leave room for others."""
     most = 2**19
     uploads = Uploads(most)
     lengths = data.draw(st.lists(st.sampled_from([0, 1, 2**12, 2**18, 2**19]), min_size=1, max_size=12))

@@ -1,4 +1,4 @@
-"""Local partitions: gaps stay bounded, and no sample is lost or used by two, whatever fails."""
+"""Local partitions: gaps stay bounded, and no sample is lost or used by two workers, whatever fails."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from batchsize_manager.partitions.partitions import (
+from batchsize_manager.partitions.partitioned_job import (
     Part,
-    Partitions,
+    PartitionedJob,
     PartitionsConfig,
     gap,
     plan_moves,
@@ -27,13 +27,13 @@ ROOM = 1000  # bytes; each sample here takes one
 
 
 def config(**changes):
-    """For two workers."""
+    """Return options for two workers."""
     return PartitionsConfig(**{"workers": 2, "silence": 5.0, "move_timeout": 20.0} | changes)
 
 
 def started(**samples):
-    """A job whose workers, with so many samples each, have all noted its members."""
-    partitions = Partitions(config(workers=len(samples)))
+    """Return a job whose workers, with these numbers of samples, have all noted its members."""
+    partitions = PartitionedJob(config(workers=len(samples)))
     for name, count in samples.items():
         partitions.join(name, name, f"{name}:1", count, 0.0)
     for name, count in samples.items():
@@ -52,7 +52,7 @@ parts = st.dictionaries(
 @settings(deadline=None)
 @given(parts)
 def test_moves_bring_parts_close_to_the_rates(parts):
-    """After the moves, each part is as large as its batch size asks for; none is empty."""
+    """Each part has the size that its batch size asks for after the moves; none is empty."""
     sizes = {name: part.samples for name, part in parts.items()}
     total, batch = sum(sizes.values()), sum(part.batch_size for part in parts.values())
     moves = plan_moves(parts)
@@ -75,8 +75,8 @@ def test_moves_bring_parts_close_to_the_rates(parts):
     st.floats(0.5, 3.0),
 )
 def test_the_gap_is_bounded(workers, max_gap):
-    """With reports in each iteration and moves made at once, no worker gets further ahead than the bound."""
-    partitions = Partitions(config(workers=len(workers), max_gap=max_gap))
+    """The gap stays within the bound with reports in each iteration and moves made at once."""
+    partitions = PartitionedJob(config(workers=len(workers), max_gap=max_gap))
     names = [f"w{i}" for i in range(len(workers))]
     sizes = dict(zip(names, (samples for samples, _ in workers), strict=True))
     for name in names:
@@ -105,7 +105,7 @@ def test_the_gap_is_bounded(workers, max_gap):
 
 
 def test_the_papers_case_is_balanced_once():
-    """Five equal parts, batches of 64 to 192: two workers send, and then nobody has to any more."""
+    """Five equal parts with batches of 64 to 192 are balanced by the samples of two workers, for good."""
     names, batches = "abcde", (64, 96, 128, 160, 192)
     partitions = started(**dict.fromkeys(names, 1000))
     # Reports do not come at the same time: some workers are told of with more iterations than others.
@@ -134,7 +134,7 @@ def test_a_gap_within_the_bound_moves_nothing():
 
 
 def test_counts_of_an_earlier_generation_do_not_count():
-    """What a worker had drawn before the reset, and reports late, is no part of the gap."""
+    """Samples drawn before a reset and reported late are no part of the gap."""
     partitions = started(a=100, b=100)
     old = partitions.generation
     partitions.join("c", "c", "c:1", 100, 1.0)
@@ -191,7 +191,7 @@ def test_bad_options_are_named(changes):
 
 
 def pair():
-    """Two workers' partitions, of 10 samples each, that know each other; of the first, 6 are to go."""
+    """Return two workers' partitions of 10 samples each, of which the first is to send 6 to the second."""
     partitions = {name: Partition(10, name, seed=1, room=ROOM) for name in "ab"}
     for partition in partitions.values():
         partition.note(1, {"a": "a", "b": "b"})
@@ -200,7 +200,7 @@ def pair():
 
 
 def hand_over(sender, receiver, chunk):
-    """The call that a chunk makes, to be made again."""
+    """Return the call that sends a chunk, to be made once or several times."""
     received = [ReceivedSample(Peer(sender, sender), index, None, 1) for index in chunk.own]
     returned = [guest.index for guest in chunk.returned]
     return lambda: receiver.take(
@@ -209,7 +209,7 @@ def hand_over(sender, receiver, chunk):
 
 
 def test_a_traversal_uses_each_sample_once():
-    """Those of its own and those it was handed, in another order each time."""
+    """A traversal has its own samples and those received, in another order each time."""
     a, b = pair()
     chunk = a.next_chunk(4)
     hand_over("a", b, chunk)()
@@ -223,7 +223,7 @@ def test_a_traversal_uses_each_sample_once():
 
 
 def test_what_is_on_its_way_is_not_used():
-    """From the moment that a sample is chosen, and until it is refused."""
+    """A sample is not used from the moment that it is chosen until it is refused."""
     a, _ = pair()
     before = a.draw(3, 0)
     chunk = a.next_chunk(6)
@@ -235,7 +235,7 @@ def test_what_is_on_its_way_is_not_used():
 
 
 def test_the_last_sample_stays():
-    """However many are asked for."""
+    """The last sample is kept, however many are asked for."""
     a, _ = pair()
     a.note(2, {"a": "a", "b": "b"})
     a.plan({"b": 100})
@@ -246,7 +246,7 @@ def test_the_last_sample_stays():
 
 
 def test_a_repeated_chunk_is_taken_once_and_a_late_one_never():
-    """The same number is answered as before; once a sample went home, an old call does not bring it back."""
+    """A repeated number is answered as before; an old call does not bring back a sample that went home."""
     a, b = pair()
     chunk = a.next_chunk(6)
     call = hand_over("a", b, chunk)
@@ -269,7 +269,7 @@ def test_a_repeated_chunk_is_taken_once_and_a_late_one_never():
 
 
 def test_a_refusal_is_remembered():
-    """A chunk that was refused for want of room stays refused when there is some: its sender has it again."""
+    """A chunk refused for want of room stays refused when there is some: its sender has it again."""
     a, b = pair()
     b._room = 3
     chunk = a.next_chunk(6)
@@ -284,7 +284,7 @@ def test_a_refusal_is_remembered():
 
 
 def test_samples_of_a_receiver_that_is_gone_come_back():
-    """Be they with it or on their way; and its samples, that were on their way home, are its own."""
+    """Samples with, or on their way to, a dead receiver come back; its own stay its own."""
     a, b = pair()
     chunk = a.next_chunk(4)
     hand_over("a", b, chunk)()
@@ -304,7 +304,7 @@ def test_samples_of_a_receiver_that_is_gone_come_back():
 
 
 def test_samples_of_an_origin_stay_until_it_comes_back():
-    """While their origin is away they are used; once it is there anew they are its own."""
+    """Samples are used while their origin is away; once it is back they are its own."""
     a, b = pair()
     hand_over("a", b, a.next_chunk(4))()
     b.note(2, {"b": "b"})
@@ -313,8 +313,8 @@ def test_samples_of_an_origin_stay_until_it_comes_back():
     assert len(b) == 10
 
 
-def test_who_was_taken_out_uses_what_nobody_else_can_have():
-    """Its own, less what it handed over or was about to; all of it once nobody has it any more."""
+def test_a_worker_that_was_taken_out_uses_samples_that_no_other_can_have():
+    """A worker that was taken out uses its own samples, but for those that another may have."""
     a, _ = pair()
     first = a.next_chunk(2)
     a.settle(first, Outcome.TAKEN)
@@ -331,7 +331,7 @@ def test_who_was_taken_out_uses_what_nobody_else_can_have():
 
 
 def test_strangers_and_false_returns_are_refused():
-    """Only members hand over, and only what they have."""
+    """Only members may send samples, and only samples that they have."""
     a, b = pair()
     a.note(2, {"a": "a"})
     with pytest.raises(UnavailableError, match="'b', 'b', is not known here"):
@@ -346,7 +346,7 @@ def test_strangers_and_false_returns_are_refused():
 
 @dataclass
 class Process:
-    """A worker, as its background thread would drive it."""
+    """A worker, driven as by its background thread."""
 
     name: str
     samples: int
@@ -359,11 +359,11 @@ class Process:
 
     @property
     def peer(self):
-        """As others know it."""
+        """The worker as others know it."""
         return Peer(self.name, self.partition.incarnation)
 
     def usable(self):
-        """The samples that it would use, as (origin, index)."""
+        """Return the samples that it would use, as (origin, index)."""
         own = {(self.name, i) for i in range(self.samples) if self.partition._here[i]}
         return own | set(self.partition._received)
 
@@ -377,7 +377,7 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.iteration = 0
-        self.manager = Partitions(config(workers=3, max_gap=1.0))
+        self.manager = PartitionedJob(config(workers=3, max_gap=1.0))
         self.processes = {f"w{i}": Process(f"w{i}", n) for i, n in enumerate(self.SAMPLES)}
         self.late = []  # calls of `take` that may still arrive
 
@@ -385,12 +385,12 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        """All have joined."""
+        """Let all workers join."""
         self.settle()
 
     @rule(fast=names, iterations=st.integers(1, 4))
     def iterate(self, fast, iterations):
-        """All train, one of them with larger batches, and report."""
+        """Let all workers train, one of them with larger batches, and report."""
         for _ in range(iterations):
             self.iteration += 1
             for name, process in self.processes.items():
@@ -403,7 +403,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def talk_all(self):
-        """All calls and answers arrive."""
+        """Let all calls and answers arrive."""
         for name in self.processes:
             self.talk(name, True)
 
@@ -435,7 +435,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names, arrives=st.booleans(), answered=st.booleans(), limit=st.integers(1, 8))
     def send(self, name, arrives, answered, limit):
-        """Hand over a chunk, or try again; call or answer may be lost, or the call arrive later still."""
+        """Send a chunk, or try again; call or answer may be lost, or the call arrive later still."""
         process = self.processes[name]
         chunk = process.partition.next_chunk(limit)
         if chunk is None:
@@ -450,12 +450,12 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(age=st.integers(1, 6))
     def arrive_late(self, age):
-        """A call that was repeated, or given up, arrives now."""
+        """Deliver a call that was repeated, or given up."""
         if age <= len(self.late):
             self.arrive(self.late[-age])
 
     def arrive(self, call):
-        """What the sender would make of the answer."""
+        """Deliver a call, and act on its answer as the sender would."""
         sender, receiver, number, received, returned = call
         process = self.processes[receiver.worker]
         try:
@@ -470,12 +470,12 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names)
     def kill(self, name):
-        """It is started again at once, with all of its own data, and knows of nothing."""
+        """Restart a worker at once, with all of its own samples and no memory."""
         self.processes[name] = Process(name, self.SAMPLES[int(name[1])])
 
     @rule(name=names)
     def freeze(self, name):
-        """It is not heard for so long that it is taken out, but goes on to listen."""
+        """Keep a worker silent until it is taken out, though it still receives."""
         for _ in range(6):
             self.now += 1.0
             for other in self.processes:
@@ -485,17 +485,17 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def restart_manager(self):
-        """It has forgotten all, and counts generations from 0."""
-        self.manager = Partitions(self.manager._config)
+        """Replace the manager by one that knows nothing, and counts generations from 0."""
+        self.manager = PartitionedJob(self.manager._config)
 
     @rule(name=names, room=st.sampled_from([3, ROOM]))
     def change_room(self, name, room):
-        """A worker takes no more than so many."""
+        """Change the number of samples that a worker takes."""
         self.processes[name].partition._room = room
 
     @invariant()
     def nobody_uses_anothers(self):
-        """No two workers use the same sample; who was taken out and has not heard of it does not count."""
+        """No two workers use the same sample, but for those that have not noticed being taken out."""
         members = {name: incarnation for name, (incarnation, _) in self.manager.members.items()}
         used = [
             process.usable()
@@ -505,7 +505,7 @@ class Cluster(RuleBasedStateMachine):
         assert sum(map(len, used)) == len(set().union(*used))
 
     def settle(self):
-        """Nothing fails for a while."""
+        """Run for a while without failures."""
         for process in self.processes.values():
             process.partition._room = ROOM
         for _ in range(60):
@@ -516,7 +516,7 @@ class Cluster(RuleBasedStateMachine):
             self.manager.tick(self.now)
 
     def teardown(self):
-        """Once nothing fails any more, every sample is used by exactly one."""
+        """Check that every sample is used by exactly one worker once nothing fails any more."""
         self.settle()
         assert not self.manager.moves
         used = [process.usable() for process in self.processes.values()]

@@ -1,4 +1,4 @@
-"""TLS and tokens between workers that hand samples over, and at their manager."""
+"""TLS and tokens between workers that exchange samples, and at their manager."""
 
 import time
 
@@ -21,7 +21,7 @@ _wire = idl.data_partition
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory):
-    """A folder with certificates of a manager and a worker, a key of tokens, and tokens of two jobs."""
+    """Make a folder with certificates of a manager and a worker, a key of tokens, and tokens of two jobs."""
     folder = tmp_path_factory.mktemp("secrets")
     certificates.create_authority(folder, 10)
     for name in ("partitions", "worker"):  # others connect to either
@@ -34,7 +34,7 @@ def secrets(tmp_path_factory):
 
 
 def credentials(secrets, job="job"):
-    """A worker's, with the token of a job."""
+    """Return a worker's credentials, with the token of a job."""
     return Credentials.of_folder(secrets / "worker", secrets / f"{job}.token")
 
 
@@ -47,7 +47,7 @@ def manager(secrets):
 
 
 def test_samples_are_handed_over_by_tls(manager, secrets, wait_until):
-    """Workers with certificates and tokens balance as ever; who speaks no TLS is not listened to."""
+    """Workers with certificates and tokens balance as usual; a peer without TLS is not listened to."""
     links = {}
 
     def make(number):
@@ -80,7 +80,7 @@ def test_a_token_of_another_job_is_refused(manager, secrets):
 
 
 def test_other_machines_are_listened_to_with_tls_only(secrets):
-    """Unless the user says that the network is trusted."""
+    """Other machines need TLS, unless the user says that the network is trusted."""
     manager, listen = Address("127.0.0.1", 1), Address("192.0.2.1", 0)
     with pytest.raises(InvalidRequestError, match=r"192\.0\.2\.1:0 without TLS"):
         hold_partition.link(manager, 0, SAMPLES, listen=listen)

@@ -1,1 +1,1 @@
-"""Tests of what a manager remembers."""
+"""Tests of the state that a manager keeps."""

@@ -1,6 +1,6 @@
-"""A job that comes back out of the archive: its plans are those of a twin that was never away.
+"""A job restored from the archive: its plans are those of a twin that was never away.
 
-What the file holds is in `test_store`, workers whose manager is started again are in `test_manager_restart`.
+The file itself is tested in `test_state`, workers whose manager is restarted in `test_manager_restart`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.state_format import STATE_FILE
-from batchsize_manager.storage.store import Retention
+from batchsize_manager.storage.state_writer import Retention
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
@@ -37,33 +37,33 @@ pytestmark = pytest.mark.usefixtures("time_to_close")
 
 
 class Manager:
-    """What a manager has beside the wire; its jobs start with two workers.
+    """The parts of a manager other than the wire; its jobs start with two workers.
 
     Args:
-        folder: Its state.
-        policy: How it balances.
-        options: For the policy.
+        folder: The folder of its state.
+        policy: The name of its policy.
+        options: The options of policies.
     """
 
     def __init__(self, folder: Path, policy: str, options: PolicyOptions) -> None:
         config = JobConfig(workers=len(WORKERS))
         self.config = config
         self.learning = Learning(policy, options, None)
-        self._tell = LimitedLog(logging.getLogger(__name__), 50, "%d more lines")
-        self.archive = Archive(folder, Retention(), self.learning, config, self._tell)
+        self._limited_log = LimitedLog(logging.getLogger(__name__), 50, "%d more lines")
+        self.archive = Archive(folder, Retention(), self.learning, config, self._limited_log)
 
     def begin(
         self, first: int = 0, position: tuple[int, int] | None = None, learned: bytes = b"", name: str = "job"
     ) -> HostedJob:
-        """A job that its workers have joined."""
+        """Begin a job that its workers have joined."""
         policy = self.learning.make_policy(learned)
         job = Job(SPEC, self.config, policy, first, position=position)
         join(job)
         balancing, once_kept = self.learning.balancing, self.archive.once_kept
-        return HostedJob(name, f"run of {name}", job, self.config, balancing, once_kept, self._tell)
+        return HostedJob(name, f"run of {name}", job, self.config, balancing, once_kept, self._limited_log)
 
     def change(self, hosted: HostedJob, **what: object) -> None:
-        """Do what an operator wants."""
+        """Make a change that an operator asks for."""
         control.apply(hosted, _wire.ControlRequest(hosted.name, **what), self.learning, 0.0)
 
 
@@ -71,7 +71,7 @@ class Manager:
 def manager(
     folder: Path, policy: str = "proportional", options: PolicyOptions | None = None
 ) -> Iterator[Manager]:
-    """A manager; in the end all that it was to keep is written."""
+    """Run a manager; at the end all that it was to keep is written."""
     started = Manager(folder, policy, options or PolicyOptions())
     try:
         yield started
@@ -81,19 +81,19 @@ def manager(
 
 
 def join(job: Job) -> None:
-    """Have those join that are no members."""
+    """Let workers join that are no members."""
     for name in WORKERS:
         if name not in job.members:
             job.join(name, name, Bounds(), 0.0)
 
 
 def seconds(name: str, iteration: int) -> float:
-    """What a worker takes for a sample: `a` takes three times as long as `b`, and every third time more."""
+    """Return the seconds for a sample: `a` takes three times as long as `b`, every third time five times."""
     return (0.03 if iteration % 3 else 0.05) if name == "a" else 0.01
 
 
 def train(job: Job, iterations: int) -> list[tuple[int, int, int, list[int]]]:
-    """Go through iterations; epoch, first position, total and counts of each."""
+    """Go through iterations; return epoch, first position, total and counts of each."""
     plans = []
     for _ in range(iterations):
         parts = {name: job.next_assignment(name, name) for name in WORKERS}
@@ -106,7 +106,7 @@ def train(job: Job, iterations: int) -> list[tuple[int, int, int, list[int]]]:
 
 
 def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]]:
-    """What is planned in another attempt that begins with an iteration; see `train`."""
+    """Return the plans of another attempt that begins with an iteration; see `train`."""
     if not job.attempts.recovering:
         job.recover("a", "a", job.attempts.number, 0.0)
     join(job)
@@ -126,7 +126,7 @@ def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]
     ids=["policy", "no policy", "predictor", "tolerance"],
 )
 def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, wanted):
-    """Not as the manager was told, be it another policy, predictor or tolerance."""
+    """A restored job keeps an operator's policy, predictor or tolerance in place of the manager's."""
     with manager(tmp_path, policy, options) as first:
         unchanged, hosted = first.begin(name="unchanged"), first.begin()
         for one in (unchanged, hosted):
@@ -142,8 +142,8 @@ def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, want
     assert plans != plans_from(unchanged.job, 6)
 
 
-def test_batches_are_split_by_what_was_learnt_before_the_job_began(tmp_path):
-    """What a checkpoint had of an earlier run is there although no iteration has shown it again."""
+def test_models_from_before_the_job_began_are_restored(tmp_path):
+    """Models from a checkpoint are restored although no iteration has shown them again."""
     models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
     with manager(tmp_path, "learned") as first:
         unaware, hosted = first.begin(name="unaware"), first.begin(learned=pack_models(models))
@@ -155,8 +155,8 @@ def test_batches_are_split_by_what_was_learnt_before_the_job_began(tmp_path):
     assert plans[0] != plans_from(unaware.job, 0)[0]
 
 
-def test_what_a_replaced_policy_had_learnt_is_still_there(tmp_path):
-    """A checkpoint has it, as before; so has the policy, should an operator want it back."""
+def test_models_of_a_replaced_policy_are_kept(tmp_path):
+    """Models of a replaced policy are in a checkpoint, and with the policy when it is chosen again."""
     with manager(tmp_path, "learned") as first:
         hosted = first.begin()
         train(hosted.job, 4)
@@ -172,13 +172,13 @@ def test_what_a_replaced_policy_had_learnt_is_still_there(tmp_path):
 
 
 def times_of(name: str) -> dict[str, np.ndarray]:
-    """What the learned policy keeps of a worker that has had batches of some sizes."""
+    """Return the learned policy's model of a worker that has had batches of these sizes."""
     sizes = np.array([8.0, 16.0, 24.0])
     return {"sizes": sizes, "times": sizes * seconds(name, 1)}
 
 
 def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
-    """The reports that would show where the workers are may have been lost."""
+    """A changed batch size is restored even if the reports that would show the position were lost."""
     with manager(tmp_path) as first:
         hosted = first.begin()
         train(hosted.job, 3)
@@ -192,7 +192,7 @@ def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
 
 
 def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
-    """Also where the manager was killed when it had written that the job began, and nothing more of it."""
+    """The position is restored even if the manager was killed when it had written only the beginning."""
     with manager(tmp_path) as first:
         hosted = first.begin(7, (3, 55))
         first.archive.keep(hosted, hosted.job.take_effects())

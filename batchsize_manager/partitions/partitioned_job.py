@@ -1,8 +1,8 @@
-"""Local partitions as a state machine: how often workers go through their parts, and who sends what.
+"""A job with local partitions as a state machine: workers' traversals, and the samples to move.
 
 LB-BSP, section 3.5: once the traversals of one part exceed another's by more than a bound, samples move from
 slower to faster workers; then all count from 0 again. Events come in through `join`, `report`, `leave` and
-`tick`, each with its time. No sockets, no threads, no clock, and no samples: numbers of them only.
+`tick`, each with its time. No sockets, no threads, no clock, and no samples: only their numbers.
 """
 
 import math
@@ -17,13 +17,13 @@ _NEW = -1  # the generation of a member that has not reported yet, and holds nob
 
 @dataclass(frozen=True)
 class PartitionsConfig:
-    """How parts are kept in balance.
+    """Options of the balance between parts.
 
     Attributes:
-        workers: A job starts when so many have joined.
+        workers: Workers that must have joined before a job starts.
         max_gap: Traversals by which a part may be ahead of another before samples move.
         silence: Seconds without a report after which a worker is taken out.
-        move_timeout: Seconds after which moves that are not done are given up.
+        move_timeout: Seconds after which unfinished moves are given up.
 
     Raises:
         ValueError: A number is out of its range.
@@ -50,9 +50,9 @@ class Part:
     """A worker's part of the data: its size, and how many samples were used since the last reset.
 
     Attributes:
-        samples: In it.
-        drawn: Samples used, each time that they were.
-        iterations: In which they were.
+        samples: Samples in the part.
+        drawn: Samples used, counted each time.
+        iterations: Iterations in which they were used.
     """
 
     samples: int
@@ -61,12 +61,12 @@ class Part:
 
     @property
     def batch_size(self) -> float:
-        """Samples used in an iteration, on average."""
+        """The mean number of samples used in an iteration."""
         return self.drawn / self.iterations if self.iterations else 0.0
 
     @property
     def pace(self) -> float:
-        """Traversals in an iteration, on average."""
+        """The mean number of traversals of the part in an iteration."""
         return self.batch_size / self.samples
 
 
@@ -80,19 +80,19 @@ class Move:
 
 
 def gap(parts: Mapping[str, Part]) -> float:
-    """By how many traversals the fastest worker was ahead of the slowest when the last was where it is.
+    """Return the traversals by which the fastest worker was ahead when the last reached its iteration.
 
-    Reports come at different times; in each iteration of the job, though, all take part.
+    Reports come at different times, so the workers are compared at the least of their iterations.
     """
     paces = [part.pace for part in parts.values()]
     return min(part.iterations for part in parts.values()) * (max(paces) - min(paces))
 
 
 def plan_moves(parts: Mapping[str, Part]) -> list[Move]:
-    """Who sends what so that all would go through their parts equally often, with these batch sizes.
+    """Return the moves after which all would go through their parts equally often.
 
-    The best size of a part is in proportion to its worker's batch size. What is above that goes from the
-    slowest worker to the fastest that lacks it, and so on. A worker keeps at least one sample.
+    The best size of a part is in proportion to its worker's batch size. Samples above that go from the
+    slowest worker to the fastest that lacks some, and so on. A worker keeps at least one sample.
     """
     samples = sum(part.samples for part in parts.values())
     batch = sum(part.batch_size for part in parts.values())
@@ -121,22 +121,22 @@ class _Member:
     incarnation: str
     address: str
     part: Part
-    generation: int  # whose members and reset it has noted
-    joined: int  # the generation that begins with it
+    generation: int  # the last that it has noted
+    joined: int  # the generation that began when it joined
     heard_at: float
 
 
-class Partitions:
+class PartitionedJob:
     """The parts of one job. Times are in seconds on any one monotonic clock.
 
     Args:
-        config: How they are kept in balance.
+        config: Options of the balance between parts.
 
     Attributes:
-        generation: Counts the resets: samples have moved, or the members have changed.
-        dataset_size: Samples of all workers that the job started with; 0 until it has.
-        moves: That are under way.
-        events: What has happened since they were last taken, in words, each with the worker that it is about.
+        generation: Number of resets so far; a reset follows moved samples and changes of the members.
+        dataset_size: Samples of all workers that the job started with; 0 before.
+        moves: Moves that are under way.
+        events: Events since they were last taken, in words, each with the worker that it is about.
     """
 
     def __init__(self, config: PartitionsConfig) -> None:
@@ -151,10 +151,10 @@ class Partitions:
     # -- events
 
     def join(self, worker: str, incarnation: str, address: str, samples: int, now: float) -> None:
-        """A worker takes part, with so many samples of its own; the same incarnation may say so again.
+        """Add a worker with `samples` samples of its own; the same incarnation may repeat this.
 
         Raises:
-            UnavailableError: Its name is taken, as it may be for a while after its last process died.
+            UnavailableError: The name is taken, as it may be for a while after its last process died.
         """
         member = self._members.get(worker)
         if member is not None and member.incarnation != incarnation:
@@ -167,16 +167,16 @@ class Partitions:
             return
         self._reset()
         self._members[worker] = _Member(incarnation, address, Part(samples), _NEW, self.generation, now)
-        self._say(f"{worker} joined, with {samples} samples", worker)
+        self._log_event(f"{worker} joined, with {samples} samples", worker)
         if not self.dataset_size and len(self._members) >= self._config.workers:
             self.dataset_size = sum(m.part.samples for m in self._members.values())
 
     def report(self, worker: str, incarnation: str, progress: Traversal, now: float) -> None:
-        """How far a worker is.
+        """Take in a worker's progress, and let samples move if a worker is too far ahead.
 
         Raises:
-            NotMemberError: It is no member.
-            InvalidRequestError: It knows of a generation that has not begun.
+            NotMemberError: The worker is no member.
+            InvalidRequestError: It reports a generation that has not begun.
         """
         member = self._member(worker, incarnation)
         if progress.generation > self.generation:
@@ -193,33 +193,33 @@ class Partitions:
                 self.moves = [move for move in self.moves if move.sender != worker]
                 if not self.moves:
                     self._reset()
-                    self._say("samples have moved")
+                    self._log_event("samples have moved")
             return
         self._balance(now)
 
     def leave(self, worker: str, incarnation: str) -> None:
-        """A worker takes no further part.
+        """Remove a worker.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
         """
         self._member(worker, incarnation)
         self._remove(worker, "left")
 
     def tick(self, now: float) -> None:
-        """Time has passed: take out who is silent, and give up moves that take too long."""
+        """Take out silent workers, and give up moves that take too long."""
         for worker, member in list(self._members.items()):
             if now - member.heard_at >= self._config.silence:
                 self._remove(worker, f"was silent for {self._config.silence:g} s")
         if self.moves and now - self._moving_since >= self._config.move_timeout:
-            self._say(f"gave up the rest of {_told(self.moves)}")
+            self._log_event(f"gave up the rest of {_in_words(self.moves)}")
             self._reset()
 
     # -- what follows from them
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self._members)
 
     @property
@@ -229,11 +229,11 @@ class Partitions:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Each member's part, as it was reported last; from any thread."""
+        """Each member's part as it was reported last; from any thread."""
         return {name: member.part for name, member in list(self._members.items())}
 
     def is_ready(self, worker: str) -> bool:
-        """Whether the job has started, and no other member holds samples of an earlier incarnation of it."""
+        """Return whether the job has started and no other holds samples of a worker's earlier incarnation."""
         joined = self._members[worker].joined
         others = (member for name, member in self._members.items() if name != worker)
         return bool(self.dataset_size) and all(
@@ -241,13 +241,13 @@ class Partitions:
         )
 
     def moves_of(self, worker: str) -> list[Move]:
-        """What a member has still to send."""
+        """Return the moves that a member has still to make."""
         return [move for move in self.moves if move.sender == worker]
 
     # -- inside
 
     def _balance(self, now: float) -> None:
-        """Let samples move if a worker is too far ahead, by counts that are all of this generation."""
+        """Let samples move if a worker is too far ahead, once all counts are of this generation."""
         if not self.dataset_size or any(m.generation != self.generation for m in self._members.values()):
             return
         parts = self.parts
@@ -256,17 +256,17 @@ class Partitions:
         self.moves = plan_moves(parts)
         self._moving_since = now
         if self.moves:
-            self._say(f"{gap(parts):.1f} traversals apart: {_told(self.moves)}")
+            self._log_event(f"{gap(parts):.1f} traversals apart: {_in_words(self.moves)}")
         else:
             self._reset()
 
     def _remove(self, worker: str, why: str) -> None:
         del self._members[worker]
-        self._say(f"{worker} {why}", worker)
+        self._log_event(f"{worker} {why}", worker)
         self._reset()
 
     def _reset(self) -> None:
-        """A new generation: all count from 0, once they have heard of it."""
+        """Begin a new generation: all count from 0 once they have noted it."""
         self.generation += 1
         self.moves = []
         for member in self._members.values():
@@ -281,9 +281,9 @@ class Partitions:
             )
         return member
 
-    def _say(self, event: str, worker: str | None = None) -> None:
+    def _log_event(self, event: str, worker: str | None = None) -> None:
         self.events.append((event, worker))
 
 
-def _told(moves: list[Move]) -> str:
+def _in_words(moves: list[Move]) -> str:
     return ", ".join(f"{move.samples} samples from {move.sender} to {move.receiver}" for move in moves)

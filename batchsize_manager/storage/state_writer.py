@@ -1,8 +1,8 @@
-"""Keeps what a manager must remember: one thread writes, so that no barrier round waits for a disk.
+"""The writer of a manager's state: one thread, so that no barrier round waits for a disk.
 
-The event loop hands changes over and goes on; the thread writes all that has come, in one transaction. While
-that fails, as on a full disk, training goes on: the thread tries again, and what is too much to be held in
-memory is left out and told. How the file looks is known to `state_file`.
+The event loop hands changes over and goes on; the thread writes all that wait, in one transaction. While
+that fails, as on a full disk, training goes on: the thread tries again, and records that are too many to be
+held in memory are left out and counted. The file itself is written by `state_file`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from batchsize_manager.storage.changes import Change, Completed, Ended, Said, compact, weight
+from batchsize_manager.storage.changes import Change, Completed, Ended, Logged, compact, weight
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from rpc.counters import Histogram
@@ -31,19 +31,19 @@ log = logging.getLogger(__name__)
 _LOCK_FILE = "manager.lock"
 _PENDING = 400_000  # records of workers' iterations that may wait to be written
 _RETRY_SECONDS = 1.0
-_LONGEST_WAIT = 1.0  # seconds that an answer is held back for the disk's sake
+_LONGEST_WAIT = 1.0  # seconds that an answer waits for the disk at most
 _CLOSE_SECONDS = 10.0
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How much is remembered.
+    """Limits of what is kept.
 
     Attributes:
-        runs: Of those that have ended so many, the latest.
-        days: These for so long at most; None for no limit.
-        nbytes: Of the workers' records in each run's iterations, which the oldest make room for; 0 for no
+        runs: Number of ended runs that are kept, the latest.
+        days: Days for which ended runs are kept; None: no limit.
+        nbytes: Bytes of workers' records in each run; the oldest iterations make room for others. 0: no
             limit.
 
     Raises:
@@ -63,12 +63,12 @@ class Retention:
             raise ValueError(f"keep-mib {self.nbytes / 2**20}: must be at least 0")
 
     def oldest(self, now: float) -> float:
-        """What ended before is forgotten; like `now` in seconds since 1970."""
+        """Return the time before which ended runs are deleted; like `now` in seconds since 1970."""
         return 0.0 if self.days is None else now - self.days * _DAY
 
 
 class _Gate:
-    """Something to be done in the event loop once what was put before it is written."""
+    """A function to be called in the event loop once all changes put before it are written."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
         self._loop = loop
@@ -77,8 +77,8 @@ class _Gate:
         self._opened = False
 
     def open(self) -> None:
-        """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        """Call the function soon; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._open)
 
     def _open(self) -> None:
@@ -92,22 +92,23 @@ class _Close:
     """The last thing in the queue."""
 
 
-class Store:
-    """The state in one folder, which is this process's as long as the store is open.
+class StateWriter:
+    """The state in one folder, which belongs to this process as long as the writer is open.
 
-    All methods are for the event loop's thread, and none waits, but for `close`.
+    All methods are for the event loop's thread, and none but `close` waits.
 
     Args:
-        folder: Made if it is not there.
-        retention: What is forgotten.
+        folder: The folder, which is made if there is none.
+        retention: Limits of what is kept.
 
     Attributes:
-        reader: Of what is remembered; for use before the first change is put, and not after.
+        reader: A reader of the state, for use before the first change is put.
         writes: Seconds that transactions took.
-        left_out: Iterations whose records were too many to be held.
+        left_out: Iterations whose records were too many to be held in memory.
 
     Raises:
-        StateError: Another process has the folder, or the file in it cannot be used; says what to do.
+        StateError: Another process has the folder, or the file in it cannot be used; the message says what
+            to do.
     """
 
     def __init__(self, folder: Path, retention: Retention | None = None) -> None:
@@ -136,11 +137,11 @@ class Store:
         self._thread: threading.Thread | None = None  # once there is something to write
 
     def put(self, change: Change) -> None:
-        """Have a change written soon; where too much waits to be written, records and events are left out."""
+        """Have a change written soon; while too many wait, records and events are left out."""
         if self._closed:
             return
         heavy = weight(change)
-        if isinstance(change, Completed | Said) and self._put - self._done + heavy > _PENDING:
+        if isinstance(change, Completed | Logged) and self._put - self._done + heavy > _PENDING:
             self._left_out += isinstance(change, Completed)
             self.left_out += isinstance(change, Completed)
             return
@@ -148,9 +149,9 @@ class Store:
         self._hand_over(change)
 
     def after_commit(self, function: Callable[[], None]) -> None:
-        """Call a function in the running loop once all that was put is written.
+        """Call a function in the running loop once all changes put so far are written.
 
-        Where writing fails it is called anyway, and after a second at the latest.
+        It is called after a second at the latest, and at once while writing fails.
         """
         if self._closed or self._behind:
             function()
@@ -159,22 +160,22 @@ class Store:
 
     @property
     def pending(self) -> int:
-        """Records that wait to be written; from any thread."""
+        """The number of records that wait to be written; from any thread."""
         return max(0, self._put - self._done)
 
     @property
     def is_behind(self) -> bool:
-        """Whether writing fails; from any thread."""
+        """Return whether writing fails at present; from any thread."""
         return self._behind
 
     @property
     def lag(self) -> float:
-        """Seconds for which the oldest change has waited that is not written; from any thread."""
+        """The seconds for which the oldest unwritten change has waited; from any thread."""
         since = self._unwritten_since
         return 0.0 if since is None else time.monotonic() - since
 
     def notices(self) -> list[str]:
-        """What users should know of the store since they were asked for last."""
+        """Return messages for users since the last call."""
         notices = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -197,7 +198,7 @@ class Store:
     def _hand_over(self, item: "Change | _Gate | _Close") -> threading.Thread:
         self._queue.put(item)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
         return self._thread
 
@@ -230,14 +231,14 @@ class Store:
                     prune = self._prune()
             if changes:
                 log.error("%s: %d changes could not be written", self._path, len(changes))
-        except Exception:  # lest nobody hears of it
+        except Exception:  # it would go unseen in this thread
             log.exception("%s is not written any more", self._path)
         finally:
             self._behind = True
             self._file.close()
 
     def _take(self, wait: bool) -> list[Change | _Gate | _Close]:
-        """All that is in the queue; where there is nothing, wait for it."""
+        """Return all items in the queue; if `wait`, wait for one first."""
         taken = [self._queue.get()] if wait else []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -245,14 +246,14 @@ class Store:
         return taken
 
     def _write(self, changes: list[Change]) -> bool:
-        """Whether they are in the file now; the first failure and the end of it are told."""
+        """Write changes and return whether that succeeded; log the first failure and the end of it."""
         began = time.perf_counter()
         try:
             self._file.apply(changes)
         except (sqlite3.Error, StateError) as error:
             if not self._behind:
                 self._behind = True
-                self._tell(
+                self._notify(
                     logging.WARNING,
                     f"the manager's state cannot be written to {self._path} ({error}); training goes on, but "
                     f"a manager that is started now would not know of what happens from here on",
@@ -267,11 +268,11 @@ class Store:
                 if left_out
                 else ""
             )
-            self._tell(logging.INFO, f"the manager's state is written to {self._path} again{lost}")
+            self._notify(logging.INFO, f"the manager's state is written to {self._path} again{lost}")
         return True
 
     def _prune(self) -> bool:
-        """Forget a part of what is too much, or of the runs that ended long ago; whether there is more."""
+        """Delete a part of what is beyond the limits; return whether there may be more."""
         with self._pruning:
             if self._is_too_long:
                 self._file.shorten(self._retention.nbytes)
@@ -282,16 +283,16 @@ class Store:
 
     @property
     def _is_too_long(self) -> bool:
-        """Whether a run's iterations take more room than they may."""
+        """Return whether a run's iterations take more room than they may."""
         return self._file.is_longer(self._retention.nbytes or math.inf)
 
-    def _tell(self, level: int, notice: str) -> None:
+    def _notify(self, level: int, notice: str) -> None:
         log.log(level, "%s", notice)
         self._notices.put(notice)
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Hold the folder until the file that this gives is closed, or the process has ended."""
+    """Lock the folder until the returned file is closed, or the process has ended."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         stream = (folder / _LOCK_FILE).open("a+")

@@ -1,4 +1,4 @@
-"""What a manager remembers: in the file, and through the thread that writes it."""
+"""The state of a manager: the file, and the thread that writes it."""
 
 import asyncio
 import contextlib
@@ -19,21 +19,21 @@ from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.learning.saved_models import pack_models
-from batchsize_manager.storage import state_format, store
+from batchsize_manager.storage import state_format, state_writer
 from batchsize_manager.storage.changes import (
     Begun,
     Completed,
     Controlled,
     Ended,
     Learnt,
+    Logged,
     Members,
     Rewound,
-    Said,
 )
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError, pack_records, unpack_records
 from batchsize_manager.storage.state_reader import open_state
-from batchsize_manager.storage.store import Retention, Store
+from batchsize_manager.storage.state_writer import Retention, StateWriter
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
@@ -51,12 +51,12 @@ BOUNDS = st.builds(
 
 
 def begun(run="r", job="job"):
-    """A job's beginning."""
+    """Return the beginning of a job."""
     return Begun(run, job, SPEC, "proportional", "bsp", 0, None, 1.0)
 
 
 def record(iteration, workers=2, **changes):
-    """A complete iteration."""
+    """Return a complete iteration."""
     parts = {
         f"w{i}": WorkerRecord(5, 0.5 + i, 0.25, 0.1, 0.2, math.nan if i else 3.5) for i in range(workers)
     }
@@ -64,20 +64,20 @@ def record(iteration, workers=2, **changes):
 
 
 def completed(iteration, run="r", **changes):
-    """The same, as a change."""
+    """Return a complete iteration as a change."""
     return Completed(run, record(iteration, **changes), 2.0)
 
 
 def iterations(folder, run="r"):
-    """The numbers of those that are in the file."""
+    """Return the numbers of the iterations in the file."""
     with open_state(folder) as reader:
         return [kept.iteration for kept in reader.records(run, 0, 10**6)]
 
 
 @contextlib.contextmanager
 def opened(folder, retention=None):
-    """A store, closed at the end."""
-    kept = Store(folder, retention)
+    """Open a writer, and close it at the end."""
+    kept = StateWriter(folder, retention)
     try:
         yield kept
     finally:
@@ -86,10 +86,10 @@ def opened(folder, retention=None):
 
 @pytest.fixture
 def locked_file(tmp_path, monkeypatch):
-    """A store, and a connection with which a test keeps it from writing."""
+    """A writer, and a connection with which a test keeps it from writing."""
     monkeypatch.setattr(state_format, "BUSY_SECONDS", 0.02)
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
-    monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(state_writer, "_RETRY_SECONDS", 0.02)
     with opened(tmp_path) as kept:
         kept.put(begun())
         other = sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
@@ -102,7 +102,7 @@ def locked_file(tmp_path, monkeypatch):
 
 @given(st.dictionaries(NAMES, WORKER_RECORDS, max_size=20))
 def test_packed_records_come_back_as_they_were(workers):
-    """To the last bit, in their order."""
+    """Unpacked records equal the packed ones to the last bit, in their order."""
     kept = IterationRecord.of(0, 0, 1, 1.0, workers)
     numbers = [7 * i for i in reversed(range(len(workers)))]
 
@@ -130,7 +130,7 @@ CHANGES = st.one_of(
         st.dictionaries(NAMES, WORKER_RECORDS, max_size=4),
     ),
     st.builds(Rewound, RUNS, st.integers(0, 5)),
-    st.builds(Said, RUNS, st.text(st.characters(exclude_categories=("Cs",))), NUMBERS),
+    st.builds(Logged, RUNS, st.text(st.characters(exclude_categories=("Cs",))), NUMBERS),
     st.builds(Learnt, RUNS, st.builds(lambda w, x: {"narx": {w: {"x": np.array([x])}}}, NAMES, NUMBERS)),
     st.builds(Ended, RUNS, NAMES, st.just(3.0)),
 )
@@ -139,7 +139,7 @@ CHANGES = st.one_of(
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(CHANGES, max_size=6), max_size=6), st.data())
 def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data):
-    """Whatever happens to two jobs, in whatever transactions, and however often the file is opened anew."""
+    """The file holds the sum of changes to two jobs, in any transactions, however often it is reopened."""
     folder = tmp_path_factory.mktemp("state")
     expected = {run: {"members": [], "records": {}, "events": [], "run": {"attempt": 0}} for run in "ab"}
     expected["b"]["run"]["position"] = (7, 8)
@@ -160,7 +160,7 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
                     of["records"][kept.iteration] = kept
                 case Rewound(_, iteration):
                     of["records"] = {i: r for i, r in of["records"].items() if i < iteration}
-                case Said(_, event, _):
+                case Logged(_, event, _):
                     of["events"].append(event)
                 case Learnt(_, models):
                     of["run"]["learned"] = pack_models(models)
@@ -196,7 +196,7 @@ def _keys(members):
 
 
 def test_changes_are_written_all_or_none(tmp_path):
-    """Where the third of four cannot be written, the file is as before, and takes them later."""
+    """A transaction whose third change fails leaves the file as before, and is taken later."""
     file = StateFile(tmp_path / STATE_FILE)
     file.apply([begun(), completed(0)])
     with pytest.raises(sqlite3.IntegrityError):
@@ -214,20 +214,20 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path, content):
     path = tmp_path / STATE_FILE
     path.write_bytes(content)
     with pytest.raises(StateError, match=rf"{path} is damaged .* move it away"):
-        Store(tmp_path)
+        StateWriter(tmp_path)
     assert path.read_bytes() == content
 
 
 def test_another_programs_file_is_refused(tmp_path):
-    """A good SQLite file of somebody else is not written to."""
+    """A sound SQLite file of another program is not written to."""
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other, other:
         other.execute("CREATE TABLE recipes (name TEXT)")
     with pytest.raises(StateError, match="is not a manager's state: give --state a folder of its own"):
-        Store(tmp_path)
+        StateWriter(tmp_path)
 
 
 def test_a_crash_of_the_machine_leaves_a_sound_file(tmp_path):
-    """SQLite has the log on the disk before it touches the file itself, which it does in its own time."""
+    """SQLite syncs its log to the disk before it writes to the file itself."""
     with contextlib.closing(StateFile(tmp_path / STATE_FILE)) as file:
         asked = [
             file._connection.execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")
@@ -236,14 +236,14 @@ def test_a_crash_of_the_machine_leaves_a_sound_file(tmp_path):
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    """Both formats are named, for the manager and for who reads."""
+    """The error names both formats, for the manager and for readers."""
     StateFile(tmp_path / STATE_FILE).close()
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
         other.execute("PRAGMA user_version=99")
     with pytest.raises(
         StateError, match="is of format 99, and this version of evenpace knows formats 1 to 4"
     ):
-        Store(tmp_path)
+        StateWriter(tmp_path)
     with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
         pass
 
@@ -285,7 +285,7 @@ ALTER TABLE members ADD COLUMN cut_off INTEGER NOT NULL DEFAULT 0; PRAGMA user_v
 
 @pytest.mark.parametrize("made", [1, 2, 3])
 def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
-    """Read as it is, it stays as it is; a manager makes it one of the present format, and forgets nothing."""
+    """Reading an earlier format leaves it as it is; a manager migrates it, and loses nothing."""
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as old:
         old.executescript(OLD_SCHEMA)
         for later in range(2, made + 1):
@@ -332,7 +332,7 @@ def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
 
 
 def test_a_truncated_file_is_refused(tmp_path):
-    """Wherever it ends, it opens as new (where nothing is left), or is refused as damaged."""
+    """A file cut anywhere opens as new if nothing remains, or is refused as damaged."""
     file = StateFile(tmp_path / STATE_FILE)
     file.apply([begun(), *(completed(i, workers=50) for i in range(100))])
     file.close()
@@ -348,7 +348,7 @@ def test_a_truncated_file_is_refused(tmp_path):
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0, 1), st.booleans())
 def test_a_torn_log_costs_its_last_changes_only(tmp_path_factory, part, scribbled):
-    """Whatever a machine's crash leaves of the log: all that was written before that is there, in order."""
+    """All changes before the torn part of a log are there, in order."""
     folder = tmp_path_factory.mktemp("state")
     file = StateFile(folder / STATE_FILE)
     file.apply([begun()])
@@ -373,7 +373,7 @@ def test_a_torn_log_costs_its_last_changes_only(tmp_path_factory, part, scribble
 
 
 def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_until):
-    """A reader sees it while the store is open; the next store has it to restore from."""
+    """A reader sees a change while the writer is open; the next writer restores it."""
     with opened(tmp_path) as kept:
         kept.put(begun())
         kept.put(Members("r", 4, [SavedMember("w0", "i", Bounds(1, 5))]))
@@ -387,7 +387,7 @@ def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_un
 
 
 def test_closing_writes_what_was_put(tmp_path):
-    """However much it is."""
+    """All changes are written at the close, however many."""
     with opened(tmp_path) as kept:
         kept.put(begun())
         for i in range(2000):
@@ -395,10 +395,10 @@ def test_closing_writes_what_was_put(tmp_path):
     assert iterations(tmp_path) == list(range(2000))
 
 
-def test_a_second_store_is_refused_with_the_reason(tmp_path):
-    """As long as the first is open, and no longer."""
+def test_a_second_writer_is_refused_with_the_reason(tmp_path):
+    """A second writer is refused as long as the first is open, and no longer."""
     with opened(tmp_path), pytest.raises(StateError, match=r"in use by another manager, process \d+: stop"):
-        Store(tmp_path)
+        StateWriter(tmp_path)
     with opened(tmp_path):
         pass
 
@@ -407,11 +407,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     """The error names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=rf"--state {tmp_path}/file/state cannot be used"):
-        Store(tmp_path / "file" / "state")
+        StateWriter(tmp_path / "file" / "state")
 
 
 def test_reading_where_there_is_no_state_is_refused(tmp_path):
-    """The error says how it comes about."""
+    """The error says how a state comes about."""
     with (
         pytest.raises(StateError, match="there is no such file; a manager with --state"),
         open_state(tmp_path),
@@ -420,8 +420,8 @@ def test_reading_where_there_is_no_state_is_refused(tmp_path):
 
 
 def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path, monkeypatch):
-    """`after_commit` calls when all that was put before is there."""
-    monkeypatch.setattr(store, "_LONGEST_WAIT", 240.0)
+    """The function given to `after_commit` finds all changes put before in the file."""
+    monkeypatch.setattr(state_writer, "_LONGEST_WAIT", 240.0)
 
     async def check(kept):
         for i in range(200):
@@ -443,7 +443,7 @@ def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path, monkeypatch):
 
 
 def test_where_nothing_can_be_written_training_goes_on(locked_file, tmp_path, wait_until):
-    """It is told once, answers are not held back, and all is written when that is possible again."""
+    """A failure is told once, answers are not held back, and all is written as soon as possible."""
     kept, other = locked_file
     wait_until(lambda: _is_begun(tmp_path), "the run in the file")
     other.execute("BEGIN IMMEDIATE")
@@ -476,9 +476,9 @@ def _is_begun(folder):
 
 
 def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, wait_until):
-    """Records beyond the bound are left out, and their number is told; members are kept."""
+    """Records beyond the bound are left out and counted; members are kept."""
     kept, other = locked_file
-    monkeypatch.setattr(store, "_PENDING", 300)
+    monkeypatch.setattr(state_writer, "_PENDING", 300)
     wait_until(lambda: _is_begun(tmp_path), "the run in the file")
     other.execute("BEGIN IMMEDIATE")
     for i in range(150):
@@ -498,13 +498,13 @@ def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, 
 
 
 def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
-    """The latest so many stay, and those that have not ended; what is forgotten leaves no trace."""
+    """The latest ended runs stay, and all unfinished ones; a deleted run leaves no rows."""
     now = time.time()
     with opened(tmp_path, Retention(runs=2)) as kept:
         for name in "abcdef":
             kept.put(begun(name))
             kept.put(Members(name, 0, [SavedMember("w0", "i", Bounds(1, 5))]))
-            kept.put(Said(name, "hello", now))
+            kept.put(Logged(name, "hello", now))
             for i in range(700):
                 kept.put(completed(i, name))
         for age, name in enumerate("abcde"):
@@ -522,7 +522,7 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
 
 
 def test_a_running_job_keeps_its_latest_iterations(tmp_path, wait_until):
-    """As many as fit into the room that they may take, and no hole between them."""
+    """The latest iterations are kept that fit into the limit, without gaps."""
     with opened(tmp_path, Retention(nbytes=20_000)) as kept:
         kept.put(begun("r"))
         kept.put(begun("short"))
@@ -549,7 +549,7 @@ def test_a_running_job_keeps_its_latest_iterations(tmp_path, wait_until):
 
 
 def _bytes(folder):
-    """Of the workers' records in the file."""
+    """Return the bytes of the workers' records in the file."""
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE, timeout=120)) as file:
         return file.execute("SELECT total(length(workers)) FROM iterations").fetchone()[0]
 
@@ -559,9 +559,9 @@ def _run_names(folder):
         return [run.run for run in reader.runs()]
 
 
-def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until):
-    """What could not be written while the disk was full is written once there is room."""
-    monkeypatch.setattr(store, "_RETRY_SECONDS", 0.02)
+def test_changes_that_failed_on_a_full_disk_are_written_later(small_disk, monkeypatch, wait_until):
+    """Changes that failed on a full disk are written once there is room."""
+    monkeypatch.setattr(state_writer, "_RETRY_SECONDS", 0.02)
     ballast = small_disk / "ballast"
     with opened(small_disk) as kept:
         kept.put(begun())
@@ -577,11 +577,11 @@ def test_a_full_disk_is_told_and_made_up_for(small_disk, monkeypatch, wait_until
         assert "again" in notice
     fill(ballast)
     with pytest.raises(StateError, match=r"cannot be used .*: see that its disk has room"):
-        Store(small_disk)
+        StateWriter(small_disk)
 
 
 def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
-    """Nothing need be written for that; the log, which a kill leaves, is there where another writer is."""
+    """Opening a file writes nothing, though a kill leaves a log and another writer is there."""
     path = small_disk / STATE_FILE
     with contextlib.closing(StateFile(path)) as killed:
         killed.apply([begun()])
@@ -592,6 +592,6 @@ def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
 
 @pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])
 def test_what_is_kept_checks_itself(wrong):
-    """The error names the value."""
+    """The error names a limit that is out of range."""
     with pytest.raises(ValueError, match=f"keep-{next(iter(wrong))} .*must be at least 0"):
         Retention(**wrong)
