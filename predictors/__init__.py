@@ -10,7 +10,7 @@ from predictors.arx import Arx
 from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
 from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
-from predictors.guard import Guarded
+from predictors.guarded import Guarded
 from predictors.memoryless import Memoryless
 from predictors.networks import Network
 

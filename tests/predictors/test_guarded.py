@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from predictors.base import Predictor
 from predictors.ema import ExponentialMovingAverage
-from predictors.guard import Guarded
+from predictors.guarded import Guarded
 from tests.series import Series, contended, replay
 
 
