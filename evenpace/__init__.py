@@ -30,7 +30,7 @@ __all__ = ["connect", "jax", "keras", "scalars", "session", "torch"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load frameworks and the session's machinery when they are first asked for."""
+    """Load frameworks and sessions when they are first used."""
     if name in {"jax", "keras", "scalars", "torch"}:
         return importlib.import_module(f"evenpace.{name}")
     if name in {"connect", "session"}:

@@ -1,4 +1,4 @@
-"""`python -m evenpace` is `evenpace`."""
+"""Entry point of `python -m evenpace`, which is the same as `evenpace`."""
 
 from evenpace.cli import main
 

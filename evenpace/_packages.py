@@ -1,4 +1,4 @@
-"""Checks that nothing hides the packages that evenpace stands on, whose names are everyday words."""
+"""A check that nothing hides the packages that evenpace imports, whose names are everyday words."""
 
 import importlib.util
 from pathlib import Path
@@ -9,10 +9,11 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_packages() -> None:
-    """Make sure that each of our packages is ours.
+    """Check that each of our packages is the one that Python imports.
 
     Raises:
-        ImportError: A user's module of the same name comes first; says which file, and what to do.
+        ImportError: A user's module of the same name is found first; the message names it and says what to
+            do.
     """
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -25,10 +26,10 @@ def check_packages() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a script's folder has no module by the name of one of our packages.
+    """Check that a script's folder has no module with the name of one of our packages.
 
     Raises:
-        ImportError: It has; the script would get ours in its place, or the other way round.
+        ImportError: It has one; the script would import ours in its place, or the other way round.
     """
     if folder.resolve() == _ROOT:
         return
@@ -39,7 +40,7 @@ def check_folder(folder: Path) -> None:
 
 
 def hidden_by(name: str, origin: str) -> str:
-    """What is wrong, and what to do."""
+    """Return the message that a file hides one of our packages, and what to do."""
     return (
         f"{origin} has the name of evenpace's own package {name!r}, and one hides the other: "
         f"rename it (to my_{name}, say), or move it into a package of its own"

@@ -1,7 +1,7 @@
-"""Certificates for a cluster that is put together by hand: a certificate authority, and what it issues.
+"""Certificates for a cluster: a certificate authority in a folder, and the certificates that it issues.
 
-Keys are of the curve P-256. A certificate with names of hosts is for services, which may use it to call
-others, too; one without is for who only calls.
+Keys are of the curve P-256. A certificate with host names is for services, which may use it to call others,
+too; one without is for clients.
 """
 
 import datetime
@@ -33,15 +33,15 @@ _CLOCKS_APART = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Described:
-    """What a certificate says.
+    """The contents of a certificate.
 
     Attributes:
-        subject: Whose it is.
+        subject: Its owner's name.
         issuer: The authority's name.
         hosts: Names and addresses that it may serve as.
-        begins: From when on it is valid.
-        expires: Until when.
-        authority: Whether it is an authority's own.
+        begins: Start of its validity.
+        expires: End of its validity.
+        authority: Whether it is an authority's own certificate.
         serial: Its number at the authority, in hexadecimal digits.
     """
 
@@ -58,19 +58,19 @@ def create_authority(folder: Path, days: int, *, force: bool = False) -> Path:
     """Make a certificate authority in a folder.
 
     Args:
-        folder: Made if there is none.
-        days: For which the authority is valid.
-        force: Whether to replace one that is there.
+        folder: The authority's folder, which is made if there is none.
+        days: Days for which the authority is valid.
+        force: Whether to replace an authority that is there.
 
     Returns:
         The file of its certificate.
 
     Raises:
-        InvalidRequestError: There is one already.
+        InvalidRequestError: The folder has an authority already.
     """
     _refuse_to_overwrite(folder / CA_KEY_FILE, force)
     key = ec.generate_private_key(ec.SECP256R1())
-    # Two authorities must not have the same name: while one takes the other's place, both are trusted.
+    # Two authorities must not have the same name: while one replaces the other, both are trusted.
     own_name = f"evenpace authority {secrets.token_hex(4)}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, own_name)])
     usage = x509.KeyUsage(
@@ -88,20 +88,20 @@ def create_authority(folder: Path, days: int, *, force: bool = False) -> Path:
 
 
 def issue(folder: Path, name: str, hosts: Sequence[str], days: int, *, force: bool = False) -> Credentials:
-    """Issue a certificate: a folder of its own with all that one side needs.
+    """Issue a certificate, with all files that its owner needs in a folder of its own.
 
     Args:
-        folder: The authority's.
-        name: Whose it is to be; the folder within is called so.
-        hosts: Names and addresses under which it is called, if it is a service's.
-        days: For which it is valid.
-        force: Whether to replace one that is there.
+        folder: The authority's folder.
+        name: The owner's name, and that of the new folder in `folder`.
+        hosts: Host names and addresses at which clients call the owner, if it is a service.
+        days: Days for which the certificate is valid.
+        force: Whether to replace a certificate that is there.
 
     Returns:
-        Its files.
+        The new files.
 
     Raises:
-        InvalidRequestError: There is no authority there, or the name is taken or cannot be one.
+        InvalidRequestError: `folder` has no authority, or the name is taken or not allowed.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
@@ -132,7 +132,7 @@ def issue(folder: Path, name: str, hosts: Sequence[str], days: int, *, force: bo
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     certificate = builder.sign(authority_key, hashes.SHA256())
     files.key.parent.mkdir(exist_ok=True)
-    # The key first: whoever reads them now finds two that do not fit, and keeps to what it has.
+    # The key first: a process that reads the files now sees that they do not match, and keeps its own.
     write_secret(files.key, _pem(key))
     _write(files.certificate, certificate)
     _write(files.ca, authority)
@@ -140,10 +140,10 @@ def issue(folder: Path, name: str, hosts: Sequence[str], days: int, *, force: bo
 
 
 def describe(file: Path) -> list[Described]:
-    """What the certificates in a file say.
+    """Return the contents of the certificates in a file.
 
     Raises:
-        InvalidRequestError: It has none.
+        InvalidRequestError: The file holds no certificate.
     """
     return [_describe(certificate) for certificate in _load(file)]
 

@@ -1,4 +1,4 @@
-"""The session of this process: made by `evenpace worker`, or by a script that calls `connect`."""
+"""The session of this process: that of `evenpace worker`, or of a script that calls `connect`."""
 
 import atexit
 import contextlib
@@ -43,18 +43,18 @@ def connect(
         job: The job's name.
         worker: This worker's name, unique in the job; by default from the rank that torchrun gives, or else
             the host's name and the process id.
-        min_batch_size: Samples that this worker takes at least.
-        max_batch_size: Samples that it can take at most.
-        granularity: Its batch sizes are multiples of this.
-        device: The kind of device that it computes on, in words: who joins starts with the batch size that
-            suits its kind. By default the GPU's name, or the CPU's and how many cores of it there are.
+        min_batch_size: The fewest samples that this worker takes.
+        max_batch_size: The most samples that this worker can take.
+        granularity: Number that divides all its batch sizes.
+        device: The kind of device that it computes on: a worker that joins starts with the batch size of
+            its kind. By default the GPU's name, or the CPU's and its number of cores.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         credentials: This worker's certificate and token, where the services ask for them.
-        metrics: HOST:PORT at which Prometheus can scrape this worker's figures; over TLS where there is a
-            certificate.
-        traces: URL of an OpenTelemetry collector, OTLP over HTTP, that traces of iterations go to.
-        trace_every: Of so many iterations, one is traced; the same for all parts of the cluster.
+        metrics: HOST:PORT at which Prometheus can scrape this worker's metrics; over TLS if `credentials`
+            has a certificate.
+        traces: URL of an OpenTelemetry collector for traces of iterations, by OTLP over HTTP.
+        trace_every: Number of iterations of which one is traced; the same for all parts of the cluster.
         insecure: Whether other machines may read `metrics` without TLS.
 
     Raises:
@@ -83,7 +83,7 @@ def connect(
     made = Session(config)
     beside = contextlib.ExitStack()
     beside.enter_context(observing.worker(made))
-    atexit.register(beside.close)  # once the session is closed: what is registered last is done first
+    atexit.register(beside.close)  # after the session is closed: the last registered runs first
     atexit.register(made.close)
     set_own_session(made)
     return made

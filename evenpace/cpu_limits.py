@@ -1,6 +1,6 @@
-"""Real CPU limits for processes that we started: a slow worker on a fast machine, for experiments.
+"""CPU limits for processes that we started: a slow worker on a fast machine, for experiments.
 
-The kernel does it where it lets us (cgroup version 2 or 1), else a small process that stops and
+The kernel enforces them where it lets us (cgroup version 2 or 1), else a small process that stops and
 continues the limited one. This module must not know what the limited processes do.
 """
 
@@ -35,7 +35,7 @@ class CpuLimit:
     """A limit in force, until it is closed or the `with` block ends.
 
     Attributes:
-        kind: What enforces it: "cgroup v2", "cgroup v1" or "stop/continue".
+        kind: How it is enforced: "cgroup v2", "cgroup v1" or "stop/continue".
         share: Cores that the process may use.
     """
 
@@ -82,7 +82,7 @@ def limit_cpu(
     Args:
         pid: The process, one of our own user's.
         share: Cores that it may use, such as 0.25; above 0 and at most the number of CPUs.
-        name: For people who look at the control groups, such as "worker-3".
+        name: Part of the control group's name, such as "worker-3".
         kind: "auto" takes the kernel's limit where it can be set, else stops and continues.
 
     Returns:
@@ -114,10 +114,10 @@ def limit_cpu(
 
 
 def remove_leftovers(name_prefix: str) -> None:
-    """Remove the empty control groups of limited processes that were killed before they could.
+    """Remove the empty control groups of earlier limits whose processes were killed.
 
     Args:
-        name_prefix: How the `name` given to `limit_cpu` began.
+        name_prefix: Beginning of the `name` given to `limit_cpu`.
     """
     own = cgroups.membership()
     for controller in ("cpu", "cpuacct"):
@@ -137,7 +137,7 @@ def _limit_by_cgroup(pid: int, share: float, name: str) -> CpuLimit:
     home = cgroups.find_group("cpu", membership)
     if home is None:
         raise FileNotFoundError(errno.ENOENT, "no control groups are mounted")
-    # A unique name: what another run left behind, or set up beside us, must not be taken for ours.
+    # A unique name: a group of another run, dead or alive, must not be taken for ours.
     label = f"{_label(name)}-{uuid4().hex[:8]}"
     with contextlib.ExitStack() as undo:
         if home.version == 2:
@@ -175,7 +175,7 @@ def _make_v2(home: Group, label: str) -> Group:
 
 
 def _confine(group: Group, home: Group, pid: int, share: float, undo: contextlib.ExitStack) -> None:
-    """Set the quota of a new group and move the process in; `undo` gets how to take it back."""
+    """Set the quota of a new group and move the process in; `undo` gets the steps that undo it."""
     undo.callback(_remove, group.path, home.path)
     # The wanted period, or longer where the quota would fall below what the kernel grants.
     period = max(_PERIOD_US, math.ceil(_SMALLEST_QUOTA_US / share))
@@ -189,7 +189,7 @@ def _confine(group: Group, home: Group, pid: int, share: float, undo: contextlib
 
 
 def _count_apart(home: Group, membership: str, label: str, pid: int, undo: contextlib.ExitStack) -> None:
-    """Have version 1 count the group's CPU time where it counts in a hierarchy of its own.
+    """Count the group's CPU time where version 1 counts in a hierarchy of its own.
 
     The limit holds without it; but a monitor in the process reads its usage there.
     """

@@ -1,9 +1,9 @@
-"""Holds a process to a share of CPU by stopping and continuing it, where no cgroup can.
+"""A small process that holds another to a share of CPU by stopping and continuing it, without cgroups.
 
     python -m evenpace.duty_cycle PID SHARE [--period SECONDS]
 
-It runs as a small process of its own, on the standard library alone (Linux): it must keep time
-while the launcher is busy, and must not cost what the limited process has been denied.
+It runs on the standard library alone (Linux): it must keep time while the launcher is busy, and must not
+use the CPU time that the limited process has been denied.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 PERIOD = 0.02
 """Default period in seconds, short against an iteration of training."""
 
-# Looking more often than this costs more than it gains in smoothness.
+# Checking more often than this costs more than it gains in smoothness.
 _SHORTEST_WAIT = 0.002
 
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -28,8 +28,8 @@ _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 class Budget:
     """CPU seconds that a process may use before it must be stopped.
 
-    What is left unused is kept for one period at most; what was overdrawn is paid back in full, so
-    that the mean is exact however late we look.
+    Unused seconds are kept for one period at most; overdrawn ones are paid back in full, so that the mean is
+    exact however late the process is checked.
 
     Attributes:
         share: Cores that the process may use, in the mean.
@@ -101,11 +101,11 @@ def require_own(pid: int) -> int:
 
 
 def hold(pid: int, share: float, period: float = PERIOD) -> None:
-    """Hold a process to `share` cores until it ends, we are told to end, or our parent is gone.
+    """Hold a process to `share` cores until it ends, or this process is to end or loses its parent.
 
     All threads of the process count, its children do not. It is left running. An idle process is
-    never stopped. Meant as the only work of the calling process: SIGTERM, SIGINT and SIGHUP are
-    blocked there from now on, since they are what ends it.
+    never stopped. This must be the only work of the calling process: SIGTERM, SIGINT and SIGHUP, which
+    end it, stay blocked there.
 
     Args:
         pid: The process, one of our own user's.
@@ -119,15 +119,15 @@ def hold(pid: int, share: float, period: float = PERIOD) -> None:
     """
     parent = os.getppid()
     started = require_own(pid)
-    # Blocked and looked for, an ending signal cannot come between stopping and continuing. sigtimedwait would
-    # not do: who is stopped in it for longer than it waits is told of a signal that never came.
+    # A blocked signal that is polled cannot come between stopping and continuing. sigtimedwait would not do:
+    # a process that is stopped in it for longer than it waits gets a signal that was never sent.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     budget = Budget(share, period)
     stopped, wait, pace = False, _SHORTEST_WAIT, 1.0
     try:
         then, used_then = time.monotonic(), _cpu_seconds(pid)
-        # The parent is asked for rather than told of (PR_SET_PDEATHSIG): the kernel's message comes
-        # already when the parent's *thread* ends that started us.
+        # The parent is polled, since PR_SET_PDEATHSIG would send its signal already when the parent's
+        # *thread* ends that started us.
         while not signal.sigpending() & _ENDING and os.getppid() == parent:
             time.sleep(wait)
             if start_time(pid) != started:
@@ -143,7 +143,7 @@ def hold(pid: int, share: float, period: float = PERIOD) -> None:
                 os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
             wait = budget.next_look(pace)
     except (ProcessLookupError, FileNotFoundError):
-        return  # ended between two of our looks
+        return  # ended between two checks
     finally:
         if stopped:
             resume(pid, started)
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Its words, those of this process by default.
+        arguments: The arguments, those of this process by default.
 
     Returns:
         The exit status: 0 when the limit was ended or the process has ended, 1 if it could not

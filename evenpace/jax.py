@@ -1,4 +1,4 @@
-"""What a JAX training script uses: `DataLoader`, `value_and_grad`, `distribute`, and optax's optimisers."""
+"""The interface for JAX scripts: `DataLoader`, `value_and_grad`, `distribute`, and optax's optimisers."""
 
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader

@@ -1,4 +1,4 @@
-"""What a Keras or TensorFlow training script uses: `DataLoader`, `distribute`, and checkpoints.
+"""The interface for Keras and TensorFlow scripts: `DataLoader`, `distribute`, and checkpoints.
 
 Keras must run on TensorFlow: KERAS_BACKEND=tensorflow, in the environment, before keras is imported.
 """

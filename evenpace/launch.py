@@ -1,4 +1,4 @@
-"""Runs a user's training script as a worker."""
+"""Functions that run a user's training script as a worker."""
 
 import atexit
 import logging
@@ -20,7 +20,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
     """Read the CPU shares of workers, as in "0.8,0.4,0.2,0.1".
 
     Raises:
-        InvalidRequestError: One is no number, or more than the cores here.
+        InvalidRequestError: A share is no number, or more than the cores here.
     """
     try:
         shares = tuple(float(share) for share in text.split(","))
@@ -35,7 +35,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def check_script(script: Path) -> None:
-    """Make sure that a training script can be run.
+    """Check that a training script can be run.
 
     Raises:
         InvalidRequestError: There is no such file.
@@ -57,7 +57,7 @@ def pin(cpu: int) -> None:
     """Keep this process on one CPU.
 
     Raises:
-        InvalidRequestError: There is no such CPU for it.
+        InvalidRequestError: This process may not use that CPU.
     """
     try:
         os.sched_setaffinity(0, {cpu})
@@ -67,9 +67,10 @@ def pin(cpu: int) -> None:
 
 
 def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind) -> None:
-    """Confine this process to `share` of a core from its first iteration on.
+    """Limit this process to `share` of a core from its first iteration on.
 
-    Not before: importing a framework takes seconds of CPU, which a tenth of a core makes half a minute.
+    The limit does not hold before: importing a framework takes seconds of CPU, which a tenth of a core makes
+    half a minute.
     """
     session.before_training = lambda: _limit(session, share, name, kind)
 
@@ -77,5 +78,5 @@ def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind)
 def _limit(session: Session, share: float, name: str, kind: LimitKind) -> None:
     limit = limit_cpu(os.getpid(), share, name, kind)
     log.info("limited to %g of a core by %s", share, limit.kind, extra=session.log_fields())
-    # Runs before the session's own: leaving must not take as long as a tenth of a core would need.
+    # Runs before the session's own exit handler, which would be slow under the limit.
     atexit.register(limit.close)

@@ -1,8 +1,8 @@
-"""How a process of the command line logs: the one place that sets logging up, and that knows structlog.
+"""Logging of a command-line process: the only module that configures it, and that knows structlog.
 
-All other modules log by `logging.getLogger(__name__)`, and say what a line is about by `extra`: job, worker,
-run, attempt, iteration. Here these become `key=value` on a console, or members of a JSON object. Whatever
-strangers put into names, a line stays one line.
+All other modules log by `logging.getLogger(__name__)`, with fields in `extra`: job, worker, run, attempt,
+iteration. Here these become `key=value` on a console, or members of a JSON object. A line stays one line,
+whatever peers put into names.
 """
 
 import json
@@ -22,7 +22,7 @@ from structlog.types import Processor
 
 Form = Literal["console", "json"]
 
-# In a line, these come first.
+# The fields that come first in a line.
 _FIRST = ("timestamp", "level", "logger", "event", "job", "worker", "run", "attempt", "iteration")
 _LEVEL_STYLES = {
     "debug": "\x1b[32m",
@@ -33,29 +33,29 @@ _LEVEL_STYLES = {
 }
 _DIM, _BRIGHT, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
-# Libraries whose remarks at "info" are about themselves.
-_TALKATIVE = ("matplotlib",)
+# Libraries whose lines at "info" are about themselves.
+_NOISY = ("matplotlib",)
 
-# What ends a line somewhere, moves a cursor, turns the direction of text, or is no character at all.
+# Characters that end a line, move a cursor, or change the direction of text, and lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _Event = MutableMapping[str, Any]
 
 
 class LogSetup:
-    """Has this process's lines written; replaces what was set up before.
+    """The set-up of this process's log; replaces any earlier one.
 
     Args:
-        form: Lines to read, or an object of JSON in each line.
-        level: As `logging` calls it, in lower case: that, and what is worse, is written.
-        file: Where to, at its end; None for stderr. It is opened anew when it was moved away.
+        form: "console": lines for people; "json": a JSON object in each line.
+        level: The least level that is written, as `logging` calls it, in lower case.
+        file: The file that is appended to, and opened again after it was moved away; None: stderr.
 
     Raises:
         OSError: The file cannot be written.
     """
 
     def __init__(self, form: Form = "console", level: str = "info", file: Path | None = None) -> None:
-        self._always: Callable[[], Mapping[str, object]] = dict
+        self._common_fields: Callable[[], Mapping[str, object]] = dict
         handler: logging.Handler
         if file is None:
             handler = logging.StreamHandler(sys.stderr)
@@ -67,12 +67,12 @@ class LogSetup:
         formatter.form = form
         handler.setFormatter(formatter)
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-        for name in _TALKATIVE:
+        for name in _NOISY:
             logging.getLogger(name).setLevel(logging.WARNING if level == "info" else logging.NOTSET)
 
-    def say_always(self, fields: Callable[[], Mapping[str, object]]) -> None:
-        """Have every line say these fields, too, where it does not say them itself; from any thread."""
-        self._always = fields
+    def set_common_fields(self, fields: Callable[[], Mapping[str, object]]) -> None:
+        """Set fields that are added to every line that does not have them itself; from any thread."""
+        self._common_fields = fields
 
     def _formatter(self, form: Form, colours: bool) -> "_Formatter":
         ending: list[Processor]
@@ -84,7 +84,7 @@ class LogSetup:
             foreign_pre_chain=[
                 structlog.stdlib.ExtraAdder(),
                 structlog.contextvars.merge_contextvars,
-                self._add_always,
+                self._add_common_fields,
                 structlog.stdlib.add_log_level,
                 structlog.stdlib.add_logger_name,
             ],
@@ -95,8 +95,8 @@ class LogSetup:
             ],
         )
 
-    def _add_always(self, logger: Any, method: str, event: _Event) -> _Event:
-        for key, value in self._always().items():
+    def _add_common_fields(self, logger: Any, method: str, event: _Event) -> _Event:
+        for key, value in self._common_fields().items():
             event.setdefault(key, value)
         return event
 
@@ -106,9 +106,9 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
 
 
 def options_in_force() -> list[str]:
-    """Options of `evenpace` that have another process log at this one's level and in its form.
+    """Return options of `evenpace` by which another process logs at this one's level and in its form.
 
-    None where no `LogSetup` was made. The file is not among them: each process has its own.
+    The list is empty without a `LogSetup`. The file is left out: each process has its own.
     """
     root = logging.getLogger()
     for handler in root.handlers:
@@ -118,7 +118,7 @@ def options_in_force() -> list[str]:
     return []
 
 
-# -- processors of structlog's: each takes what is known of a line, and gives it changed
+# -- structlog processors: each takes the fields of a line and returns them changed
 
 
 def _rfc3339(logger: Any, method: str, event: _Event) -> _Event:
@@ -134,14 +134,14 @@ def _local_time(logger: Any, method: str, event: _Event) -> _Event:
 
 
 def _in_order(logger: Any, method: str, event: _Event) -> _Event:
-    """Leave out what is structlog's own, and what is not known."""
+    """Sort the fields, and leave out structlog's own and those that are None."""
     ordered = {key: event[key] for key in _FIRST if event.get(key) is not None}
     rest = {k: v for k, v in event.items() if k not in _FIRST and k not in ("_record", "_from_structlog")}
     return ordered | rest
 
 
 def _printable(logger: Any, method: str, event: _Event) -> _Event:
-    """Have nothing in a line that ends it or moves the cursor; a traceback keeps its lines."""
+    """Escape all characters that would end a line or move the cursor; a traceback keeps its lines."""
     for key, value in event.items():
         if key in ("exception", "stack"):
             event[key] = "\n".join(_escape(line) for line in value.split("\n"))
@@ -178,7 +178,7 @@ def _console(colours: bool) -> structlog.dev.ConsoleRenderer:
 
 
 def _value(value: object) -> str:
-    """A field's value, in quotes where it would not end at its end."""
+    """Return a field's value, in quotes if it has spaces, quotes or equals signs."""
     text = str(value)
     if text and not set(text) & set(' "='):
         return text
@@ -187,7 +187,7 @@ def _value(value: object) -> str:
 
 
 def _one_line_of_json(event: Mapping[str, Any], **options: Any) -> str:
-    """JSON in ASCII: nothing in it can be taken for the end of the line."""
+    """Return the fields as JSON in ASCII, in which nothing can be taken for the end of the line."""
     return json.dumps({key: _json_value(value) for key, value in event.items()})
 
 

@@ -1,4 +1,4 @@
-"""Follows a running job without taking part in it: what the manager recorded, and the parameters."""
+"""An observer of a running job that takes no part in it: its records and its parameters."""
 
 import time
 import uuid
@@ -17,18 +17,18 @@ from rpc.credentials import Credentials
 
 
 class Observer:
-    """Follows one job: its records so far, its members, what happened, and its parameters.
+    """A reader of a job's records, members and events at its manager, and of its parameters at the shards.
 
     Args:
         manager: The manager's address.
-        shards: The parameter server's, in the workers' order.
+        shards: The addresses of the parameter server's shards, in the workers' order.
         job: The job's name.
         credentials: A certificate, and a token of the job, where the services ask for them.
 
     Attributes:
-        iterations: The records of all complete iterations seen so far.
+        iterations: The records of all complete iterations so far.
         members: The members' names, in the order of their slices.
-        events: What happened, in words, as far as it was seen.
+        events: The job's events, in words, as far as it was seen.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Observer:
         self.events: list[str] = []
 
     def poll(self) -> bool:
-        """Fetch what is new; False while, or once, there is no such job.
+        """Fetch new records; return False if there is no such job, or no longer.
 
         Raises:
             EvenpaceError: The manager did not answer.
@@ -77,13 +77,13 @@ class Observer:
         return True
 
     def pull(self, parameters: NDArray[Any], version: int = -1, timeout: float = 30.0) -> int:
-        """Fill `parameters`, (elements,), with at least this version; -1 takes what there is now.
+        """Fill `parameters`, (elements,), with at least this version; -1 takes the present one.
 
         Returns:
-            The lowest version that a shard gave.
+            The lowest version of all shards.
 
         Raises:
-            EvenpaceError: There is no such job, or it does not come so far in time.
+            EvenpaceError: There is no such job, or it does not reach the version in time.
         """
         identity = idl.common.Identity(f"{self._job}/{self._run}", "observer", self._incarnation)
         request = idl.parameter_server.PullRequest(identity=identity, version=version)

@@ -1,4 +1,4 @@
-"""How a part lets itself be watched. What is not asked for is not imported."""
+"""Metrics and traces of a service or a worker. Libraries for them are imported only when they are used."""
 
 import contextlib
 import uuid
@@ -29,13 +29,13 @@ Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Observing:
-    """What is asked for.
+    """Options of metrics and traces.
 
     Attributes:
-        metrics: Where figures can be scraped; None for nowhere.
-        metrics_workers: Up to so many workers of a job have figures of their own at the manager.
-        traces: URL of the collector that traces of iterations go to; None for none.
-        trace_every: Of so many iterations, one is traced.
+        metrics: Address at which metrics can be scraped; None: nowhere.
+        metrics_workers: The most workers of a job for which the manager has metrics of each worker.
+        traces: URL of the collector that traces of iterations are sent to; None: no traces.
+        trace_every: Number of iterations of which one is traced.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -53,19 +53,19 @@ class Observing:
             raise InvalidRequestError(f"trace_every {self.trace_every}: must be at least 1")
 
     def check(self, security: Security) -> None:
-        """See whether a service may show its figures there.
+        """Check that a service may expose its metrics at that address.
 
         Raises:
-            InvalidRequestError: Others could read them, and it does not know who they are.
+            InvalidRequestError: Other machines could read them without TLS and a token.
         """
         if self.metrics is not None:
             security.check_address(self.metrics)
 
     def check_worker(self, credentials: Credentials | None, *, insecure: bool) -> None:
-        """See whether a worker may show its figures there; who reads them over TLS has a certificate.
+        """Check that a worker may expose its metrics at that address; TLS readers need a certificate.
 
         Raises:
-            InvalidRequestError: Others could read them, and it does not know who they are.
+            InvalidRequestError: Other machines could read them without TLS.
         """
         tls = credentials is not None and credentials.tls
         if self.metrics is not None and not (tls or insecure or self.metrics.is_loopback):
@@ -75,7 +75,7 @@ class Observing:
             )
 
     def manager(self, service: "ManagerService") -> Beside:
-        """What is to go on beside a manager."""
+        """Return a context manager that runs metrics and traces beside a manager's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.manager import manager_collector
@@ -90,7 +90,7 @@ class Observing:
         return partial(self._service, "manager", collector, trace)
 
     def shard(self, service: "ParameterServerService") -> Beside:
-        """What is to go on beside a shard of the parameter server."""
+        """Return a context manager that runs metrics and traces beside a shard's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.shard import shard_collector
@@ -105,7 +105,7 @@ class Observing:
         return partial(self._service, "ps", collector, trace)
 
     def partitions(self, service: "DataPartitionService") -> Beside:
-        """What is to go on beside a DataPartitionManager."""
+        """Return a context manager that runs metrics beside a DataPartitionManager's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.partitions import partitions_collector
@@ -116,10 +116,10 @@ class Observing:
 
     @contextlib.contextmanager
     def worker(self, session: "Session") -> Iterator[None]:
-        """What goes on beside a worker.
+        """Run metrics and traces beside a worker while the block runs.
 
         Raises:
-            AddressInUseError: Something listens there already.
+            AddressInUseError: Something listens at `metrics` already.
         """
         with contextlib.ExitStack() as stack:
             if self.metrics is not None:
@@ -167,7 +167,7 @@ class Observing:
 
 @contextlib.contextmanager
 def _needs(what: str, extra: str) -> Iterator[None]:
-    """Say what to install where an import fails."""
+    """Turn a failed import into an error that says which extra to install."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Starts processes of ours, and ends them: they log as this one does, and none of them stays behind."""
+"""Processes of ours: started to log as this one does, and ended so that none stays behind."""
 
 import contextlib
 import os
@@ -26,14 +26,14 @@ class ProcessFailedError(EvenpaceError):
 
 @dataclass
 class Process:
-    """One process of the cluster."""
+    """One process of the cluster, and the file of its log."""
 
     name: str
     popen: "subprocess.Popen[bytes]"
     log: Path
 
     def failure(self) -> ProcessFailedError:
-        """Why it failed, from its log."""
+        """Return the error of its failure, with the end of its log."""
         tail = self.log.read_text(errors="replace").splitlines()[-15:]
         text = "\n  ".join(tail)
         code = self.popen.returncode
@@ -41,23 +41,23 @@ class Process:
 
 
 def command_line(command: str, *arguments: str, program: Sequence[str] = ("evenpace",)) -> list[str]:
-    """What starts a command of ours, to log as this process does and to end with it.
+    """Return the command line of an `evenpace` command that logs as this process does and ends with it.
 
     Args:
-        command: Such as "manager".
-        arguments: Its.
-        program: A module that runs the command line, and what it takes before the command line's arguments.
+        command: The command, such as "manager".
+        arguments: The command's arguments.
+        program: The module that runs the command line, followed by arguments of its own.
     """
     start = [sys.executable, "-m", *program]
     return [*start, *options_in_force(), command, "--parent", str(os.getpid()), *arguments]
 
 
 def read_address(process: Process) -> Address:
-    """Wait until a service says where it listens.
+    """Wait until a service prints the address where it listens.
 
     Raises:
-        UnavailableError: It does not say so in time.
-        ProcessFailedError: It failed.
+        UnavailableError: It does not print it in time.
+        ProcessFailedError: The process failed.
     """
     stream = process.popen.stdout
     assert stream is not None
@@ -72,10 +72,10 @@ def read_address(process: Process) -> Address:
 
 
 def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS) -> None:
-    """End a process, politely first: it has so many seconds to end by itself."""
+    """End a process by SIGTERM, or by SIGKILL if it has not ended after `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         popen.send_signal(signal.SIGTERM)
-        popen.send_signal(signal.SIGCONT)  # one that is stopped would not take notice
+        popen.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
     deadline = time.monotonic() + seconds
     try:
         popen.wait(max(0.0, deadline - time.monotonic()))

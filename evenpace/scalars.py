@@ -1,10 +1,10 @@
-"""Charts of a worker's iterations: in TensorBoard, in Weights & Biases, or wherever a user wants them.
+"""Scalars of a worker's iterations: in TensorBoard, in Weights & Biases, or in a writer of the user's.
 
 One line in a training script, whatever its framework:
 
     evenpace.scalars.write(evenpace.scalars.TensorBoard("runs/digits"))
 
-Each worker writes its own; what concerns all workers is for the manager to tell.
+Each worker writes its own; figures of the whole job are the manager's.
 """
 
 import re
@@ -20,7 +20,7 @@ __all__ = ["Logger", "Scalars", "TensorBoard", "write"]
 
 
 def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> None:
-    """Have this worker's scalars written from now on; may be called for several writers.
+    """Write this worker's scalars from now on; may be called for several writers.
 
     The names are `evenpace/batch_size`, `evenpace/batch_processing_time`, `evenpace/iteration_time`,
     `evenpace/waiting_share`, `evenpace/speed` and `evenpace/throughput`; units and meaning are those of
@@ -28,8 +28,8 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
 
     Args:
         to: The writer.
-        every: Only iterations that this divides.
-        session: This worker's; by default that of this process.
+        every: Number that divides the iterations to be written.
+        session: This worker's session; by default that of this process.
 
     Raises:
         InvalidRequestError: There is no session, or `every` is less than 1.
@@ -38,11 +38,11 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
 
 
 class TensorBoard:
-    """Writes scalars as TensorBoard reads them.
+    """A writer of scalars for TensorBoard.
 
     Args:
-        log_dir: What `tensorboard --logdir` is given. All workers may have the same one.
-        worker: In whose sub-folder; by default that of this process's session.
+        log_dir: The folder given to `tensorboard --logdir`. All workers may have the same one.
+        worker: Worker's name, which names the sub-folder; by default that of this process's session.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -61,30 +61,30 @@ class TensorBoard:
         self._writer = SummaryWriter(str(Path(log_dir) / _folder_name(name)))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Scalars`."""
+        """Write the values of an iteration; see `Scalars`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write all values that are still in memory."""
         self._writer.close()
 
 
 class TakesLogs(Protocol):
-    """What Weights & Biases' module and its runs have, among others."""
+    """The method of Weights & Biases' module and runs that is used here."""
 
     def log(self, data: dict[str, Any], *, step: int) -> Any:
-        """Take values by name."""
+        """Log values by name."""
 
 
 class Logger:
-    """Hands scalars to a logger such as Weights & Biases' run.
+    """A writer that passes scalars to a logger such as a run of Weights & Biases.
 
     Args:
-        log: With `log(values, step=)`; such as `wandb`, after `wandb.init()`, or the run that this gives.
+        log: An object with a method `log(values, step=)`, such as `wandb` after `wandb.init()`, or a run.
 
     Raises:
-        TypeError: It has no such method.
+        TypeError: `log` has no such method.
     """
 
     def __init__(self, log: TakesLogs) -> None:
@@ -93,10 +93,10 @@ class Logger:
         self._log = log
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Scalars`."""
+        """Pass the values of an iteration on; see `Scalars`."""
         self._log.log(dict(values), step=step)
 
 
 def _folder_name(worker: str) -> str:
-    """Of one part, readable, and never a way up."""
+    """Return a worker's name as a readable folder name that is never a path upwards."""
     return re.sub(r"[^\w.@+-]+|^\.+", "_", worker) or "_"

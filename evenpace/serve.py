@@ -1,4 +1,4 @@
-"""Runs a service in this process until it is told to stop."""
+"""A loop that runs a service in this process until a signal ends it."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ from rpc.service import Service
 
 log = logging.getLogger(__name__)
 
-_OTHER_FILES = 1000  # than connections that count: libraries, and connections that are being refused
-_GC_THRESHOLD = 50_000  # new objects before the collector looks at them; Python's own is 700
+_OTHER_FILES = 1000  # open files besides accepted connections: libraries, and connections being refused
+_GC_THRESHOLD = 50_000  # new objects before a garbage collection; Python's own is 700
 
 
 def serve(
@@ -33,15 +33,15 @@ def serve(
     """Serve until SIGINT or SIGTERM, then shut down cleanly.
 
     Args:
-        service: What to serve.
-        address: Where; port 0 takes a free one.
-        limits: What peers may do.
-        security: Whom it talks to.
-        announce: Called with the address once peers can connect.
-        beside: What goes on meanwhile, such as an endpoint for metrics.
+        service: The service.
+        address: The address to listen on; port 0 takes a free one.
+        limits: Limits of what peers may do.
+        security: Credentials and the checks of peers.
+        announce: Function that is called with the address once peers can connect.
+        beside: Makes a context that is open while the server runs, such as an endpoint for metrics.
 
     Raises:
-        InvalidRequestError: Others could reach it there, and it asks them for too little.
+        InvalidRequestError: Other machines could reach the address without TLS and a token.
         AddressInUseError, ConnectionLostError: The address cannot be listened on.
     """
     server = Server(service, limits, security)
@@ -52,8 +52,8 @@ def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        # What is there by now stays; what calls make has no cycles, so it goes without the collector, whose
-        # search through all else would hold up whole barrier rounds.
+        # The objects made so far stay, and those made by calls have no cycles, so they are freed without the
+        # garbage collector, whose passes would hold up whole barrier rounds.
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         announce(await server.start(address))
@@ -66,7 +66,7 @@ def serve(
 
 
 def _allow_connections(count: int) -> None:
-    """Have the system allow this process so many; short of file descriptors, a server could refuse nobody."""
+    """Raise the limit of open files for `count` connections; without one left, none could be refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:

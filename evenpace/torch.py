@@ -1,7 +1,7 @@
-"""What a PyTorch training script uses: `DataLoader`, and what carries its gradients to the other workers.
+"""The interface for PyTorch scripts: data loaders, and ways to combine the workers' gradients.
 
-With a parameter server that is `distribute`; with `torch.distributed`, `balance` or `weighted`. What does not
-fit into memory goes through `within_memory`.
+With a parameter server, `distribute` combines gradients; with `torch.distributed`, `balance` or `weighted`.
+`within_memory` splits batches that do not fit into memory.
 """
 
 from worker.torch.batch_norm import SyncBatchNorm, average_statistics, convert_sync_batchnorm

@@ -27,7 +27,7 @@ DOCUMENTS = {
 
 
 def _metrics(_: Path) -> str:
-    from evenpace.metrics.table import markdown
+    from evenpace.metrics.markdown_table import markdown
 
     return f"# Metrics\n\nWhat `--metrics` exposes, as `evenpace metrics` prints it.\n\n{markdown()}\n"
 

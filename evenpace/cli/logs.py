@@ -50,6 +50,6 @@ def log_options(function: F) -> Callable[..., Any]:
 
 
 def always_log(fields: Callable[[], Mapping[str, object]]) -> None:
-    """Have every line of this process say these fields; see `LogSetup.say_always`."""
+    """Have every line of this process say these fields; see `LogSetup.set_common_fields`."""
     setup: LogSetup = click.get_current_context().obj
-    setup.say_always(fields)
+    setup.set_common_fields(fields)

@@ -77,6 +77,6 @@ def observed_figures(function: F) -> F:
 @example("evenpace metrics > metrics.md")
 def metrics() -> None:
     """Print all metrics as a table in Markdown."""
-    from evenpace.metrics.table import markdown
+    from evenpace.metrics.markdown_table import markdown
 
     click.echo(markdown())

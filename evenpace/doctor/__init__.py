@@ -1,5 +1,5 @@
-"""`evenpace doctor`: looks over a machine and a cluster, and says what to do about what it finds.
+"""`evenpace doctor`: checks of a machine and a cluster, with advice on each finding.
 
-Each check is a function from a `Subject` to findings, beside others of its kind in a module of its own; `run`
-has the table of all. No check changes anything, none may take long, and one that fails is a finding itself.
+Each check is a function from a `Subject` to findings, in a module with others of its kind; `checkup` has the
+table of all. No check changes anything, none may take long, and one that fails is a finding itself.
 """

@@ -1,4 +1,4 @@
-"""Runs all checks at once, and gives each so much time and no more."""
+"""A run of all checks at once, each in limited time."""
 
 import threading
 import time
@@ -7,20 +7,20 @@ from functools import partial
 
 from evenpace.doctor import (
     clock,
-    containers,
+    container_engine,
     gpu,
+    local_network,
     machine,
-    network,
     resource_limits,
     secrets,
-    services,
-    state,
+    service_checks,
+    state_folder,
     versions,
 )
 from evenpace.doctor.findings import Check, Finding, Subject, problem
 
-_SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time of its own
-_STEPS = 6  # of a call that may each take the subject's timeout: name, addresses, TLS, calls
+_SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time-out
+_STEPS = 6  # of a check of a service, each with the subject's time-out: name, addresses, TLS, calls
 
 CHECKS: Mapping[str, Check] = {
     "packages": versions.packages_hidden,
@@ -39,22 +39,22 @@ CHECKS: Mapping[str, Check] = {
     "swap": machine.swap,
     "load": machine.load,
     "frequency": machine.governor,
-    "state": state.state,
+    "state": state_folder.state,
     "GPU": gpu.gpu,
-    "loopback": network.loopback,
-    "own name": network.own_name,
-    "interfaces": network.interfaces,
-    "ports": network.ports,
-    "containers": containers.engine,
+    "loopback": local_network.loopback,
+    "own name": local_network.own_name,
+    "interfaces": local_network.interfaces,
+    "ports": local_network.ports,
+    "containers": container_engine.engine,
 }
 
 
 def run(subject: Subject, checks: Mapping[str, Check] | None = None) -> list[Finding]:
-    """What all checks find, in their order.
+    """Run all checks and return their findings, in the order of the checks.
 
     Args:
-        subject: What is looked at.
-        checks: By name; left out: `CHECKS`, and one for each service.
+        subject: The machine and the services to check.
+        checks: The checks by name; None: `CHECKS`, and one for each service.
     """
     seconds = dict.fromkeys(CHECKS if checks is None else checks, _SECONDS)
     every = dict(CHECKS if checks is None else checks)
@@ -72,16 +72,18 @@ def run(subject: Subject, checks: Mapping[str, Check] | None = None) -> list[Fin
 def _of_services(subject: Subject) -> dict[str, Check]:
     called: dict[str, Check] = {}
     if subject.manager is not None:
-        called[f"manager {subject.manager}"] = partial(services.manager, address=subject.manager)
+        called[f"manager {subject.manager}"] = partial(service_checks.manager, address=subject.manager)
     for shard in subject.shards:
-        called[f"shard {shard}"] = partial(services.shard, address=shard)
+        called[f"shard {shard}"] = partial(service_checks.shard, address=shard)
     if subject.partitions is not None:
-        called[f"partitions {subject.partitions}"] = partial(services.partitions, address=subject.partitions)
+        called[f"partitions {subject.partitions}"] = partial(
+            service_checks.partitions, address=subject.partitions
+        )
     return called
 
 
 class _Running:
-    """A check in a thread of its own, which is left alone if it hangs: a dead disk lets nobody go."""
+    """A check in a thread of its own, which is left alone if it hangs, as on a dead disk."""
 
     def __init__(self, name: str, check: Check, subject: Subject) -> None:
         self._name = name
@@ -90,7 +92,7 @@ class _Running:
         self._thread.start()
 
     def findings(self, deadline: float, seconds: float) -> list[Finding]:
-        """What it has found by then, in seconds of the monotonic clock."""
+        """Return the findings up to the deadline, in seconds of the monotonic clock."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         found = list(self._found)
         if self._thread.is_alive():
@@ -107,7 +109,7 @@ class _Running:
         try:
             for finding in check(subject):
                 self._found.append(finding)
-        except Exception as error:  # noqa: BLE001 - whatever it is, other checks go on, and its reader hears of it
+        except Exception as error:  # noqa: BLE001 - any failure is a finding, and other checks go on
             self._found.append(
                 problem(
                     self._name,

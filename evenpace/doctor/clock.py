@@ -1,4 +1,4 @@
-"""Whether this machine's clock can be believed: certificates and tokens go by it, and so do records."""
+"""Checks of this machine's clock, on which certificates, tokens and records depend."""
 
 import ctypes
 import threading
@@ -9,14 +9,14 @@ from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, w
 
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC, of adjtimex(2)
 _WATCHED = 1.0  # seconds
-_STEP = 0.02  # seconds between looks
-_JUMP = 0.05  # seconds that the wall clock may move beside the monotonic one
-_HELD_UP = 0.2  # seconds that a look may come too late
-_SLEPT = 1.0  # seconds
+_STEP = 0.02  # seconds between two readings
+_JUMP = 0.05  # seconds that the wall clock may move against the monotonic one
+_HELD_UP = 0.2  # seconds that a reading may be late
+_SLEPT = 1.0  # seconds of suspension that are reported
 
 
 def synchronised(subject: Subject) -> Iterator[Finding]:
-    """What the kernel says of the clock."""
+    """Check whether the kernel holds the clock to be synchronised."""
     state = _timex()
     if state is None:
         yield note("clock", "the kernel does not say whether it is synchronised")
@@ -34,9 +34,9 @@ def synchronised(subject: Subject) -> Iterator[Finding]:
 
 
 def steady(subject: Subject) -> Iterator[Finding]:
-    """Watches time go by: whether the clock jumps, and whether processes are held up."""
+    """Read the clocks for a second: check whether the time jumps, and whether processes are held up."""
     jump = late = 0.0
-    pause = threading.Event()  # its waiting does not go by the clock that may jump
+    pause = threading.Event()  # waits by a clock that does not jump
     begun, (least, most) = time.monotonic(), _apart()
     while (before := time.monotonic()) - begun < _WATCHED:
         pause.wait(_STEP)
@@ -60,9 +60,9 @@ def steady(subject: Subject) -> Iterator[Finding]:
 
 
 def _apart() -> tuple[float, float]:
-    """By how much the wall clock is ahead of the monotonic one, at least and at most.
+    """Return bounds, in seconds, of the wall clock's lead over the monotonic one.
 
-    Processes may be held up between two looks at clocks, which must not be taken for a jump.
+    A process may be held up between two readings, which must not be taken for a jump.
     """
     before, wall, after = time.monotonic(), time.time(), time.monotonic()
     return wall - after, wall - before
@@ -83,7 +83,7 @@ class _Timex(ctypes.Structure):
 
 
 def _timex() -> _Timex | None:
-    """The state of the kernel's clock, which is read only; None where it cannot be."""
+    """Return the state of the kernel's clock; None where it cannot be read."""
     state = _Timex()
     try:
         result = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))

@@ -1,4 +1,4 @@
-"""What checks find, and what they are told to look at."""
+"""The findings of checks, and the subject that checks look at."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,23 +10,23 @@ from rpc.address import Address
 from rpc.credentials import Credentials
 
 Level = Literal["ok", "note", "warning", "problem"]
-LEVELS: tuple[Level, ...] = get_args(Level)  # from what is well to what must be mended
+LEVELS: tuple[Level, ...] = get_args(Level)  # the worst last
 
 MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has found.
+    """One finding of a check.
 
     Attributes:
         level: `ok`; `note`, good to know; `warning`, may cost speed or safety; `problem`, does not work.
-        subject: What it is about, in a word or two.
-        found: What was found.
-        advice: What to do; empty where there is nothing to be done.
+        subject: Its subject, in a word or two.
+        found: The finding itself.
+        advice: Advice on what to do; empty where there is nothing to do.
 
     Raises:
-        ValueError: A warning or a problem leaves its reader without advice.
+        ValueError: A warning or a problem has no advice, or the level is unknown.
     """
 
     level: Level
@@ -49,17 +49,17 @@ problem = partial(Finding, "problem")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """The machine and the services to check.
 
     Attributes:
-        manager: A manager to call; None for none.
-        shards: Shards to call.
-        partitions: A DataPartitionManager to call; None for none.
-        state: A folder for `--state`.
-        credentials: For calls.
+        manager: Address of a manager, if any.
+        shards: Addresses of shards.
+        partitions: Address of a DataPartitionManager, if any.
+        state: Folder for `--state`, if any.
+        credentials: Certificate and token for calls.
         timeout: Seconds for each step of a call.
-        root: Below which `/proc`, `/sys` and `/dev` are looked up.
-        ports: Of this machine, which services will want to listen on.
+        root: Folder with `/proc`, `/sys` and `/dev`.
+        ports: Ports of this machine that services will listen on.
 
     Raises:
         ValueError: The timeout is not above 0.
@@ -83,7 +83,7 @@ Check = Callable[[Subject], Iterable[Finding]]
 
 
 def size(count: float) -> str:
-    """Bytes, in words."""
+    """Return a number of bytes with its unit, to three digits."""
     for unit, name in ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
@@ -91,5 +91,5 @@ def size(count: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds, as milliseconds in words."""
+    """Return seconds as milliseconds with the unit."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"

@@ -1,4 +1,4 @@
-"""GPUs, their driver, and whether torch was built for them."""
+"""A check of GPUs, their driver, and whether torch was built for them."""
 
 import re
 import shutil
@@ -11,11 +11,11 @@ from worker.resources import nvml
 
 _SECONDS = 3.0
 _FIELDS = "name,driver_version,memory.used,memory.total"
-_OTHERS = 0.1  # of a GPU's memory that others hold
+_OTHERS = 0.1  # of a GPU's memory in use by others, from which on it is reported
 
 
 def gpu(subject: Subject) -> Iterator[Finding]:
-    """What nvidia-smi says, beside torch's build."""
+    """Compare the GPUs and the driver that nvidia-smi lists with torch's build."""
     _, cuda = torch_version()
     if shutil.which("nvidia-smi") is None:
         if any((subject.root / "dev").glob("nvidia[0-9]*")):
@@ -39,16 +39,16 @@ def gpu(subject: Subject) -> Iterator[Finding]:
         return
     for number, line in enumerate(listed.strip().splitlines()):
         name, driver, used, total = (field.strip() for field in line.rsplit(",", 3))
-        said = f"{name}, driver {driver}"
+        summary = f"{name}, driver {driver}"
         if not (used.isdecimal() and total.isdecimal()):
-            yield ok("GPU", f"{number}: {said}")
+            yield ok("GPU", f"{number}: {summary}")
         elif int(used) > _OTHERS * int(total):
             yield note(
                 "GPU",
-                f"{number}: {said}; {size(int(used) * MIB)} of {size(int(total) * MIB)} in use by others",
+                f"{number}: {summary}; {size(int(used) * MIB)} of {size(int(total) * MIB)} in use by others",
             )
         else:
-            yield ok("GPU", f"{number}: {said}; {size(int(total) * MIB)}")
+            yield ok("GPU", f"{number}: {summary}; {size(int(total) * MIB)}")
     yield _fit(table, cuda)
     try:
         nvml.Device()
@@ -57,7 +57,7 @@ def gpu(subject: Subject) -> Iterator[Finding]:
 
 
 def _fit(table: str, cuda: str | None) -> Finding:
-    """Whether the driver can run what torch was built for."""
+    """Check whether the driver can run the CUDA version that torch was built for."""
     version, _ = torch_version()
     if version is None:
         return note("GPU", "torch is not installed: GPUs are not used by it")
@@ -71,7 +71,7 @@ def _fit(table: str, cuda: str | None) -> Finding:
     if found is None:
         return note("GPU", f"torch is built for CUDA {cuda}; which one the driver can run is not known")
     can = int(found[1]), int(found[2])
-    # Within a major version, drivers run what was built for a later minor one.
+    # Within a major version, drivers run programs built for a later minor one.
     if can[0] < int(cuda.partition(".")[0]):
         return problem(
             "GPU",

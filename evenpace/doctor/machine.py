@@ -1,4 +1,4 @@
-"""What else goes on on this machine that a training would feel: load, swap, CPUs that save power."""
+"""Checks of this machine's load, swap and CPU frequency, which slow a training down."""
 
 import os
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ import psutil
 
 from evenpace.doctor.findings import Finding, Subject, note, ok, size, warning
 
-_WATCHED = 0.5  # seconds
+_WATCHED = 0.5  # seconds over which the load is measured
 _SWAPPED = 0.1  # of the swap space
 _BUSY = 0.25  # share of the CPUs
 _STOLEN = 0.05  # share of the CPU time
 
 
 def swap(subject: Subject) -> Iterator[Finding]:
-    """Swap space in use: a training that is swapped out stands still."""
+    """Check the swap space in use: a training that is swapped out stands still."""
     swapped = psutil.swap_memory()
     if not swapped.total:
         yield ok("swap", "none")
@@ -30,7 +30,7 @@ def swap(subject: Subject) -> Iterator[Finding]:
 
 
 def load(subject: Subject) -> Iterator[Finding]:
-    """How busy others keep this process's CPUs, and what a hypervisor takes of them."""
+    """Measure how busy this process's CPUs are, and the share that a hypervisor takes of them."""
     cpus = sorted(os.sched_getaffinity(0))
     times = psutil.cpu_times_percent(interval=_WATCHED, percpu=True)
     ours = [times[cpu] for cpu in cpus if cpu < len(times)]
@@ -38,7 +38,7 @@ def load(subject: Subject) -> Iterator[Finding]:
         return
     busy = sum(100 - one.idle - one.iowait for one in ours) / 100 / len(ours)
     stolen = sum(getattr(one, "steal", 0.0) for one in ours) / 100 / len(ours)
-    said = f"{busy:.0%} of {len(ours)} CPUs busy"
+    summary = f"{busy:.0%} of {len(ours)} CPUs busy"
     if stolen > _STOLEN:
         yield warning(
             "load",
@@ -46,13 +46,13 @@ def load(subject: Subject) -> Iterator[Finding]:
             "other virtual machines are busy: use dedicated CPUs, or `--predictor auto`, which learns of it",
         )
     if busy > _BUSY:
-        yield note("load", said, "workers beside others share their CPUs: the balancer evens that out")
+        yield note("load", summary, "workers beside others share their CPUs: the balancer evens that out")
     else:
-        yield ok("load", said)
+        yield ok("load", summary)
 
 
 def governor(subject: Subject) -> Iterator[Finding]:
-    """Whether CPUs run at the speed that they can."""
+    """Check whether the frequency governor lets CPUs run at full speed."""
     folder = subject.root / "sys/devices/system/cpu"
     files = sorted(folder.glob("cpu[0-9]*/cpufreq/scaling_governor"))
     names = sorted({_read(file) for file in files} - {""})
@@ -69,7 +69,7 @@ def governor(subject: Subject) -> Iterator[Finding]:
 
 
 def _sets_frequencies_itself(folder: Path) -> bool:
-    """Whether the governor is only a hint, as with the drivers in which hardware chooses frequencies."""
+    """Return whether the governor is only a hint to hardware that chooses frequencies itself."""
     drivers = {_read(file) for file in folder.glob("cpu[0-9]*/cpufreq/scaling_driver")}
     return bool(drivers) and drivers <= {"intel_pstate", "amd-pstate-epp"}
 

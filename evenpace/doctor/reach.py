@@ -1,4 +1,4 @@
-"""Whether there is somebody at an address: its name, TCP, and TLS with what each side shows the other."""
+"""Checks of an address: its name, TCP, and TLS with the certificates of both sides."""
 
 import socket
 import ssl
@@ -16,7 +16,7 @@ _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_
 
 
 def reach(subject: Subject, address: Address, about: str) -> Generator[Finding, None, bool]:
-    """Whether there is somebody at any of the addresses that the name leads to; returned, too."""
+    """Check whether any address of the name accepts connections; also return that."""
     try:
         entries = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -43,10 +43,10 @@ def reach(subject: Subject, address: Address, about: str) -> Generator[Finding, 
         yield problem(about, f"cannot be reached: {reason(first)}", _advice(first, address))
         return False
     if failed:
-        told = ", ".join(f"{host} ({reason(why)})" for host, why in failed.items())
+        silent = ", ".join(f"{host} ({reason(why)})" for host, why in failed.items())
         yield warning(
             about,
-            f"{address.host!r} has addresses at which nobody answers: {told}",
+            f"{address.host!r} has addresses at which nobody answers: {silent}",
             "have the service listen there, too, or call it by the address that answers",
         )
     yield ok(about, f"reached in {milliseconds(min(times))}")
@@ -54,7 +54,7 @@ def reach(subject: Subject, address: Address, about: str) -> Generator[Finding, 
 
 
 def reason(error: OSError) -> str:
-    """Why a connection did not come about, in words."""
+    """Return in words why a connection failed."""
     return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
@@ -73,11 +73,11 @@ def _advice(error: OSError, address: Address) -> str:
 
 
 def shake_hands(subject: Subject, address: Address, about: str) -> Generator[Finding, None, bool]:
-    """Whether this side takes the service's certificate; returned, too."""
+    """Check whether this side trusts the service's certificate; also return that."""
     try:
         context = subject.credentials.contexts(server=False).current()
     except EvenpaceError:
-        return False  # the check of the certificates has said so
+        return False  # reported by the check of the certificates
     try:
         with (
             socket.create_connection(address, timeout=subject.timeout) as connection,
@@ -105,7 +105,7 @@ def shake_hands(subject: Subject, address: Address, about: str) -> Generator[Fin
 def _mistrusted(
     subject: Subject, address: Address, about: str, error: ssl.SSLCertVerificationError
 ) -> Iterator[Finding]:
-    """What is wrong with a service's certificate, from the certificate itself."""
+    """Find out from a service's certificate why it is not trusted."""
     shown = _shown(subject, address)
     if shown is not None:
         finding = _certificate(about, shown)
@@ -132,7 +132,7 @@ def _mistrusted(
 
 
 def _shown(subject: Subject, address: Address) -> bytes | None:
-    """The certificate that a service shows, whatever is wrong with it."""
+    """Return a service's certificate without verifying it; None if there is none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -1,4 +1,4 @@
-"""What this process may use: open files, processes, CPUs, threads, memory; in a container, of its own."""
+"""Checks of this process's limits: open files, processes, CPUs, threads, and memory."""
 
 import math
 import os
@@ -13,16 +13,16 @@ from rpc.limits import ServerLimits
 from worker.resources import cgroups
 from worker.resources.cgroups import Group
 
-_OTHER_FILES = 1000  # than connections; as `evenpace.serve` reckons
+_OTHER_FILES = 1000  # besides connections, as in `evenpace.serve`
 _FEW_FILES = 256
 _FEW_PROCESSES = 512
 _LITTLE_SHARED = 256 * MIB  # container engines give 64 MiB
 _LITTLE_FREE = 0.1
-_PERIOD = 0.05  # seconds of a quota's period, above which short iterations are noise
+_PERIOD = 0.05  # seconds; with a longer period of the quota, times of short iterations are mostly noise
 
 
 def open_files(subject: Subject) -> Iterator[Finding]:
-    """RLIMIT_NOFILE: each connection of a service is an open file."""
+    """Check RLIMIT_NOFILE: each connection of a service is an open file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = ServerLimits().connections
     do = "raise it: `ulimit -n`, LimitNOFILE= of a systemd unit, or --ulimit nofile= of a container"
@@ -36,7 +36,7 @@ def open_files(subject: Subject) -> Iterator[Finding]:
 
 
 def processes(subject: Subject) -> Iterator[Finding]:
-    """RLIMIT_NPROC and the control group's limit: threads count, too."""
+    """Check RLIMIT_NPROC and the control group's limit of processes, which count threads, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     bounds = [] if soft == resource.RLIM_INFINITY else [(soft, "ulimit -u")]
     group = _group(subject, "pids")
@@ -62,7 +62,7 @@ def processes(subject: Subject) -> Iterator[Finding]:
 
 
 def cpu(subject: Subject) -> Iterator[Finding]:
-    """CPUs of the affinity mask, and the quota of control groups."""
+    """Compare the CPUs of the affinity mask with the quota of control groups."""
     mask, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota = _quota(subject)
     if quota is None or quota[0] >= mask:
@@ -70,19 +70,19 @@ def cpu(subject: Subject) -> Iterator[Finding]:
         return
     cores, group = quota
     period = _period(group)
-    said = f"a quota of {cores:g} cores on {mask} CPUs"
+    summary = f"a quota of {cores:g} cores on {mask} CPUs"
     if period is not None and period > _PERIOD and cores < mask:
         yield note(
             "CPU",
-            f"{said}, over periods of {period * 1e3:g} ms",
+            f"{summary}, over periods of {period * 1e3:g} ms",
             "iterations shorter than some periods are measured with much noise: use a period of 10 ms",
         )
     else:
-        yield ok("CPU", said)
+        yield ok("CPU", summary)
 
 
 def threads(subject: Subject) -> Iterator[Finding]:
-    """How many threads frameworks start, against the cores that they may use."""
+    """Compare the number of threads that frameworks start with the cores that they may use."""
     quota = _quota(subject)
     mask = len(os.sched_getaffinity(0))
     cores = mask if quota is None else min(mask, max(1, math.ceil(quota[0])))
@@ -108,7 +108,7 @@ def threads(subject: Subject) -> Iterator[Finding]:
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """Memory that is free, under the control group's limit."""
+    """Check the free memory, within the control group's limit."""
     whole = psutil.virtual_memory()
     total, free, which = whole.total, whole.available, "of this machine's"
     group = _group(subject, "memory")
@@ -116,26 +116,26 @@ def memory(subject: Subject) -> Iterator[Finding]:
         limit, used = cgroups.memory_limit(level), cgroups.memory_in_use(level)
         if limit is not None and used is not None and limit - used < free:
             total, free, which = limit, max(0, limit - used), "of the control group's"
-    said = f"{size(free)} {which} {size(total)} are free"
+    summary = f"{size(free)} {which} {size(total)} are free"
     if free < min(_LITTLE_FREE * total, GIB):
-        yield warning("memory", said, "give it more, or see what takes it: training may be killed")
+        yield warning("memory", summary, "give it more, or see what takes it: training may be killed")
     else:
-        yield ok("memory", said)
+        yield ok("memory", summary)
 
 
 def shared_memory(subject: Subject) -> Iterator[Finding]:
-    """/dev/shm, through which loading processes hand over batches."""
+    """Check the room in /dev/shm, through which loading processes pass batches."""
     folder = subject.root / "dev/shm"
     do = "give it more: --shm-size=1g of a container, or mount -o remount,size=1G /dev/shm"
     if not folder.is_dir():
         yield warning("shared memory", "there is no /dev/shm", do)
         return
     usage = shutil.disk_usage(folder)
-    said = f"{size(usage.free)} of {size(usage.total)} are free in /dev/shm"
+    summary = f"{size(usage.free)} of {size(usage.total)} are free in /dev/shm"
     if usage.free < _LITTLE_SHARED:
-        yield warning("shared memory", f"{said}, little for loaders with num_workers", do)
+        yield warning("shared memory", f"{summary}, little for loaders with num_workers", do)
     else:
-        yield ok("shared memory", said)
+        yield ok("shared memory", summary)
 
 
 def _group(subject: Subject, controller: str) -> Group | None:
@@ -143,7 +143,7 @@ def _group(subject: Subject, controller: str) -> Group | None:
 
 
 def _quota(subject: Subject) -> tuple[float, Group] | None:
-    """The smallest quota in cores, and the group that has it."""
+    """Return the smallest quota in cores, and the group that has it; None without a quota."""
     group = _group(subject, "cpu")
     quotas = [(cgroups.cpu_quota(level), level) for level in (group.lineage() if group else ())]
     set_ones = [(quota, level) for quota, level in quotas if quota is not None]
@@ -151,7 +151,7 @@ def _quota(subject: Subject) -> tuple[float, Group] | None:
 
 
 def _period(group: Group) -> float | None:
-    """Seconds of a quota's period."""
+    """Return the seconds of a quota's period; None if it cannot be read."""
     try:
         if group.version == 2:
             return int((group.path / "cpu.max").read_text().split()[1]) / 1e6

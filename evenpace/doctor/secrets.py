@@ -1,4 +1,4 @@
-"""Whether this side's own certificate and token are of use, before anybody is called."""
+"""Checks of this side's own certificate and token, before any service is called."""
 
 import datetime
 import stat
@@ -15,7 +15,7 @@ _SOON = datetime.timedelta(days=30)
 
 
 def certificates(subject: Subject) -> Iterator[Finding]:
-    """The certificate and the authorities, from their files."""
+    """Check the certificate and the authorities in their files."""
     credentials = subject.credentials
     if not credentials.tls:
         return
@@ -37,7 +37,7 @@ def certificates(subject: Subject) -> Iterator[Finding]:
 def validity(
     subject: str, whose: str, begins: datetime.datetime, expires: datetime.datetime, here: str = "--force"
 ) -> Finding:
-    """Whether a certificate is valid now, and will be."""
+    """Check whether a certificate is valid now, and stays so for a month."""
     now = datetime.datetime.now(datetime.UTC)
     renew = f"issue another: `evenpace certs issue FOLDER NAME {here}`; services take it without a restart"
     if expires <= now:
@@ -54,23 +54,23 @@ def validity(
 
 
 def token(subject: Subject) -> Iterator[Finding]:
-    """The token, from its file: whether it is one, for which job, and until when."""
+    """Check the token in its file: its form, its job, and its expiry."""
     credentials = subject.credentials
     if credentials.token is None:
         return
     again = "issue another with `evenpace token issue`"
     try:
-        said = Token.parse(credentials.read_token())
+        held = Token.parse(credentials.read_token())
     except EvenpaceError as error:
         yield problem("token", str(error), again)
         return
-    whose = "for all jobs" if said.job == ALL_JOBS else f"for job {said.job!r}"
-    expires = datetime.datetime.fromtimestamp(min(said.expires, 2**35), datetime.UTC)
-    if not said.expires:
+    whose = "for all jobs" if held.job == ALL_JOBS else f"for job {held.job!r}"
+    expires = datetime.datetime.fromtimestamp(min(held.expires, 2**35), datetime.UTC)
+    if not held.expires:
         yield ok("token", f"{whose}, for ever")
-    elif said.expires <= time.time():
+    elif held.expires <= time.time():
         yield problem("token", f"{whose}, expired on {_day(expires)}", again)
-    elif said.expires < time.time() + 7 * 86400:
+    elif held.expires < time.time() + 7 * 86400:
         yield warning("token", f"{whose}, expires on {_day(expires)}", again)
     else:
         yield ok("token", f"{whose}, valid until {_day(expires)}")

@@ -1,4 +1,4 @@
-"""Shows findings: as a table in a terminal, as lines elsewhere, as JSON."""
+"""Output of findings: as a table in a terminal, as lines elsewhere, as JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold 
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """An object with all findings, and how many there are of each level."""
+    """Return a JSON object with all findings and their number at each level."""
     counts = Counter(finding.level for finding in findings)
     return json.dumps(
         {
@@ -24,7 +24,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print all of them; the worst last, where eyes are."""
+    """Print all findings, the worst last, next to the prompt."""
     ordered = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
     if sys.stdout.isatty():
         _show_table(ordered)
@@ -33,10 +33,10 @@ def show(findings: Sequence[Finding]) -> None:
             advice = f"\n{'':9}-> {finding.advice}" if finding.advice else ""
             print(f"{finding.level:8} {finding.subject}: {finding.found}{advice}")  # noqa: T201 - a command's output
     counts = Counter(finding.level for finding in findings)
-    told = [
+    totals = [
         f"{counts[level]} {level if counts[level] == 1 or level == 'ok' else level + 's'}" for level in LEVELS
     ]
-    print(", ".join(told))  # noqa: T201 - a command's output
+    print(", ".join(totals))  # noqa: T201 - a command's output
 
 
 def _show_table(findings: Sequence[Finding]) -> None:

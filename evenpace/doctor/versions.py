@@ -1,4 +1,4 @@
-"""Whether what evenpace stands on is there, new enough, and its own."""
+"""Checks of the packages that evenpace needs: present, new enough, and not hidden by others."""
 
 import contextlib
 import importlib.metadata
@@ -16,11 +16,11 @@ from evenpace._packages import check_folder, check_packages
 from evenpace.doctor.findings import Finding, Subject, note, ok, problem, warning
 
 _NAME = "evenpace"
-_NOT_OURS = ("dev", "fuzz")  # extras for who works on evenpace itself
+_NOT_OURS = ("dev", "fuzz")  # extras for evenpace's developers
 
 
 def packages_hidden(subject: Subject) -> Iterator[Finding]:
-    """Whether a module of the user's hides one of evenpace's, here or beside a script."""
+    """Check whether a module in the current folder hides one of evenpace's packages."""
     try:
         check_packages()
         check_folder(Path.cwd())
@@ -32,7 +32,7 @@ def packages_hidden(subject: Subject) -> Iterator[Finding]:
 
 
 def versions(subject: Subject) -> Iterator[Finding]:
-    """Python and all packages, against what evenpace's metadata asks for."""
+    """Compare Python and all packages with the requirements in evenpace's metadata."""
     try:
         of_evenpace = importlib.metadata.distribution(_NAME)
     except importlib.metadata.PackageNotFoundError:
@@ -84,14 +84,14 @@ def versions(subject: Subject) -> Iterator[Finding]:
 
 
 def torch_build(subject: Subject) -> Iterator[Finding]:
-    """What torch was built for, without importing it, which takes seconds."""
+    """Report what torch was built for, without importing it, which takes seconds."""
     version, cuda = torch_version()
     if version is not None:
         yield ok("torch", f"version {version}, built for {f'CUDA {cuda}' if cuda else 'CPUs alone'}")
 
 
 def torch_version() -> tuple[str | None, str | None]:
-    """The version of the torch that is installed, and of the CUDA that it was built for; None for neither."""
+    """Return the versions of the installed torch and of the CUDA that it was built for, or None."""
     spec = importlib.util.find_spec("torch")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         file = Path(location) / "version.py"
@@ -107,7 +107,7 @@ def _assigned(text: str, name: str) -> str | None:
 
 
 def _installed(name: str) -> str | None:
-    """The version of a package, or of its build for CPUs; None if it is not installed."""
+    """Return the version of a package, or of its build for CPUs; None if it is not installed."""
     for candidate in (name, f"{name}-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(candidate)
@@ -123,6 +123,6 @@ def _compared(name: str, version: str, needed: SpecifierSet, install: str) -> It
 
 
 def _extra(requirement: Requirement) -> str | None:
-    """The extra that asks for a package, if it is only for one."""
+    """Return the extra that needs a package; None if evenpace itself needs it."""
     found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
     return found[1] if found else None

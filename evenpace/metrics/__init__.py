@@ -1,1 +1,1 @@
-"""Prometheus metrics of the parts of a cluster: read from their plain counts when somebody scrapes them."""
+"""Prometheus metrics of the parts of a cluster, read from their plain counts at each scrape."""

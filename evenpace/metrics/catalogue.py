@@ -1,7 +1,7 @@
-"""Every metric that there is: its name, kind, labels, unit and meaning, and which parts have it.
+"""The catalogue of metrics: name, kind, labels, unit and meaning, and the parts that have each.
 
-The collectors take their families from here, so that nothing is exposed that is not listed; it is the
-table that `evenpace metrics` prints. It knows no part of a cluster.
+The collectors take their families from here, so that nothing is exposed that is not listed;
+`evenpace metrics` prints it as a table. It knows no part of a cluster.
 """
 
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ from rpc.counters import Histogram
 
 SERVICES = ("manager", "ps", "partitions")
 PARTS = (*SERVICES, "worker")
-SPREAD = ("min", "median", "max")  # of the workers of a job
+SPREAD = ("min", "median", "max")  # over the workers of a job
 
 
 @dataclass(frozen=True)
 class Described:
-    """A metric.
+    """A metric's description.
 
     Attributes:
-        name: Without what the exposition adds to it (`_total`, `_bucket`, `_sum`, `_count`).
-        kind: As Prometheus has it.
-        labels: Their names.
-        unit: Of its values.
-        parts: Which have it.
-        meaning: In words.
+        name: Its name without the exposition's endings (`_total`, `_bucket`, `_sum`, `_count`).
+        kind: Its type in Prometheus.
+        labels: Names of its labels.
+        unit: Unit of its values.
+        parts: The parts of a cluster that have it.
+        meaning: Its meaning; with the unit in front, mostly one phrase: "connections", "that are open".
     """
 
     name: str
@@ -39,7 +39,7 @@ class Described:
 
     @property
     def shown(self) -> str:
-        """The name as queries have it, but for what a histogram adds."""
+        """The name in queries, without the endings of histograms."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
@@ -180,10 +180,10 @@ METRICS = {metric.name: metric for metric in _described()}
 
 
 class Families:
-    """The families of one scrape of one part; those of no samples are there, too.
+    """The metric families of one scrape of one part, those without samples included.
 
     Args:
-        part: Which part.
+        part: One of `PARTS`.
     """
 
     def __init__(self, part: str) -> None:
@@ -198,11 +198,11 @@ class Families:
         return iter(self._families.values())
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Say a gauge's or a counter's value, for the values of its labels."""
+        """Set a gauge's or a counter's value, for the values of its labels."""
         self._families[f"evenpace_{name}"].add_metric(labels, value)  # type: ignore[attr-defined]
 
     def fill(self, name: str, tally: Histogram, *labels: str) -> None:
-        """Say a histogram's values."""
+        """Set a histogram's values."""
         counts, buckets, below = list(tally.counts), [], 0
         for bound, count in zip((*map(str, tally.bounds), "+Inf"), counts, strict=True):
             below += count

@@ -1,7 +1,7 @@
-"""The HTTP endpoint that figures are scraped at, in threads of its own.
+"""The HTTP endpoint at which metrics are scraped, in threads of its own.
 
-It must not hold up the thread that serves or trains. Nobody takes a lock; and Python lets threads take turns
-more often, so that an event loop that has something to do waits for 0.5 ms where it would wait for 5.
+It must not hold up the thread that serves or trains. No lock is taken, and Python's threads switch more
+often, so that an event loop waits for 0.5 ms at a time instead of 5.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from rpc.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
-_PEER_SECONDS = 10.0  # for a peer to ask, and to take what it gets
-_TURN_SECONDS = 0.0005
+_PEER_SECONDS = 10.0  # for a peer to send its request, and to take the answer
+_TURN_SECONDS = 0.0005  # of a thread, until another may run
 
 
 @contextlib.contextmanager
 def exposed(address: Address, collector: Collector, credentials: Credentials | None) -> Iterator[Address]:
-    """Expose a part's figures, and those of its process, while the block runs.
+    """Expose a part's metrics, and those of its process, while the block runs.
 
     Args:
-        address: Where; port 0 takes a free one.
-        collector: Of the part.
-        credentials: If they have a certificate, TLS is spoken, and every peer must have one of the same
+        address: The address to listen on; port 0 takes a free one.
+        collector: The part's collector.
+        credentials: With a certificate, TLS is spoken, and every peer must have a certificate of the same
             authorities.
 
     Yields:
-        The address.
+        The address that is listened on.
 
     Raises:
         AddressInUseError: Something listens there already.
@@ -60,7 +60,7 @@ def exposed(address: Address, collector: Collector, credentials: Credentials | N
         contexts = credentials.contexts(server=True)
 
         def secure(connection: socket.socket) -> socket.socket:
-            # The handshake is left to the connection's own thread: who is silent keeps nobody else out.
+            # The handshake is left to the connection's own thread: a silent peer keeps no other out.
             return contexts.current().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     server = _bound(address, registry, secure)
@@ -82,7 +82,7 @@ def exposed(address: Address, collector: Collector, credentials: Credentials | N
 def _bound(
     address: Address, registry: CollectorRegistry, secure: Callable[[socket.socket], socket.socket] | None
 ) -> "_Server":
-    """A server that listens."""
+    """Return a server that listens."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         server = _Server(found[0][0], found[0][4], secure)
@@ -97,26 +97,26 @@ def _bound(
 
 
 class _Handler(WSGIRequestHandler):
-    """One connection; says nothing about requests, and waits for no peer for ever."""
+    """A connection that logs no requests, and waits for its peer for a limited time."""
 
     timeout = _PEER_SECONDS
 
     def handle(self) -> None:
-        """Answer, unless the peer has gone, is too slow, or is none of ours."""
+        """Answer, unless the peer has gone, is too slow, or fails TLS."""
         with contextlib.suppress(OSError, ssl.SSLError):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Scrapes are no news."""
+        """Log nothing."""
 
 
 class _Server(ThreadingWSGIServer):
-    """A thread for each connection.
+    """An HTTP server with a thread for each connection.
 
     Args:
-        family: Of the address.
-        address: Where to listen.
-        secure: Puts TLS around a connection; None for none.
+        family: The address family.
+        address: The address to listen on.
+        secure: Function that wraps a connection in TLS; None: no TLS.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class _Server(ThreadingWSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server what this machine is called."""
+        """Bind, without asking a name server for this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def get_request(self) -> Any:
-        """The next connection."""
+        """Return the next connection, wrapped in TLS if it is used."""
         connection, peer = super().get_request()
         return (self._secure(connection) if self._secure else connection), peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """What one scrape met is for the log alone."""
+        """Log the failure of a scrape."""
         log.warning("a scrape by %s failed", client_address, exc_info=True)

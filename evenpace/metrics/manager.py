@@ -1,7 +1,7 @@
-"""The manager's figures: of its jobs, their workers, the policies, and the file of its state.
+"""The manager's metrics: of its jobs, their workers, the policies, and the state on disk.
 
-All is read from the thread that serves the scrape, while the event loop goes on: numbers one by one, and of
-the workers the last iteration's record, which nobody changes any more.
+All is read in the thread that serves the scrape, while the event loop goes on: single numbers, and for the
+workers the last iteration's record, which does not change any more.
 """
 
 import time
@@ -21,12 +21,12 @@ _STATES = ("gathering", "running", "paused", "recovering", "failed")
 
 
 def manager_collector(service: ManagerService, server: Server, most_workers: int) -> PartCollector:
-    """Reads a manager's figures.
+    """Return a collector of a manager's metrics.
 
     Args:
-        service: The manager's.
-        server: That serves it.
-        most_workers: Up to so many workers of a job have figures of their own.
+        service: The manager's service.
+        server: The server that it runs in.
+        most_workers: The most workers of a job for which there are metrics of each worker.
     """
     return service_collector("manager", server, _manager_figures(service, most_workers))
 
@@ -111,5 +111,5 @@ def last_iteration(families: Families, job: str, record: IterationRecord, most_w
             families.set(f"workers_{name}", value, job, of)
         if len(record.workers) <= most_workers:
             for worker, number in zip(record.workers, values.tolist(), strict=True):
-                if number == number:  # not NaN: there is one
+                if number == number:  # not NaN
                     families.set(f"worker_{name}", number, job, worker)

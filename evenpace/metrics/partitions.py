@@ -1,4 +1,4 @@
-"""The DataPartitionManager's figures."""
+"""The DataPartitionManager's metrics."""
 
 from batchsize_manager.partitions.partitioned_job import gap
 from batchsize_manager.partitions.service import DataPartitionService
@@ -8,7 +8,7 @@ from rpc.server import Server
 
 
 def partitions_collector(service: DataPartitionService, server: Server) -> PartCollector:
-    """Reads the figures of a DataPartitionManager."""
+    """Return a collector of a DataPartitionManager's metrics."""
     return service_collector("partitions", server, _partition_figures(service))
 
 

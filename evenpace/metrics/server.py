@@ -1,4 +1,4 @@
-"""What all services have: connections, calls and bytes, from the server's own counts."""
+"""Metrics of all services: connections, calls and bytes, from the server's own counts."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,11 +13,11 @@ Fill = Callable[[Families], None]
 
 
 class PartCollector(Collector):
-    """Reads all figures of one part whenever it is asked.
+    """A collector that reads all metrics of one part at each scrape.
 
     Args:
-        part: Which.
-        fills: Each puts what it knows into the families.
+        part: One of `catalogue.PARTS`.
+        fills: Functions that set values of the families.
     """
 
     def __init__(self, part: str, *fills: Fill) -> None:
@@ -25,11 +25,11 @@ class PartCollector(Collector):
         self._fills = fills
 
     def describe(self) -> Iterator[Metric]:
-        """The names, which need no figures."""
+        """Return the families without values."""
         return iter(Families(self._part))
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now."""
+        """Return the families with their present values."""
         families = Families(self._part)
         families.set("build_info", 1, self._part, evenpace.__version__)
         for fill in self._fills:
@@ -38,7 +38,7 @@ class PartCollector(Collector):
 
 
 def service_collector(part: str, server: Server, fill: Fill) -> PartCollector:
-    """Reads the figures of a service: what it knows, and what its server counts."""
+    """Return a collector of a service's metrics and those of its server."""
     return PartCollector(part, _server_figures(server), fill)
 
 

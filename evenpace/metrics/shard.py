@@ -1,4 +1,4 @@
-"""A shard's figures, job by job."""
+"""The metrics of a parameter server's shard, job by job."""
 
 import time
 
@@ -8,11 +8,11 @@ from ps.service import ParameterServerService
 from ps.shard_job import ShardJob
 from rpc.server import Server
 
-_JOBS = 200  # that have figures of their own: those that are connected first
+_JOBS = 200  # jobs with metrics of their own; those with connected workers come first
 
 
 def shard_collector(service: ParameterServerService, server: Server) -> PartCollector:
-    """Reads the figures of one process of the parameter server."""
+    """Return a collector of the metrics of one process of the parameter server."""
     return service_collector("ps", server, _shard_figures(service))
 
 

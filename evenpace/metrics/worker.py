@@ -1,4 +1,4 @@
-"""A worker's own figures."""
+"""A worker's own metrics."""
 
 from evenpace.metrics.catalogue import Families
 from evenpace.metrics.server import Fill, PartCollector
@@ -6,7 +6,7 @@ from worker.session import Session
 
 
 def session_collector(session: Session) -> PartCollector:
-    """Reads a worker's figures."""
+    """Return a collector of a worker's metrics."""
     return PartCollector("worker", _session_figures(session))
 
 

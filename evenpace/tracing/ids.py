@@ -1,7 +1,7 @@
-"""Numbers of traces and spans, which every process makes by itself and which are the same in all.
+"""Ids of traces and spans, which every process computes by itself and which are the same in all.
 
-They are SHA-256 hashes of what they stand for, cut off: so a worker's span has the manager's for its parent
-although neither has told the other. A span is named by its path from the trace's root, whose own is empty.
+They are truncated SHA-256 hashes of the trace and of the span's path from its root, whose own path is empty:
+so a worker's span has the manager's as its parent without a message between them.
 """
 
 import hashlib
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 Path = tuple[str, ...]
 
-ROUND: Path = ()  # the manager's, from when an iteration is planned until it is complete
+ROUND: Path = ()  # the manager's span, from an iteration's planning until it is complete
 
 
 class TraceKey(NamedTuple):
-    """What a trace is of.
+    """The identity of a trace.
 
     Attributes:
-        run: The job's name, "/", and its run: the job's name at the parameter server.
-        iteration: Which.
-        attempt: How often the job had been rewound.
+        run: The job's name, "/", and its run, as at the parameter server.
+        iteration: Number of the iteration.
+        attempt: Number of times that the job had been rewound.
     """
 
     run: str
@@ -27,17 +27,17 @@ class TraceKey(NamedTuple):
 
 
 def worker_path(worker: str, start: int) -> Path:
-    """A worker's part of an iteration, from the slice's first position on."""
+    """Return the path of a worker's part of an iteration, which begins at position `start`."""
     return "worker", worker, str(start)
 
 
 def trace_id(key: TraceKey) -> int:
-    """The trace's number: 16 bytes, not 0."""
+    """Return the trace's id: 16 bytes, not 0."""
     return _number(key, ("trace",), 16)
 
 
 def span_id(key: TraceKey, path: Path) -> int:
-    """A span's number: 8 bytes, not 0."""
+    """Return a span's id: 8 bytes, not 0."""
     return _number(key, ("span", *path), 8)
 
 

@@ -8,13 +8,13 @@ from idl.records import IterationRecord
 
 
 class RoundTracer:
-    """Traces the rounds of jobs, as `ManagerService.on_event`."""
+    """A callback for events of jobs that traces rounds; see `ManagerService.on_event`."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     def __call__(self, hosted: HostedJob, effects: Effects) -> None:
-        """Trace the rounds that have come to their end."""
+        """Trace the rounds that have ended since the last event."""
         for record in effects.completed:
             if self._tracer.wants(record.iteration):
                 self._trace(hosted, record)

@@ -1,6 +1,6 @@
-"""Makes spans and sends them to a collector, by OTLP over HTTP, in a thread that nobody waits for.
+"""A tracer that sends spans to a collector, by OTLP over HTTP, in a thread of its own.
 
-A collector that is away costs spans, and nothing else: so many wait to be sent, and no more.
+An unreachable collector costs spans, and nothing else: a limited number of them waits to be sent.
 """
 
 import logging
@@ -24,27 +24,27 @@ from idl.errors import InvalidRequestError
 
 _WAITING_SPANS = 4096
 _BATCH_SPANS = 512
-_DELAY_SECONDS = 1.0  # until what there is is sent
+_DELAY_SECONDS = 1.0  # until waiting spans are sent
 _SEND_SECONDS = 5.0
-_CLOSE_SECONDS = 2.0  # to send what is left
-_SILENCE_SECONDS = 60.0  # between two lines of log on a collector that is away
+_CLOSE_SECONDS = 2.0  # to send the remaining spans
+_SILENCE_SECONDS = 60.0  # between two log lines about an unreachable collector
 _COMPLAINING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
 
 
 class Tracer:
-    """Of one process.
+    """The tracer of one process.
 
     Args:
-        endpoint: URL of the collector; without a path, `/v1/traces` is meant.
-        every: Of so many iterations, one is traced; the same for all processes of a cluster.
-        part: What this process is.
-        instance: Which one.
+        endpoint: URL of the collector; without a path, `/v1/traces` is added.
+        every: Number of iterations of which one is traced; the same for all processes of a cluster.
+        part: Kind of this process, such as "worker".
+        instance: Name of this process among those of its kind.
 
     Attributes:
-        instance: As given.
+        instance: Name of this process among those of its kind.
 
     Raises:
-        InvalidRequestError: The endpoint is no URL of this kind.
+        InvalidRequestError: The endpoint is no HTTP URL.
     """
 
     def __init__(self, endpoint: str, every: int, part: str, instance: str) -> None:
@@ -80,10 +80,10 @@ class Tracer:
             )
         )
         self._tracer = self._provider.get_tracer("evenpace", evenpace.__version__)
-        _complain_seldom()
+        _limit_complaints()
 
     def wants(self, iteration: int) -> bool:
-        """Whether an iteration is traced; all processes agree."""
+        """Return whether an iteration is traced; all processes agree."""
         return iteration % self._every == 0
 
     def span(
@@ -95,15 +95,15 @@ class Tracer:
         end: int,
         attributes: Mapping[str, str | int] | None = None,
     ) -> None:
-        """Send a span that is over.
+        """Send a span that has ended.
 
         Args:
-            key: Its trace.
-            path: Its place; the path without the last step is its parent's, but a worker's is the round.
-            name: For people.
-            begin: On the monotonic clock, in nanoseconds.
-            end: Likewise.
-            attributes: More to know.
+            key: The span's trace.
+            path: The span's path; its parent's is the path without the last step, a worker's is the round.
+            name: Name for people.
+            begin: Nanoseconds on the monotonic clock.
+            end: Nanoseconds on the monotonic clock.
+            attributes: Further attributes.
         """
         offset = _wall_offset()
         context = Context()
@@ -112,15 +112,15 @@ class Tracer:
                 trace_id(key), span_id(key, _parent(path)), is_remote=True, trace_flags=_SAMPLED
             )
             context = set_span_in_context(NonRecordingSpan(parent), context)
-        told = {"job": key.run.partition("/")[0], "run": key.run.partition("/")[2]}
-        told |= {"iteration": key.iteration, "attempt": key.attempt, **(attributes or {})}  # type: ignore[dict-item]
+        fields = {"job": key.run.partition("/")[0], "run": key.run.partition("/")[2]}
+        fields |= {"iteration": key.iteration, "attempt": key.attempt, **(attributes or {})}  # type: ignore[dict-item]
         with self._lock:
             self._ids.trace, self._ids.span = trace_id(key), span_id(key, path)
-            span = self._tracer.start_span(name, context, attributes=told, start_time=begin + offset)
+            span = self._tracer.start_span(name, context, attributes=fields, start_time=begin + offset)
         span.end(end + offset)
 
     def close(self) -> None:
-        """Send what is left, as far as that takes no time."""
+        """Send the remaining spans, in 2 seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
@@ -130,14 +130,14 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 def _parent(path: Path) -> Path:
-    """The path of a span's parent: a worker's has three steps, which lead from the round."""
+    """Return the path of a span's parent: a worker's path of three steps lies below the round."""
     return ROUND if len(path) <= 3 else path[:-1]
 
 
 def _wall_offset() -> int:
-    """What to add to the monotonic clock to have the time of day, in nanoseconds."""
+    """Return the nanoseconds to add to the monotonic clock to get the time of day."""
     best = None
-    for _ in range(3):  # who is interrupted between two looks is off by that
+    for _ in range(3):  # an interruption between two readings would be an error
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         if best is None or after - before < best[0]:
             best = after - before, wall - (before + after) // 2
@@ -146,7 +146,7 @@ def _wall_offset() -> int:
 
 
 class _GivenIds(IdGenerator):
-    """Gives the numbers that it was given."""
+    """A generator of the ids that it was given."""
 
     def __init__(self) -> None:
         self.trace = self.span = 1
@@ -158,8 +158,8 @@ class _GivenIds(IdGenerator):
         return self.trace
 
 
-def _complain_seldom() -> None:
-    """Have the library, which tries again and again, say only now and then that it fails."""
+def _limit_complaints() -> None:
+    """Let the library, which retries, log its failures once a minute at most."""
     last = float("-inf")
 
     def is_due(record: logging.LogRecord) -> bool:

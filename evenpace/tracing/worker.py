@@ -1,4 +1,4 @@
-"""A worker's spans: its iterations, and what they consist of."""
+"""A worker's spans: its iterations and their phases."""
 
 from evenpace.tracing.ids import TraceKey, worker_path
 from evenpace.tracing.tracer import Tracer
@@ -7,7 +7,7 @@ from worker.session import Session
 
 
 class SessionTracer:
-    """Is told of each phase; see `worker.counters.PhaseObserver`.
+    """An observer of a session's phases; see `worker.counters.PhaseObserver`.
 
     An iteration that ends without a report, since the job was rewound, is not traced.
     """
@@ -19,7 +19,7 @@ class SessionTracer:
         self._phases: list[tuple[str, int, int]] = []  # name, begin and end
 
     def __call__(self, assignment: Assignment, phase: str, begin: int, end: int) -> None:
-        """A phase has ended."""
+        """Add a phase that has ended; after the report, send the iteration's spans."""
         if not self._tracer.wants(assignment.iteration):
             return
         if assignment != self._assignment:

@@ -1,4 +1,4 @@
-"""CPU limits on real processes: what they may use, and that nothing stays behind."""
+"""CPU limits on real processes: the share that they get, and that nothing stays behind."""
 
 import contextlib
 import os
@@ -95,10 +95,10 @@ def read(pid, kind):
 
 
 def holds(limit, pid, twin, seconds=1.5):
-    """See that a limited, busy process gets its share.
+    """Check that a limited, busy process gets its share.
 
-    It must not have got more at any time, however busy the machine is and whoever is held up. In the end it
-    must have got as much, but for a fifth, or as much as an unlimited twin where the machine is too busy.
+    It must not have got more at any time, however busy the machine is. In the end it must have got as much,
+    but for a fifth, or as much as an unlimited twin where the machine is too busy.
     """
     began, twin_began = read(pid, limit.kind), cpu_seconds(twin)
 
@@ -115,7 +115,7 @@ def holds(limit, pid, twin, seconds=1.5):
 
 
 def runs_on(pid):
-    """See that a process, which nobody limits any more, is not stopped, and goes on to use the CPU."""
+    """Check that a process without a limit is not stopped, and goes on to use the CPU."""
     assert not is_stopped(pid)
     used = cpu_seconds(pid)
     wait_until(lambda: cpu_seconds(pid) > used + 0.01)
@@ -183,7 +183,7 @@ def test_duty_cycle_limits_the_share(start, code):
 
 
 def test_auto_always_limits(start):
-    """Whatever the machine allows, a limit is found that holds."""
+    """Some kind of limit holds on any machine."""
     child = start(SPIN)
     with limit_cpu(child.pid, 0.1, "any") as limit:
         holds(limit, child.pid, start(SPIN).pid)
@@ -236,9 +236,9 @@ def test_limits_nest(start):
 
 @pytest.mark.usefixtures("needs_cgroup")
 def test_a_monitor_sees_the_limit_as_its_capacity(start):
-    """Of two processes that spin within a limit of 0.3 cores, one sees how much of it the other takes.
+    """One of two processes that share 0.3 cores measures the other's share of them.
 
-    At least that is what the kernel has counted for the other, at most what it has not counted for the one.
+    The measured share lies between the kernel's count of the other, and all that is not its own.
     """
     code = (
         "import subprocess, sys, time\n"
@@ -276,13 +276,13 @@ def test_a_stopped_process_runs_on_after_close(start):
 
 
 def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
-    """A duty cycler that was killed at the wrong moment leaves nothing that close cannot mend."""
+    """A process left stopped by a killed duty cycler is continued by close."""
     child = start(SPIN)
     limit = limit_cpu(child.pid, 0.01, "killed", "duty-cycle")
     cycler = duty_cycler()
 
     def caught():
-        """Suspend it, so that the process is stopped for good, or lets go if the process is not."""
+        """Suspend the duty cycler; return whether its process stays stopped, or let it go on."""
         cycler.suspend()
         wait_until(lambda: cycler.status() == psutil.STATUS_STOPPED)
         if is_stopped(child.pid):
@@ -298,7 +298,7 @@ def test_close_continues_what_a_killed_duty_cycler_left_stopped(start):
 
 
 def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
-    """However often it is stopped and continued, as with a whole machine, the limit stays in force."""
+    """The limit stays in force however often the duty cycler is stopped and continued."""
     child = start(SPIN)
     cycler = cycle(child.pid, 0.05)
     for _ in range(20):
@@ -312,7 +312,7 @@ def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
 
 
 def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle):
-    """Told to end while the process is stopped, the duty cycler continues it and exits with 0."""
+    """A duty cycler that is ended while the process is stopped continues it and exits with 0."""
     child = start(SPIN)
     cycler = cycle(child.pid, 0.02)
     wait_until(lambda: is_stopped(child.pid))
@@ -335,7 +335,7 @@ def test_an_idle_process_is_never_stopped(start):
 
 
 def test_a_duty_cycler_ends_with_its_process(start, cycle):
-    """Nothing is left to do once the process has ended, waited for or not."""
+    """A duty cycler ends once its process has ended, waited for or not."""
     child = start(SPIN)
     cycler = cycle(child.pid, 0.1)
     wait_until(lambda: is_stopped(child.pid))
@@ -344,7 +344,7 @@ def test_a_duty_cycler_ends_with_its_process(start, cycle):
 
 
 def test_a_duty_cycler_ends_with_its_parent(start):
-    """When the launcher is killed, the duty cycler continues the process and ends."""
+    """A duty cycler whose launcher is killed continues the process and ends."""
     child = start(SPIN)
     launcher = start(
         "import sys, time\nfrom evenpace.cpu_limits import limit_cpu\n"
@@ -368,7 +368,7 @@ def test_an_impossible_share_is_refused(share):
 
 @pytest.mark.parametrize("pid", [0, -1])
 def test_a_pid_that_would_mean_many_processes_is_refused(pid):
-    """What kill() takes for a group of processes is not a process."""
+    """A number that kill() takes for a group of processes is refused."""
     with pytest.raises(ValueError, match=f"pid is {pid}"):
         limit_cpu(pid, 0.5, "refused")
 
@@ -404,7 +404,7 @@ def test_another_users_process_is_refused(start):
 
 
 def test_without_control_groups_auto_stops_and_continues(start, monkeypatch):
-    """Where no group can be made, "auto" finds the other way and "cgroup" says why not."""
+    """The kind "auto" falls back to stopping where no group can be made, and "cgroup" says why not."""
     monkeypatch.setattr(cgroups, "find_group", lambda *_: None)
     child = start(SLEEP)
     with limit_cpu(child.pid, 0.5, "none") as limit:
@@ -417,7 +417,7 @@ def test_without_control_groups_auto_stops_and_continues(start, monkeypatch):
     ("share", "cpu_max"), [(0.2, "2000 10000"), (0.1, "1000 10000"), (0.05, "1000 20000")]
 )
 def test_version_2_sets_cpu_max_in_a_group_of_its_own(tmp_path, monkeypatch, share, cpu_max):
-    """Version 2 gets a child group with quota and period, and the process comes home at the end."""
+    """A child group of version 2 gets quota and period, and the process is moved back at the end."""
     (tmp_path / "cgroup.subtree_control").write_text("memory")
     home = Group(2, tmp_path, tmp_path)
     monkeypatch.setattr(cgroups, "find_group", lambda *_: home)
@@ -447,7 +447,7 @@ def test_version_2_does_not_let_a_process_escape_from_a_limit(tmp_path, monkeypa
 @pytest.mark.parametrize("share", [0.03, 0.2, 0.5, 1.5])
 @pytest.mark.parametrize("pace", [1.0, 2.0, 8.0])
 def test_the_budgets_mean_is_exact_for_a_busy_process(share, pace):
-    """However late we look, a busy process is off its share by one look's overdraft at most."""
+    """A busy process is off its share by one check's overdraft at most, however late the checks are."""
     late = random.Random(0)
     budget, elapsed, used = Budget(share, period=0.02), 0.0, 0.0
     while elapsed < 50:

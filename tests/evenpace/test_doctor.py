@@ -1,4 +1,4 @@
-"""`evenpace doctor`: conditions that are made on purpose, and what is said of them."""
+"""`evenpace doctor`: conditions made on purpose, and the findings about them."""
 
 import contextlib
 import datetime
@@ -24,7 +24,17 @@ import evenpace
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from evenpace import certificates
 from evenpace.doctor import checkup as running
-from evenpace.doctor import clock, gpu, machine, network, resource_limits, secrets, services, state, versions
+from evenpace.doctor import (
+    clock,
+    gpu,
+    local_network,
+    machine,
+    resource_limits,
+    secrets,
+    service_checks,
+    state_folder,
+    versions,
+)
 from evenpace.doctor.checkup import run
 from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
@@ -51,36 +61,36 @@ from tests.services import (
 
 QUICK = 0.5  # seconds
 
-# `evenpace`, but that checks may take long: this machine may be held up, which a doctor would tell.
+# `evenpace` with more time for each check: this machine may be held up, which would be a finding.
 PATIENT = (
     "from evenpace.doctor import checkup as c; c._SECONDS = 120.0; from evenpace.cli import main; main()"
 )
 
 
 def found(check, **subject):
-    """What a check finds, as (level, found and advice)."""
+    """Return a check's findings, as (level, found and advice)."""
     return [(one.level, f"{one.found} {one.advice}") for one in check(Subject(**subject))]
 
 
 def worst(check, **subject):
-    """The worst finding of a check."""
+    """Return the worst finding of a check."""
     return max(found(check, **subject), key=lambda one: LEVELS.index(one[0]))
 
 
 def called(kind, address, credentials=None, timeout=60.0):
-    """What is found of a service."""
+    """Return the findings about a service."""
     subject = Subject(credentials=credentials or Credentials(), timeout=timeout)
-    return list(getattr(services, kind)(subject, address))
+    return list(getattr(service_checks, kind)(subject, address))
 
 
-def told(findings):
-    """The worst level, and all words of what has it."""
+def worst_of(findings):
+    """Return the worst level, and the texts of all findings at that level."""
     level = max((one.level for one in findings), key=LEVELS.index)
     return level, " ".join(f"{one.found} {one.advice}" for one in findings if one.level == level)
 
 
 def evenpace_doctor(*options, prefix=(), **run_options):
-    """The command's status, and its findings from JSON."""
+    """Run the command; return its status, and its findings from JSON."""
     done = subprocess.run(
         [*prefix, sys.executable, "-c", PATIENT, "doctor", "--json", "--timeout", "60", *options],
         capture_output=True,
@@ -97,7 +107,7 @@ def evenpace_doctor(*options, prefix=(), **run_options):
 
 
 def test_a_warning_says_what_to_do():
-    """Findings that ask for something to be done say what; levels are the four that there are."""
+    """Warnings and problems have advice; there are four levels."""
     for level in ("warning", "problem"):
         with pytest.raises(ValueError, match="must say what to do"):
             Finding(level, "x", "y")
@@ -107,7 +117,7 @@ def test_a_warning_says_what_to_do():
 
 @given(st.lists(st.builds(Finding, st.sampled_from(LEVELS), st.text(), st.text(), st.text(min_size=1))))
 def test_findings_as_json(findings):
-    """Whatever names are made of, findings come back from JSON as they were, and are counted."""
+    """Findings with any characters come back from JSON as they were, and are counted."""
     read = json.loads(as_json(findings))
     assert [Finding(**one) for one in read["findings"]] == findings
     assert sum(read["counts"].values()) == len(findings)
@@ -122,7 +132,7 @@ def test_sizes_in_words(count):
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch):
-    """What raises an error is told as a problem, after what it had found; the others are not disturbed."""
+    """A check that raises an error is a problem, after its findings so far; others are not disturbed."""
     monkeypatch.setattr(running, "_SECONDS", 120.0)
 
     def broken(subject):
@@ -135,7 +145,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch):
 
 
 def test_a_check_that_hangs_is_left_alone(monkeypatch):
-    """What does not come back is told as a problem, and nobody waits for it."""
+    """A check that hangs is a problem, and is not waited for."""
     monkeypatch.setattr(running, "_SECONDS", 2.0)
     go_on = threading.Event()
 
@@ -156,20 +166,20 @@ def test_a_check_that_hangs_is_left_alone(monkeypatch):
 
 
 def test_all_checks_work_here(monkeypatch):
-    """On a machine that runs the tests, no check fails or hangs."""
+    """No check fails or hangs on a machine that runs the tests."""
     monkeypatch.setattr(running, "_SECONDS", 120.0)
     for finding in run(Subject()):
         assert "the check" not in finding.found, finding
 
 
 def test_nothing_is_changed(tmp_path):
-    """The folder of the state is as it was, and what is not there is not made."""
+    """The state's folder is as it was, and one that is missing is not made."""
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "mine").write_text("kept")
-    assert worst(state.state, state=folder)[0] in ("ok", "warning")  # the disk may be slow, or small
+    assert worst(state_folder.state, state=folder)[0] in ("ok", "warning")  # the disk may be slow, or small
     assert [path.name for path in folder.iterdir()] == ["mine"]
-    assert any("not there yet" in text for _, text in found(state.state, state=tmp_path / "a" / "b"))
+    assert any("not there yet" in text for _, text in found(state_folder.state, state=tmp_path / "a" / "b"))
     assert not (tmp_path / "a").exists()
 
 
@@ -178,14 +188,14 @@ def test_nothing_is_changed(tmp_path):
 
 @pytest.fixture(scope="module")
 def partitions():
-    """A DataPartitionManager for all tests that can share one, and what it serves."""
+    """A DataPartitionManager for all tests that can share one, and its service."""
     service = DataPartitionService(PartitionServiceConfig())
     with serving(service) as address:
         yield address, service
 
 
 def test_services_that_are_well(manager, shard, partitions):
-    """Each kind of service is reached and answers; a manager tells its version."""
+    """Each kind of service is reached and answers; a manager reports its version."""
     for kind, address in (("manager", manager), ("shard", shard), ("partitions", partitions[0])):
         findings = called(kind, address)
         assert not any(one.level == "problem" for one in findings), findings
@@ -195,25 +205,25 @@ def test_services_that_are_well(manager, shard, partitions):
 
 
 def test_another_version(manager, monkeypatch):
-    """A manager of another version than this is told of."""
+    """A manager of another version is a finding."""
     monkeypatch.setattr(evenpace, "__version__", "9.9.9")
-    level, text = told(called("manager", manager))
+    level, text = worst_of(called("manager", manager))
     assert level == "warning"
     assert "but this is 9.9.9" in text
 
 
 def test_a_name_that_does_not_resolve():
-    """A name that nobody knows is the problem, whatever the port."""
-    level, text = told(called("manager", Address("no-such-host.invalid", 4300)))
+    """A name that does not resolve is the problem, whatever the port."""
+    level, text = worst_of(called("manager", Address("no-such-host.invalid", 4300)))
     assert level == "problem"
     assert "'no-such-host.invalid' does not resolve" in text
 
 
 def test_nobody_listens():
-    """A port that nobody listens on is told of, with what to start."""
+    """A port without a listener is a problem, with advice on what to start."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        level, text = told(called("manager", Address(*bound.getsockname())))
+        level, text = worst_of(called("manager", Address(*bound.getsockname())))
     assert level == "problem"
     assert "Connection refused" in text
     assert "--listen" in text
@@ -232,20 +242,20 @@ def test_a_black_hole():
                 client.connect(listener.getsockname())
             except TimeoutError:
                 break
-        level, text = told(called("manager", Address(*listener.getsockname()), timeout=QUICK))
+        level, text = worst_of(called("manager", Address(*listener.getsockname()), timeout=QUICK))
     assert level == "problem"
     assert "no answer in time" in text
     assert "firewall" in text
 
 
 def test_a_service_that_is_frozen(monkeypatch):
-    """Who takes connections and says nothing is told of, within the time that a check has."""
+    """A service that accepts connections and is silent is a problem, within the check's time."""
     monkeypatch.setattr(running, "_SECONDS", 30.0)  # less than calls have unless they are told
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        check = partial(services.shard, address=Address(*listener.getsockname()))
-        level, text = told(run(Subject(timeout=QUICK), {"shard": check}))
+        check = partial(service_checks.shard, address=Address(*listener.getsockname()))
+        level, text = worst_of(run(Subject(timeout=QUICK), {"shard": check}))
     assert level == "problem"
     assert "frozen" in text
     assert "did not end" not in text
@@ -266,32 +276,32 @@ def web_server():
 @pytest.mark.parametrize("kind", ["manager", "shard", "partitions"])
 def test_a_web_server_in_its_place(web_server, kind):
     """A web server at a service's address is recognised."""
-    level, text = told(called(kind, web_server))
+    level, text = worst_of(called(kind, web_server))
     assert level == "problem"
     assert "is a web server (BaseHTTP" in text
 
 
 def test_the_other_service(manager, shard, partitions):
-    """Addresses that are mixed up are told apart, whichever it is for which."""
+    """Addresses of services that were mixed up are recognised, for each pair of kinds."""
     there = {
         "manager": (manager, "BatchSizeManager"),
         "shard": (shard, "ParameterServer"),
         "partitions": (partitions[0], "DataPartitionManager"),
     }
     for kind, (other, (address, name)) in itertools.product(there, there.items()):
-        level, text = told(called(kind, address))
+        level, text = worst_of(called(kind, address))
         assert (f"is another service, {name}" in text) == (level == "problem") == (kind != other), text
 
 
 def test_a_look_at_partitions_leaves_no_trace(partitions):
-    """Calling a DataPartitionManager makes no job and no member there."""
+    """The check of a DataPartitionManager makes no job and no member there."""
     address, service = partitions
-    assert told(called("partitions", address))[0] != "problem"
+    assert worst_of(called("partitions", address))[0] != "problem"
     assert service.jobs == {}
 
 
 def test_a_cluster_of_which_a_service_is_away(partitions):
-    """The command calls the DataPartitionManager that it is given; one that is away is a problem."""
+    """The command calls the DataPartitionManager that it is given; an unreachable one is a problem."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         away = Address(*bound.getsockname())
@@ -305,7 +315,7 @@ def test_a_cluster_of_which_a_service_is_away(partitions):
 
 @pytest.mark.parametrize("second", ["127.0.0.2", "::1"])
 def test_an_address_of_two_at_which_nobody_answers(manager, monkeypatch, second):
-    """A name that leads to an address, too, where the service does not listen, is a warning."""
+    """A name with a second address, where the service does not listen, is a warning."""
     resolve = socket.getaddrinfo
 
     def two(host, port, *more, **options):
@@ -325,7 +335,7 @@ def test_an_address_of_two_at_which_nobody_answers(manager, monkeypatch, second)
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """A folder with an authority, and a worker's certificate."""
+    """A folder with an authority and a worker's certificate."""
     folder = tmp_path_factory.mktemp("secrets")
     certificates.create_authority(folder, 100)
     certificates.issue(folder, "worker", [], 100)
@@ -333,7 +343,7 @@ def authority(tmp_path_factory):
 
 
 def issued(folder, name, hosts, monkeypatch, days=100, ago=0):
-    """A certificate that was issued some days ago."""
+    """Return a certificate that was issued some days ago."""
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=ago)
     made = certificates._authority(folder)
     with monkeypatch.context() as patched:
@@ -352,7 +362,7 @@ def issued(folder, name, hosts, monkeypatch, days=100, ago=0):
     ],
 )
 def test_certificates_of_services(authority, monkeypatch, kind, level, text):
-    """A service's certificate that is valid, expires soon, has expired, or is for another name."""
+    """A service's certificate may be valid, expire soon, have expired, or be for another name."""
     hosts = ["manager.example.org", "10.0.0.1"] if kind == "renamed" else ["127.0.0.1"]
     ago = {"soon": 90, "expired": 101}.get(kind, 0)
     service = issued(authority, kind, hosts, monkeypatch, ago=ago)
@@ -368,32 +378,32 @@ def test_certificates_of_services(authority, monkeypatch, kind, level, text):
 
 
 def test_another_authority(authority, tmp_path, monkeypatch):
-    """Certificates of two authorities do not fit together, from either side."""
+    """Certificates of two authorities are not trusted, from either side."""
     certificates.create_authority(tmp_path, 10)
     stranger = certificates.issue(tmp_path, "stranger", [], 10)
     service = issued(authority, "service", ["127.0.0.1"], monkeypatch)
     with serving(manager_service(), security=Security(service)) as address:
-        level, text = told(called("manager", address, stranger))
+        level, text = worst_of(called("manager", address, stranger))
         assert level == "problem"
         assert "is not trusted" in text
         mixed = Credentials(service.ca, stranger.certificate, stranger.key)
-        level, text = told(called("manager", address, mixed))
+        level, text = worst_of(called("manager", address, mixed))
         assert level == "problem"
         assert "does not take this side's certificate" in text
 
 
 def test_tls_on_one_side_alone(authority, monkeypatch, manager):
-    """Both ways round it is said which side speaks TLS."""
+    """The finding says which side speaks TLS, in both cases."""
     service = issued(authority, "service", ["127.0.0.1"], monkeypatch)
     with serving(manager_service(), security=Security(service)) as address:
-        assert "speaks TLS" in told(called("manager", address))[1]
-    level, text = told(called("manager", manager, Credentials.of_folder(authority / "worker")))
+        assert "speaks TLS" in worst_of(called("manager", address))[1]
+    level, text = worst_of(called("manager", manager, Credentials.of_folder(authority / "worker")))
     assert level == "problem"
     assert "does not speak TLS" in text
 
 
 def test_own_certificate(authority, tmp_path, monkeypatch):
-    """This side's certificate is looked at before anybody is called."""
+    """This side's certificate is checked before any service is called."""
     fine = found(secrets.certificates, credentials=Credentials.of_folder(authority / "worker"))
     assert [level for level, _ in fine] == ["ok", "ok"]
     late = issued(authority, "late", [], monkeypatch, days=1, ago=3)
@@ -420,7 +430,7 @@ def test_own_certificate(authority, tmp_path, monkeypatch):
     ],
 )
 def test_tokens(tmp_path, kind, own, of_service):
-    """A token that is valid, expires, has expired, is another service's or none; and what services say."""
+    """A token may be valid, expire soon, have expired, be another service's or none; services differ."""
     key, other, file = tmp_path / "key", tmp_path / "other", tmp_path / "token"
     for one in (key, other):
         tokens.write_new_key(one, add=False)
@@ -452,7 +462,7 @@ def test_tokens(tmp_path, kind, own, of_service):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
 def test_a_manager_whose_clock_is_ahead(wait_until):
-    """The manager's clock is compared with this machine's, by what it says of a job."""
+    """The manager's clock is compared with this machine's by a job's first event."""
     faked = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
     with subprocess.Popen(
         ["faketime", "-f", "+3600s", sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"],
@@ -482,24 +492,24 @@ def test_a_manager_whose_clock_is_ahead(wait_until):
 
 
 def test_a_port_that_is_taken(web_server):
-    """Who has a service's port is named; a free one is free."""
-    (level, text) = worst(network.ports, ports=(web_server.port,))
+    """The owner of a service's port is named; a free port is ok."""
+    (level, text) = worst(local_network.ports, ports=(web_server.port,))
     assert level == "warning"
     assert f"{web_server.port} is taken by process {os.getpid()}" in text
     port = address_of_our_own().port
-    assert worst(network.ports, ports=(port,)) == ("ok", f"{port} is free ")
+    assert worst(local_network.ports, ports=(port,)) == ("ok", f"{port} is free ")
 
 
 def test_a_port_that_evenpace_has():
-    """A service of evenpace's on its port is no finding."""
+    """A port taken by an evenpace service is ok."""
     with zygote.set_aside(), manager_process() as address:  # it goes by the command line
-        level, text = worst(network.ports, ports=(address.port,))
+        level, text = worst(local_network.ports, ports=(address.port,))
     assert (level, "taken by evenpace" in text) == ("ok", True)
 
 
 @pytest.mark.slow
 def test_few_open_files():
-    """A low limit of open files is a problem, and the status says so; a middling one is a warning."""
+    """A low limit of open files is a problem, also in the exit status; a middling one is a warning."""
     for limit, level, status in ((200, "problem", {1}), (4000, "warning", {0, 1})):
         code, findings = evenpace_doctor(prefix=("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"))
         (of_files,) = [one for one in findings if one["subject"] == "open files"]
@@ -510,7 +520,7 @@ def test_few_open_files():
 
 @pytest.mark.slow
 def test_a_network_without_loopback():
-    """In a network of its own whose loopback is down, that is the problem."""
+    """A network namespace whose loopback is down is a problem."""
     prefix = ("unshare", "--net")
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here")
@@ -522,7 +532,7 @@ def test_a_network_without_loopback():
 
 
 def test_a_folder_that_hides_a_package(tmp_path, monkeypatch):
-    """A module beside the user's scripts by the name of one of ours is a problem."""
+    """A module beside the user's scripts with the name of one of ours is a problem."""
     (tmp_path / "worker.py").write_text("")
     monkeypatch.chdir(tmp_path)
     level, text = worst(versions.packages_hidden)
@@ -531,7 +541,7 @@ def test_a_folder_that_hides_a_package(tmp_path, monkeypatch):
 
 
 def test_versions_that_are_too_old(monkeypatch):
-    """What evenpace's metadata asks for is compared with what is installed."""
+    """Installed packages are compared with the requirements in evenpace's metadata."""
     import importlib.metadata
 
     assert worst(versions.versions)[0] in ("ok", "note")
@@ -555,7 +565,7 @@ def test_versions_that_are_too_old(monkeypatch):
 
 
 def test_the_build_of_torch():
-    """What torch says of itself is found without importing it."""
+    """Torch's build is found without importing it."""
     import torch
 
     assert versions.torch_version() == (torch.__version__, torch.version.cuda)
@@ -572,7 +582,7 @@ def groups(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_quotas_of_control_groups(groups, monkeypatch, version):
-    """A quota is told with its period, and threads are to be as many as it has cores."""
+    """A quota is reported with its period, and threads are to be as many as its cores."""
     if version == 2:
         groups.mount_v2(membership="/box")
         groups.v2_counts("/sys/fs/cgroup/box", cpu_max="150000 100000")
@@ -589,7 +599,7 @@ def test_quotas_of_control_groups(groups, monkeypatch, version):
 
 
 def test_a_short_period_is_well(groups):
-    """With a short period there is nothing to say against a quota; without a quota neither."""
+    """A quota with a short period is ok, and so is no quota."""
     groups.mount_v2(membership="/box")
     groups.v2_counts("/sys/fs/cgroup/box", cpu_max="15000 10000")
     assert worst(resource_limits.cpu, root=groups.root)[0] == "ok"
@@ -635,7 +645,7 @@ def test_few_processes(groups):
     ],
 )
 def test_governors(groups, governor, driver, level):
-    """CPUs that are kept slow are a warning, but not where the name means something else."""
+    """CPUs held at a low frequency are a warning, unless hardware chooses frequencies itself."""
     for cpu in range(4):
         folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
         groups.write(f"{folder}/scaling_governor", governor)
@@ -644,7 +654,7 @@ def test_governors(groups, governor, driver, level):
 
 
 def test_little_shared_memory(small_disk, tmp_path):
-    """A /dev/shm as small as container engines make it is a warning; none at all, too."""
+    """A /dev/shm of a container engine's default size is a warning, and so is none."""
     (tmp_path / "dev").mkdir()
     assert worst(resource_limits.shared_memory, root=tmp_path)[0] == "warning"
     (tmp_path / "dev/shm").symlink_to(small_disk)
@@ -653,7 +663,7 @@ def test_little_shared_memory(small_disk, tmp_path):
 
 
 def test_a_clock_that_is_watched():
-    """While time goes by as it should there is no jump; whether the clock is synchronised is said."""
+    """There is no jump while time passes evenly; whether the clock is synchronised is reported."""
     assert not any("jumped" in text for _, text in found(clock.steady))
     assert len(found(clock.synchronised)) >= 1
 
@@ -675,7 +685,7 @@ print(*[one.found for one in clock.steady(Subject())], sep="\\n")
 
 
 def test_a_clock_that_jumps(tmp_path):
-    """A clock that is set forward while it is watched is told of, with how far."""
+    """A clock that is set forward during the check is reported, with the seconds."""
     try:
         library = clocks.find_library()
     except NotPossibleHereError as error:
@@ -698,24 +708,24 @@ def test_a_clock_that_jumps(tmp_path):
 
 
 def test_a_full_disk(small_disk):
-    """A disk without room is a problem, and so is one that is read only."""
+    """A full disk is a problem, and so is one that is read-only."""
     fill(small_disk / "ballast")
-    texts = [text for level, text in found(state.state, state=small_disk) if level == "problem"]
+    texts = [text for level, text in found(state_folder.state, state=small_disk) if level == "problem"]
     assert any("is full" in text for text in texts), texts
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    level, text = worst(state.state, state=small_disk)
+    level, text = worst(state_folder.state, state=small_disk)
     assert (level, "may not be written to" in text) == ("problem", True)
 
 
 def test_memory_for_a_disk(small_disk):
-    """What lies in memory is lost with the machine."""
-    assert any("is in memory, tmpfs" in text for _, text in found(state.state, state=small_disk))
+    """A folder in memory is a warning: it is lost with the machine."""
+    assert any("is in memory, tmpfs" in text for _, text in found(state_folder.state, state=small_disk))
 
 
 def test_a_file_for_a_folder(tmp_path):
-    """A file is no folder for a state."""
+    """A file in place of the state's folder is a problem."""
     (tmp_path / "file").write_text("")
-    assert worst(state.state, state=tmp_path / "file")[0] == "problem"
+    assert worst(state_folder.state, state=tmp_path / "file")[0] == "problem"
 
 
 @pytest.mark.parametrize(
@@ -732,8 +742,8 @@ def test_kinds_of_file_systems(groups, tmp_path, kind, level):
         f"30 22 0:26 / {mounted} rw,nosuid shared:4 - {kind} server:/export rw\n"
         f"31 22 0:27 / {mounted}/statement rw - ext3 /dev/other rw",
     )
-    assert state.file_system(folder, groups.root) == kind
-    assert found(state.state, state=folder, root=groups.root)[0][0] == level
+    assert state_folder.file_system(folder, groups.root) == kind
+    assert found(state_folder.state, state=folder, root=groups.root)[0][0] == level
 
 
 # -- GPUs, by a program in nvidia-smi's place: none can be expected here
@@ -758,7 +768,7 @@ exit {status}
     ],
 )
 def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
-    """The driver is compared with what torch was built for, and a GPU that others use is told of."""
+    """The driver is compared with torch's build, and a GPU in use by others is reported."""
     program = tmp_path / "nvidia-smi"
     program.write_text(NVIDIA_SMI.format(cuda=can, status=status))
     program.chmod(0o755)
@@ -776,14 +786,14 @@ def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
 
 
 def test_the_timeout_is_above_zero():
-    """A timeout of nothing is refused."""
+    """A time-out of 0 is refused."""
     with pytest.raises(ValueError, match="must be above 0 seconds"):
         Subject(timeout=0.0)
 
 
 @pytest.mark.slow
 def test_a_cluster_that_is_well(tmp_path):
-    """With TLS and tokens, manager and shard are well; the status is for problems; lines say the same."""
+    """Manager and shard are ok with TLS and tokens; the exit status is 0; lines say the same."""
     folder, key, token = tmp_path / "secrets", tmp_path / "key", tmp_path / "token"
     certificates.create_authority(folder, 100)
     for name, hosts in (("services", ["127.0.0.1"]), ("me", [])):

@@ -1,4 +1,4 @@
-"""`evenpace health`, against real services and against what is none."""
+"""`evenpace health` against real services, and against addresses without one."""
 
 import contextlib
 import socket
@@ -11,26 +11,26 @@ from tests.services import address_of_our_own
 
 
 def health(*arguments, timeout=60):
-    """Run the command, which gives services so many seconds."""
+    """Run the command, which gives services `timeout` seconds."""
     return CliRunner().invoke(cli, ["health", "--timeout", str(timeout), *arguments])
 
 
 def test_services_that_answer_are_healthy(manager, shard):
-    """Status 0 when both kinds of service answer."""
+    """The status is 0 when both kinds of service answer."""
     done = health("--manager", str(manager), "--ps", str(shard))
     assert (done.exit_code, done.output) == (0, "")
 
 
 @contextlib.contextmanager
 def listening(backlog):
-    """The address of a socket that takes connections and never answers."""
+    """The address of a socket that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=backlog) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("option", ["--manager", "--ps"])
 def test_a_service_that_is_away_is_not_healthy(option):
-    """Status 1 and the address when nothing listens there."""
+    """The status is 1, with the address, when nothing listens there."""
     address = str(address_of_our_own())
     done = health(option, address, timeout=1)
     assert done.exit_code == 1
@@ -39,7 +39,7 @@ def test_a_service_that_is_away_is_not_healthy(option):
 
 @pytest.mark.parametrize("option", ["--manager", "--ps"])
 def test_a_service_that_is_silent_is_not_healthy(option):
-    """That a port takes connections is not enough: a frozen service's does, too."""
+    """A port that accepts connections is not enough: a frozen service's does, too."""
     with listening(5) as address:
         done = health(option, address, timeout=1)
     assert done.exit_code == 1
@@ -48,11 +48,11 @@ def test_a_service_that_is_silent_is_not_healthy(option):
 
 @pytest.mark.parametrize(("option", "other"), [("--manager", "shard"), ("--ps", "manager")])
 def test_the_other_kind_of_service_is_not_healthy(request, option, other):
-    """A manager's address given for a parameter server's, or the other way round, is found out."""
+    """A manager's address given for a parameter server's, or the reverse, is found out."""
     done = health(option, str(request.getfixturevalue(other)))
     assert done.exit_code == 1
 
 
 def test_nothing_to_check_is_a_mistake():
-    """Without a service the command refuses, rather than call nothing healthy."""
+    """The command refuses to run without a service."""
     assert health().exit_code == 2

@@ -1,4 +1,4 @@
-"""A worker's installation is light: it trains with little, and says what to install for the rest."""
+"""A worker's installation is light: it trains with few packages, and says what to install for the rest."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def run_light(extra, *arguments):
 
 
 def test_a_worker_trains_without_any_extra(tmp_path):
-    """It speaks to services elsewhere; its script needs no framework."""
+    """A worker calls services elsewhere; its script needs no framework."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
         out, script = tmp_path / "parameters.npy", Path(train_least_squares.__file__)
         services = ("--manager", manager, "--ps", shard)
@@ -30,7 +30,7 @@ def test_a_worker_trains_without_any_extra(tmp_path):
 
 @pytest.mark.parametrize("framework", ["torch"])
 def test_a_framework_needs_its_extra_alone(framework):
-    """Its adapter can be imported beside it."""
+    """A framework's adapter can be imported with its extra alone."""
     run = run_light(framework, f"evenpace.{framework}")
     assert run.returncode == 0, run.stderr
 
@@ -40,7 +40,7 @@ def test_a_framework_needs_its_extra_alone(framework):
     [("manager", "manager"), ("ps", "manager"), ("metrics", "manager"), ("top", "pages"), ("demo", "lab")],
 )
 def test_a_command_says_what_to_install(command, extra):
-    """In a line, with the extra."""
+    """The error is one line, with the extra to install."""
     run = run_light("", "evenpace", command)
     assert run.returncode == 1
     assert f"which is not installed: pip install 'evenpace[{extra}]'" in run.stderr
@@ -48,7 +48,7 @@ def test_a_command_says_what_to_install(command, extra):
 
 
 def test_a_worker_says_what_its_metrics_need(tmp_path):
-    """They are asked for by an option; without it, nothing is missing."""
+    """The option for metrics needs an extra; without the option, nothing is missing."""
     script = tmp_path / "script.py"
     script.write_text("")
     options = ("--manager", "127.0.0.1:1", "--metrics", "127.0.0.1:0")
@@ -60,7 +60,7 @@ def test_a_worker_says_what_its_metrics_need(tmp_path):
 
 
 def test_a_script_that_misses_something_says_so_itself(tmp_path):
-    """It is the user's: the error comes as Python has it."""
+    """A missing import of the user's script is reported by Python itself."""
     script = tmp_path / "script.py"
     script.write_text("import nothing_of_the_kind\n")
     run = run_light("", "evenpace", "worker", "--manager", "127.0.0.1:1", script)

@@ -1,4 +1,4 @@
-"""Logs: lines that say which job, worker and iteration they are about, and that nobody can break or flood."""
+"""Logs: lines that name their job, worker and iteration, and that no peer can break or flood."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ UNUSUAL = st.one_of(
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """A function that sets logging up, has something logged, and gives the lines of the file."""
+    """A function that configures logging, has lines logged, and returns the lines of the file."""
     root = logging.getLogger()
     file = tmp_path_factory.mktemp("logs") / "log"
 
@@ -63,7 +63,7 @@ def _logging_kept():
 
 @given(text=UNUSUAL, worker=UNUSUAL, other=st.one_of(UNUSUAL, st.floats(), st.none(), st.binary()))
 def test_whatever_a_name_holds_a_line_is_one_json_object(lines, text, worker, other):
-    """Names and messages of any characters come back from a line of JSON as they were."""
+    """Names and messages of any characters are read back from a line of JSON."""
     raw = lines("json", lambda setup: log.info("%s", text, extra={"worker": worker, "other": other}))
     assert raw.isascii()
     assert len(raw.decode().splitlines()) == 1
@@ -89,7 +89,7 @@ def test_whatever_a_name_holds_a_console_line_is_one_line(lines, text, worker):
 
 
 def test_times_are_utc_with_microseconds(lines):
-    """A line's time is of RFC 3339, in UTC, and always has its microseconds."""
+    """A line's time is as RFC 3339 has it, in UTC, and always has its microseconds."""
 
     def act(setup):
         for created in (1_000_000_000.0, 1_000_000_000.5):  # no fraction: must be written, too
@@ -121,11 +121,11 @@ def test_exceptions_are_text(lines):
     assert read.endswith("ValueError: bad\\x1b[2J\n")
 
 
-def test_what_every_line_says(lines):
-    """Fields of the process are in every line of every thread, but for lines that know better."""
+def test_common_fields_are_in_every_line(lines):
+    """The process's common fields are in every line of every thread, unless a line has its own."""
 
     def act(setup):
-        setup.say_always(lambda: {"job": "digits", "iteration": None})
+        setup.set_common_fields(lambda: {"job": "digits", "iteration": None})
         thread = threading.Thread(target=lambda: logging.getLogger("users.own").warning("mine"))
         thread.start()
         thread.join()
@@ -137,7 +137,7 @@ def test_what_every_line_says(lines):
 
 
 def test_levels_and_order(lines):
-    """What is below the level is not written; fields come in one order, after the message."""
+    """Lines below the level are not written; fields come in one order, after the message."""
 
     def act(setup):
         log.info("not this")
@@ -153,7 +153,7 @@ def test_levels_and_order(lines):
 
 @pytest.mark.parametrize(("level", "written"), [("info", 1), ("debug", 2), ("error", 0)])
 def test_libraries_do_not_talk_about_themselves(lines, level, written):
-    """What matplotlib tells of its fonts is for whoever looks for faults; its warnings are for all."""
+    """Lines of matplotlib about its fonts are left out at "info"; its warnings are not."""
 
     def act(setup):
         logging.getLogger("matplotlib.font_manager").info("generated")
@@ -162,8 +162,8 @@ def test_libraries_do_not_talk_about_themselves(lines, level, written):
     assert len(lines("console", act, level=level).splitlines()) == written
 
 
-def test_a_file_that_is_moved_away_is_begun_anew(lines, tmp_path):
-    """Rotation is the system's business: after a rename lines go to a new file of the old name."""
+def test_a_file_that_is_moved_away_is_opened_again(lines, tmp_path):
+    """Lines go to a new file of the old name after a rename, as log rotation does it."""
     file = tmp_path / "own.log"
 
     def act(setup):
@@ -187,9 +187,9 @@ def test_a_file_that_is_moved_away_is_begun_anew(lines, tmp_path):
     )
 )
 def test_lines_are_written_or_counted(steps):
-    """Each line is written or counted; what is allowed, of a level, comes once in each second at most.
+    """Each line is written or counted; a level's limit is written once in each second at most.
 
-    So a second that begins within one of these may have twice as many, but never more.
+    A second that begins within one of these may have twice as many, but never more.
     """
     now, written = 0.0, []
 
@@ -242,7 +242,7 @@ def test_a_crowd_does_not_fill_the_log(caplog, wait_until):
 
 
 def test_lines_of_services_name_job_and_worker(caplog):
-    """What the services log of a job has its name, its run and, where there is one, the worker."""
+    """Lines of services about a job have its name, its run and, if they concern one, the worker."""
     caplog.set_level(logging.INFO)
     with serving(manager_service()) as address:
         worker = MemberWorker(address, name="digits")
@@ -255,7 +255,7 @@ def test_lines_of_services_name_job_and_worker(caplog):
 
 
 def test_lines_of_shards_name_job_and_run(caplog, shard):
-    """What a shard logs of a job has its name and its run."""
+    """Lines of a shard about a job have its name and its run."""
     caplog.set_level(logging.INFO)
     worker = ShardWorker(shard, name="digits/some-run")
     worker.close()
@@ -283,7 +283,7 @@ for x, y in loader:
 
 @pytest.mark.slow
 def test_all_processes_of_a_training_log_json(tmp_path):
-    """With --log-format json, each line of manager, shard and worker is an object with the job's fields."""
+    """Each line of manager, shard and worker is a JSON object with the job's fields."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     name = 'w "0"={\\é}'
@@ -327,7 +327,7 @@ def test_all_processes_of_a_training_log_json(tmp_path):
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_how_this_process_logs_can_be_passed_on(form, level):
-    """The options in force are those that logging was set up with; without a set-up there are none."""
+    """The options in force are those of the set-up; without a set-up there are none."""
     with _logging_kept():
         logging.basicConfig(force=True)
         assert options_in_force() == []
@@ -336,7 +336,7 @@ def test_how_this_process_logs_can_be_passed_on(form, level):
 
 
 def test_a_local_cluster_logs_as_the_process_that_starts_it(tmp_path):
-    """The processes of a local cluster write lines of the form that their starter does."""
+    """The processes of a local cluster log in the form of the process that started them."""
     with _logging_kept():
         LogSetup("json")
         with LocalCluster(tmp_path, shards=0) as cluster:

@@ -1,4 +1,4 @@
-"""Metrics: what real processes expose is what the table says, and right; and who may read it."""
+"""Metrics: real processes expose those of the catalogue, with right values, to allowed peers alone."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ THE_LIBRARYS = re.compile("process_|python_")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, wait_until):
-    """A cluster that trains and is watched."""
+    """A cluster that trains, with metrics and traces."""
     with observed_cluster(tmp_path_factory.mktemp("observed")) as running:
         wait_until(lambda: all(map(running.metrics, running.popens)), "the endpoints")
         wait_until(
@@ -58,14 +58,14 @@ def cluster(tmp_path_factory, wait_until):
 
 
 def value(scraped, name, **labels):
-    """The value of the first sample with such labels; None where there is none."""
+    """Return the value of the first sample with such labels; None without one."""
     found = (v for n, had, v in scraped if n == name and labels.items() <= had.items())
     return next(found, None)
 
 
 @pytest.mark.slow
-def test_exactly_what_the_table_says_is_exposed(cluster):
-    """In a real run, each documented metric has a sample with its labels, and there are no others."""
+def test_exactly_the_catalogue_is_exposed(cluster):
+    """Each metric of the catalogue has a sample with its labels in a real run, and there are no others."""
     with partition_holder(cluster.partitions):
         scraped = {
             "manager": cluster.scrape("manager"),
@@ -88,8 +88,8 @@ def test_exactly_what_the_table_says_is_exposed(cluster):
 
 
 @pytest.mark.slow
-def test_the_parts_tell_the_same_story(cluster, wait_until):
-    """Manager, shard and worker go on, count the same samples, and name the workers as they are called."""
+def test_the_parts_agree(cluster, wait_until):
+    """Manager, shard and worker go on, count the same samples, and use the same workers' names."""
     before = cluster.scrape("manager")
     wait_until(
         lambda: (
@@ -163,7 +163,7 @@ def registered(collector):
     st.integers(0, 8),
 )
 def test_figures_of_workers_are_those_of_the_record(workers, most):
-    """Whatever workers are called and show: up to so many have their own figures, and all have a spread."""
+    """Few workers have metrics of their own, and all have a spread, whatever their names and values."""
     total = sum(worker.batch_size for worker in workers.values())
     record = IterationRecord.of(3, 0, total, 2.0, workers)
     fill = partial(last_iteration, job="job", record=record, most_workers=most)
@@ -187,8 +187,8 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
 
 
 @given(st.lists(st.floats(0, 100)))
-def test_a_histogram_counts_what_prometheus_would(values):
-    """Each bucket has the values up to its bound, and the last has all."""
+def test_a_histogram_counts_as_prometheus_does(values):
+    """Each bucket counts the values up to its bound, and the last counts all."""
     tally = Histogram()
     for each in values:
         tally.add(each)
@@ -203,7 +203,7 @@ def test_a_histogram_counts_what_prometheus_would(values):
 
 
 def test_jobs_that_have_ended_disappear(wait_until):
-    """A job's figures are there from its first worker on, and go with its end."""
+    """A job's metrics are there from its first worker on, and vanish with its end."""
     service = manager_service()
     started = threading.Event()
     ended: list = []
@@ -248,19 +248,19 @@ def test_jobs_that_have_ended_disappear(wait_until):
 
 
 def build_info():
-    """Figures of their own are not needed here."""
+    """A collector without metrics of its own."""
     return PartCollector("manager")
 
 
 def fetch(address, context=None):
-    """The status of a scrape."""
+    """Return the status of a scrape."""
     scheme = "https" if context else "http"
     with urllib.request.urlopen(f"{scheme}://{address}/metrics", timeout=60, context=context) as answer:
         return samples(answer.read().decode())
 
 
 def test_a_port_in_use_is_told_in_one_line(tmp_path):
-    """A service that cannot expose its figures says why in one line, and does not start."""
+    """A service that cannot expose its metrics says why in one line, and does not start."""
     with exposed(ANYWHERE, build_info(), None) as address:
         done = subprocess.run(
             [
@@ -288,7 +288,7 @@ def test_a_port_in_use_is_told_in_one_line(tmp_path):
 
 
 def test_beyond_loopback_metrics_need_what_services_need(tmp_path):
-    """Figures are not shown to other machines without TLS and tokens, or --insecure."""
+    """Metrics are exposed to other machines only with TLS and tokens, or --insecure."""
     anywhere = Observing(Address("0.0.0.0", 9300))
     with pytest.raises(InvalidRequestError, match="without TLS and tokens"):
         anywhere.check(Security())
@@ -303,8 +303,8 @@ def test_beyond_loopback_metrics_need_what_services_need(tmp_path):
             anywhere.check(Security(credentials))
 
 
-def test_over_tls_only_who_has_a_certificate_reads():
-    """With TLS, a scrape needs a certificate of the authority's, and plain HTTP gets nothing."""
+def test_a_scrape_over_tls_needs_a_certificate():
+    """A scrape over TLS needs a certificate of the authority's, and plain HTTP gets nothing."""
     with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
         context = credentials.contexts(server=False).current()
         assert value(fetch(address, context), "evenpace_build_info", part="manager") == 1
@@ -315,8 +315,8 @@ def test_over_tls_only_who_has_a_certificate_reads():
             fetch(address)
 
 
-def test_who_is_silent_keeps_nobody_from_reading():
-    """A connection that says nothing, not even TLS's first word, does not stop others' scrapes."""
+def test_a_silent_connection_does_not_stop_scrapes():
+    """A silent connection, even before TLS, does not stop others' scrapes."""
     with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
         context = credentials.contexts(server=False).current()
         with Raw(address), Raw(address):

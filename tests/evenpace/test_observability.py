@@ -1,4 +1,4 @@
-"""The files for Prometheus and Grafana: they ask for what there is, and a real Prometheus answers it."""
+"""The files for Prometheus and Grafana: queries name existing metrics, and a real Prometheus runs them."""
 
 import http
 import json
@@ -29,14 +29,14 @@ QUIET = ("outcome!=",)
 
 
 def targets():
-    """Every query of the dashboard, with the title of its panel."""
+    """Return every query of the dashboard, with the title of its panel."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
 
 
 def alerts():
-    """Every alert's name and query."""
+    """Return every alert's name and query."""
     for group in RULES["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
@@ -46,7 +46,7 @@ EXPRESSIONS = [*targets(), *alerts()]
 
 
 def selectors(expression):
-    """The metrics that a query of PromQL names, each with the labels that it selects by."""
+    """Return the metrics that a query of PromQL names, each with the labels that it selects by."""
     plain = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     plain = re.sub(r"\[[^]]*\]", "", plain)
     without_groups = re.sub(r"\b(by|on|ignoring|without|group_left|group_right)\s*\([^)]*\)", " ", plain)
@@ -56,7 +56,7 @@ def selectors(expression):
 
 
 def grouped(expression):
-    """The labels that a query of PromQL groups or matches by."""
+    """Return the labels that a query of PromQL groups or matches by."""
     for labels in re.findall(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)", expression):
         yield from (label.strip() for label in labels.split(",") if label.strip())
 
@@ -81,14 +81,14 @@ def test_queries_name_what_there_is(title, expression):
 
 
 def test_a_query_of_what_there_is_not_would_be_found():
-    """The reader of queries sees names and labels wherever they stand."""
+    """The parser of queries finds names and labels wherever they stand."""
     query = 'sum by (a, le) (rate(evenpace_x_bucket{b=~"c{d}", e!="f"}[5m])) / on (g) group_left h > 3 and i'
     assert dict(selectors(query)) == {"evenpace_x_bucket": {"b", "e"}, "h": set(), "i": set()}
     assert list(grouped(query)) == ["a", "le", "g"]
 
 
 def test_the_dashboard_shows_each_kind_of_thing():
-    """Panels do not overlap, and metrics of every part are among them."""
+    """Panels do not overlap, and show metrics of every part."""
     cells = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -104,7 +104,7 @@ def test_the_dashboard_shows_each_kind_of_thing():
 
 
 def test_compose_scrapes_each_service_that_shows_figures():
-    """Prometheus looks up every service that has --metrics, and only this machine reaches the rest."""
+    """Prometheus scrapes every service with --metrics, and only this machine reaches the rest."""
     watched = {
         name for name, service in COMPOSE["services"].items() if "--metrics" in str(service.get("command"))
     }
@@ -128,7 +128,7 @@ def test_compose_scrapes_each_service_that_shows_figures():
 
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose")
 def test_compose_takes_the_file():
-    """docker-compose itself reads the file with the profile."""
+    """The file is valid for docker-compose itself, with the profile."""
     done = subprocess.run(
         ["docker-compose", "--profile", "observability", "config", "--services"],
         cwd=ROOT,
@@ -142,7 +142,7 @@ def test_compose_takes_the_file():
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs Prometheus's promtool")
 def test_promtool_takes_configuration_and_rules():
-    """Prometheus's own checker takes both files."""
+    """Both files are valid for Prometheus's own checker."""
     for what, name in (("config", "prometheus.yml"), ("rules", "rules.yml")):
         done = subprocess.run(
             ["promtool", "check", what, FOLDER / name],
@@ -158,7 +158,7 @@ def test_promtool_takes_configuration_and_rules():
 
 
 class Prometheus:
-    """Prometheus, started with our configuration, but for where it looks."""
+    """A Prometheus process with our configuration, but other targets."""
 
     def __init__(self, folder, addresses):
         config = json.loads(json.dumps(CONFIG))
@@ -181,7 +181,7 @@ class Prometheus:
             )
 
     def ask(self, path, **parameters):
-        """An answer of its API; None while it is not ready."""
+        """Return an answer of its API; None while it is not ready."""
         query = urllib.parse.urlencode(parameters)
         try:
             with urllib.request.urlopen(
@@ -200,7 +200,7 @@ class Prometheus:
             raise
 
     def query(self, expression):
-        """The series that a query gives now."""
+        """Return the series that a query gives now."""
         answer = self.ask("query", query=expression)
         return answer and answer["result"]
 
@@ -226,7 +226,7 @@ def prometheus(tmp_path_factory, wait_until):
 
 @pytest.mark.slow
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait_until):
-    """All parts are scraped, and each panel has data while a job trains, but for what means trouble."""
+    """All parts are scraped, and each panel has data while a job trains, but for those of faults."""
     wait_until(lambda: len(prometheus.query("up == 1") or ()) == 4, "four targets that are up")
     for title, expression in targets():
         asked = expression.replace("$job", JOB)
@@ -234,7 +234,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait
             wait_until(lambda asked=asked: prometheus.query(asked), f"data for {title}: {asked}")
 
     def states():
-        """The job's; none while Prometheus, which waits for 1 s, has not got the manager's figures."""
+        """Return the job's states; none before Prometheus, which waits for 1 s, has the manager's metrics."""
         found = prometheus.query(f'evenpace_job_state{{job="{JOB}"}}') or ()
         return [series["metric"]["state"] for series in found]
 
@@ -243,10 +243,10 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait
 
 @pytest.mark.slow
 def test_no_alert_fires_while_all_is_well(prometheus, wait_until):
-    """Prometheus evaluates every rule without an error, and none fires in a run without trouble."""
+    """Prometheus evaluates every rule without an error, and none fires in a run without faults."""
 
     def healths():
-        """Of each rule; "unknown" until it was evaluated."""
+        """Return each rule's health; "unknown" until it was evaluated."""
         groups = prometheus.ask("rules")["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 

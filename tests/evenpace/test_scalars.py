@@ -1,4 +1,4 @@
-"""Scalars for charts: what a worker's iterations took, told to TensorBoard and to loggers like W&B's."""
+"""Scalars of a worker's iterations, written to TensorBoard and to loggers like W&B's."""
 
 import contextlib
 import json
@@ -50,36 +50,36 @@ NAMES = {
 
 
 class Heard:
-    """Keeps what it is told."""
+    """A writer that keeps its values."""
 
     def __init__(self):
         self.steps = []
         self.closed = 0
 
     def scalars(self, step, values):
-        """See `Scalars`."""
+        """Keep the values."""
         self.steps.append((step, dict(values)))
 
     def close(self):
-        """Count."""
+        """Count the call."""
         self.closed += 1
 
 
 class Broken:
-    """Raises an error at a step."""
+    """A writer that raises an error at a step."""
 
     def __init__(self, at):
         self.at, self.calls = at, 0
 
     def scalars(self, step, values):
-        """See `Scalars`."""
+        """Raise an error at the step."""
         self.calls += 1
         if step == self.at:
             raise RuntimeError("the disk of the charts is full")
 
 
 def assigned(iteration, count=6, attempt=0, total=10):
-    """A part of an iteration's batch."""
+    """Return an assignment of an iteration's slice."""
     return Assignment(iteration, 0, 0, count, total, attempt)
 
 
@@ -87,17 +87,17 @@ def assigned(iteration, count=6, attempt=0, total=10):
 
 
 class Clock:
-    """Seconds that a test lets go by."""
+    """A clock that a test moves on."""
 
     now = 100.0
 
     def __call__(self):
-        """The time."""
+        """Return the time in seconds."""
         return self.now
 
 
 def test_values_of_an_iteration():
-    """An iteration of 2 s, of which 0.5 s were waited and 1.2 s computed, on 6 of 10 samples."""
+    """An iteration of 2 s has 0.5 s of waiting and 1.2 s of computing, on 6 of 10 samples."""
     clock, heard = Clock(), Heard()
     recorder = Recorder(clock=clock)
     recorder.add_writer(heard, 1)
@@ -122,7 +122,7 @@ def test_values_of_an_iteration():
 
 
 def test_parts_of_one_iteration_are_summed_up():
-    """Who does a part of one that has gone, too, tells of the iteration once, with both."""
+    """A worker that also does a lost worker's part writes the iteration once, with both parts."""
     heard = Heard()
     recorder = Recorder()
     recorder.add_writer(heard, 1)
@@ -137,7 +137,7 @@ def test_parts_of_one_iteration_are_summed_up():
 
 
 def test_times_that_are_known_late():
-    """A GPU's times come with the report, maybe in another thread: nobody waits, and none is lost."""
+    """A GPU's times come with the report, maybe in another thread: nothing waits, and none is lost."""
     heard = Heard()
     recorder = Recorder()
     recorder.add_writer(heard, 1)
@@ -162,7 +162,7 @@ def test_times_that_are_known_late():
 
 
 def test_a_writer_that_fails_is_used_no_more(caplog):
-    """An error is logged once, with its reason and the worker; others are told as before."""
+    """An error is logged once, with its reason and the worker; other writers go on."""
     heard, broken = Heard(), Broken(at=2)
     recorder = Recorder(lambda: {"job": "j", "worker": "w"})
     recorder.add_writer(broken, 1)
@@ -187,7 +187,7 @@ def test_a_writer_that_fails_is_used_no_more(caplog):
     duration=st.floats(0, 1e9),
 )
 def test_values_are_finite_and_shares_are_shares(iteration, total, share, seconds, waiting, duration):
-    """Whatever was measured, charts get numbers, and a share is from 0 to 1."""
+    """Values are finite, and shares lie between 0 and 1, whatever was measured."""
     count = int(total * share)
     values = IterationTimes(iteration, 0, total, count, seconds, 0, waiting, duration).values()
     assert set(values) <= NAMES
@@ -207,7 +207,7 @@ def test_every_is_a_whole_number(every):
 
 
 def train(session, manager, *, send_back_at=None):
-    """Two epochs of least squares."""
+    """Train two epochs of least squares."""
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     loader = DataLoader(dataset, SPEC.total_batch_size, session=session)
     session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
@@ -221,8 +221,8 @@ def train(session, manager, *, send_back_at=None):
             session.finish_iteration()
 
 
-def test_iterations_that_come_again_are_told_again(tmp_path):
-    """Where the job is rewound, the iteration that was under way does not count, and steps go back."""
+def test_repeated_iterations_are_written_again(tmp_path):
+    """A rewind drops the iteration under way, and steps go back."""
     heard, seldom = Heard(), Heard()
     shard = shard_service(state=tmp_path, checkpoint_every=10)
     with serving(manager_service()) as manager, serving(shard) as address:
@@ -263,7 +263,7 @@ def test_loggers_like_weights_and_biases():
 
 
 def test_without_tensorboard(tmp_path):
-    """Where TensorBoard is not installed, the message says what to install."""
+    """The error says what to install where TensorBoard is missing."""
     (tmp_path / "tensorboard.py").write_text("raise ImportError('no tensorboard here')\n")
     done = subprocess.run(
         [sys.executable, "-c", "import evenpace; evenpace.scalars.TensorBoard('runs', 'w')"],
@@ -278,7 +278,7 @@ def test_without_tensorboard(tmp_path):
 
 @given(worker=st.text(max_size=30))
 def test_folders_stay_within_the_given_one(worker):
-    """Whatever a worker's name is made of, its folder is one part of a path, and no way up."""
+    """A worker's folder is one part of a path, and never a way up, whatever the worker's name."""
     name = evenpace.scalars._folder_name(worker)
     assert name not in ("", ".", "..")
     assert "/" not in name
@@ -289,7 +289,7 @@ def test_folders_stay_within_the_given_one(worker):
 
 
 def read_events(folder):
-    """The scalars that TensorBoard reads from a folder: by tag, and then by step."""
+    """Return the scalars that TensorBoard reads from a folder, by tag, then by step."""
     exec(WITHOUT_TENSORFLOW)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -300,7 +300,7 @@ def read_events(folder):
 
 
 def with_scalars(example, line, epochs, folder):
-    """An example's script with one more line, after its loader."""
+    """Return an example's script with one more line, after its loader."""
     text = re.sub(r"^(loader = .*)$", rf"\1\n{line}", (EXAMPLES / example).read_text(), flags=re.M)
     assert line in text
     script = folder / example
@@ -310,14 +310,14 @@ def with_scalars(example, line, epochs, folder):
 
 
 def history(cluster, job="default"):
-    """All iterations, as the manager has them."""
+    """Return all iterations that the manager has."""
     with contextlib.closing(Observer(cluster.manager, (), job)) as observer:
         assert observer.poll()
         return observer.iterations
 
 
 def fetched(url):
-    """What a server answers, read as JSON."""
+    """Return a server's answer, read as JSON."""
     with urllib.request.urlopen(url, timeout=120) as answer:
         return json.load(answer)
 
@@ -369,7 +369,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
         query = urllib.parse.urlencode({"run": "w0", "tag": "evenpace/batch_size"})
 
         def served():
-            """The batch sizes; None while TensorBoard, which answers meanwhile, has not read all there is."""
+            """Return the batch sizes; None until TensorBoard, which is up by then, has read all of them."""
             with contextlib.suppress(OSError):
                 tags = {name: set(found) for name, found in fetched(f"{base}/tags").items()}
                 if tags == {"w0": NAMES, "w1": NAMES}:
@@ -386,7 +386,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
 
 @pytest.mark.slow
 def test_the_line_is_the_same_for_every_framework(tmp_path, wait_until, monkeypatch):
-    """PyTorch with a parameter server, Keras and JAX: one and the same line tells of every iteration."""
+    """One line writes every iteration, with PyTorch and a parameter server, Keras, or JAX."""
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     line = "evenpace.scalars.write(evenpace.scalars.TensorBoard({!r}))".format(str(tmp_path / "runs"))

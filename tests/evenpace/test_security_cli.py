@@ -1,4 +1,4 @@
-"""`evenpace certs` and `evenpace token`: what they write, refuse, and say."""
+"""`evenpace certs` and `evenpace token`: the files that they write, their refusals, and their output."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from evenpace.cli import cli
 
 
 def evenpace(*words: str | Path) -> str:
-    """Run a command in this process; what it printed. Raises what it raised."""
+    """Run a command in this process, and return its output; its error is raised."""
     result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refusal(*words: str | Path) -> str:
-    """Run a command that must fail with one clear line; that line."""
+    """Run a command that must fail with one clear line, and return the line."""
     result = CliRunner().invoke(cli, [str(word) for word in words])
     assert result.exit_code in (1, 2)
     assert isinstance(result.exception, SystemExit)  # no other went by
@@ -24,12 +24,12 @@ def refusal(*words: str | Path) -> str:
 
 
 def mode(file: Path) -> int:
-    """A file's permissions."""
+    """Return a file's permissions."""
     return file.stat().st_mode & 0o777
 
 
 def test_certificates_and_keys(tmp_path):
-    """Keys are for their owner alone; `show` says whose a certificate is, for what, and until when."""
+    """Keys are for their owner alone; `show` prints a certificate's owner, hosts and expiry."""
     folder = tmp_path / "secrets"
     evenpace("certs", "init", folder, "--days", "30")
     evenpace("certs", "issue", folder, "manager", "--host", "10.0.0.1", "--host", "m.example.org")
@@ -46,7 +46,7 @@ def test_certificates_and_keys(tmp_path):
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):
-    """A key that is there stays, unless --force is given."""
+    """A key that exists stays, unless --force is given."""
     folder = tmp_path / "secrets"
     evenpace("certs", "init", folder)
     evenpace("certs", "issue", folder, "a")
@@ -87,7 +87,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     ],
 )
 def test_mistakes_are_named(tmp_path, words, message):
-    """What is wrong is said in one line, and nothing is left behind."""
+    """A mistake is reported in one line, and nothing is left behind."""
     evenpace("certs", "init", tmp_path)
     evenpace("token", "new-key", tmp_path / "k")
     before = sorted(tmp_path.rglob("*"))

@@ -1,4 +1,4 @@
-"""The units of systemd: they are right as systemd reads them, and their commands are evenpace's."""
+"""The units of systemd: valid for systemd, with commands of evenpace."""
 
 import configparser
 import shlex
@@ -23,7 +23,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 def service(unit):
-    """The settings of a unit's service; ExecStart as words."""
+    """Return the settings of a unit's service; ExecStart as words."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str
     parser.read_string(unit.read_text().replace("\\\n", " "))
@@ -44,7 +44,7 @@ def here(tmp_path):
 
 
 def test_there_is_a_unit_for_each_service_that_a_job_needs():
-    """A manager and a shard have units, and each is told of in the document about clusters."""
+    """A manager and a shard have units, which the page about clusters names."""
     assert [unit.stem for unit in UNITS] == ["evenpace-manager", "evenpace-ps"]
     document = (ROOT / "docs" / "cluster.md").read_text()
     assert all(f"deploy/systemd/{unit.name}" in document for unit in UNITS)
@@ -53,7 +53,7 @@ def test_there_is_a_unit_for_each_service_that_a_job_needs():
 @needs_systemd
 @each_unit
 def test_systemd_finds_nothing_wrong_with_a_unit(unit, here):
-    """Not a section, a setting or a value that systemd does not know."""
+    """All sections, settings and values are known to systemd."""
     path = here(unit)
     done = subprocess.run(
         ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False, timeout=240
@@ -65,7 +65,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit(unit, here):
 @needs_systemd
 @each_unit
 def test_a_unit_has_few_rights(unit, here):
-    """Of all that a service could do to its machine, by systemd's own rating, little is left."""
+    """Systemd's own rating of a unit's exposure is low."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(here(unit))],
         capture_output=True,
@@ -78,7 +78,7 @@ def test_a_unit_has_few_rights(unit, here):
 
 @each_unit
 def test_a_units_command_is_one_of_ours(unit):
-    """Its command and all of its options are those of the real command line."""
+    """A unit's command and all of its options are those of the real command line."""
     program, name, *arguments = service(unit)["ExecStart"]
     assert program == _PROGRAM
     command = cli.commands[name]
@@ -102,7 +102,7 @@ def test_a_units_state_is_where_it_may_write(unit):
 @pytest.mark.slow
 @each_unit
 def test_a_units_command_starts_and_stops(unit, tmp_path):
-    """With the files that it names, the service starts; it takes a stop for none of its failures."""
+    """The service starts with the files that the unit names, and a stop is no failure."""
     folder = tmp_path / "evenpace"
     certificates.create_authority(folder, 10)
     name = unit.stem.removeprefix("evenpace-")

@@ -1,4 +1,4 @@
-"""Traces: real processes make one tree of spans of each iteration, and need no collector to train."""
+"""Traces: real processes make one tree of spans of each iteration, and train without a collector, too."""
 
 import contextlib
 import subprocess
@@ -24,7 +24,7 @@ PHASES = {"pull", "load", "compute", "push", "report"}
 
 
 class Collector(ThreadingHTTPServer):
-    """An OTLP collector that keeps what it gets."""
+    """An OTLP collector that keeps its spans."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -66,17 +66,17 @@ def collector():
 
 
 def about(span):
-    """A span's attributes."""
+    """Return a span's attributes."""
     return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
 
 
 def iteration_of(span):
-    """The one that a span is of."""
+    """Return the iteration of a span."""
     return about(span)["iteration"]
 
 
 def complete(spans):
-    """The traces that have all spans that an iteration of two workers has, by number."""
+    """Return the traces with all spans of an iteration of two workers, by iteration."""
     traces = defaultdict(list)
     for service, span in spans:
         traces[span.trace_id].append((service, span))
@@ -86,7 +86,7 @@ def complete(spans):
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory, wait_until):
-    """All spans of a run's iterations, but for those of its end, of which processes may not have sent all."""
+    """Return the spans of a run's iterations, but for the last ones, of which some may not have been sent."""
     folder = tmp_path_factory.mktemp("traced")
     with collector() as (server, url):
         with observed_cluster(folder, ("--traces", url, "--trace-every", str(EVERY))) as cluster:
@@ -127,7 +127,7 @@ def test_an_iteration_is_one_trace_of_all_processes(traces):
 
 @pytest.mark.slow
 def test_parents_are_right_and_times_nested(traces):
-    """The round is the root; phases lie in their worker's iteration in order, push handling in its push."""
+    """The round is the root; phases lie in their worker's iteration in order, push handling in a push."""
     for trace in complete(traces).values():
         by_id = {span.span_id: span for _, span in trace}
         (root,) = (span for span in by_id.values() if not span.parent_span_id)
@@ -157,14 +157,14 @@ def test_parents_are_right_and_times_nested(traces):
 
 
 def slack(one, other):
-    """Nanoseconds by which two looks at the time of day may be apart: each span makes its own."""
+    """Return the nanoseconds by which two readings of the time of day may differ."""
     return 0 if one is other else 10**6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["away", "silent"])
 def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):
-    """With a collector that refuses connections, or says nothing, workers train to their end."""
+    """Workers train to their end with a collector that refuses connections, or is silent."""
     with contextlib.ExitStack() as stack:
         server, url = stack.enter_context(collector())
         if behaviour == "away":
@@ -195,7 +195,7 @@ def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):
 
 @contextlib.contextmanager
 def silent():
-    """A handler of requests that does not answer until the block ends."""
+    """Return a request handler that does not answer until the block ends."""
     end = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):
@@ -217,7 +217,7 @@ paths = st.lists(texts, max_size=5).map(tuple)
 
 @given(st.sets(st.tuples(keys, paths), min_size=2, max_size=20))
 def test_spans_have_numbers_of_their_own(places):
-    """Different places have different numbers of the size that is wanted, and the same ones the same."""
+    """Different paths have different ids of the right size, and the same path has the same id."""
     numbers = {span_id(key, path) for key, path in places}
     assert len(numbers) == len(places)
     assert all(0 < number < 2**64 for number in numbers)
@@ -227,7 +227,7 @@ def test_spans_have_numbers_of_their_own(places):
 
 
 def test_numbers_are_the_same_in_every_process():
-    """A process that knows run, iteration, attempt and slice comes to the same numbers as another."""
+    """A process that knows run, iteration, attempt and slice computes the same ids as another."""
     code = (
         "from evenpace.tracing.ids import *; key = TraceKey('job/run', 100, 2); "
         "print(trace_id(key), span_id(key, ROUND), span_id(key, worker_path('w', 7)))"
@@ -258,7 +258,7 @@ def test_wrong_options_are_named():
 
 
 def test_what_is_not_asked_for_is_not_imported():
-    """Without --traces no part loads OpenTelemetry."""
+    """No part loads OpenTelemetry without --traces."""
     code = "import sys, evenpace.cli, evenpace.serve, evenpace.context; print('opentelemetry' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=99

@@ -1,4 +1,4 @@
-"""Whether a container engine is here, for who runs clusters in containers; nothing else needs one."""
+"""A check of the container engine, which only clusters in containers need."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ _SECONDS = 2.0
 
 
 def engine(subject: Subject) -> Iterator[Finding]:
-    """Docker, compose, and evenpace's images."""
+    """Check for Docker, compose, and evenpace's images."""
     if shutil.which("docker") is None:
         yield ok("containers", "no docker here; only clusters in containers need it")
         return
@@ -22,17 +22,17 @@ def engine(subject: Subject) -> Iterator[Finding]:
     compose = _asked("docker", "compose", "version")[0] or _asked("docker-compose", "version")[0]
     images, _ = _asked("docker", "image", "ls", "--format", "{{.Repository}}")
     missing = [image for image in _IMAGES if image not in images.split()]
-    said = f"docker {version}, {'with' if compose else 'without'} compose"
+    summary = f"docker {version}, {'with' if compose else 'without'} compose"
     if not compose:
-        yield note("containers", said, "install docker-compose, where docker-compose.yml is to be used")
+        yield note("containers", summary, "install docker-compose, where docker-compose.yml is to be used")
     elif missing:
-        yield note("containers", f"{said}; no image {', '.join(missing)}", "`make images` builds them")
+        yield note("containers", f"{summary}; no image {', '.join(missing)}", "`make images` builds them")
     else:
-        yield ok("containers", f"{said}; evenpace's images are built")
+        yield ok("containers", f"{summary}; evenpace's images are built")
 
 
 def _asked(*command: str) -> tuple[str, str]:
-    """What a command prints, or else why it does not."""
+    """Return the output of a command, or empty output and the reason of its failure."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_SECONDS, errors="replace"

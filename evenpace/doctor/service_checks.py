@@ -1,4 +1,4 @@
-"""Whether a service can be reached, is what it should be, and lets this side in."""
+"""Checks of a service: whether it can be reached, is of the right kind, and lets this side in."""
 
 import contextlib
 import datetime
@@ -28,24 +28,24 @@ from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.tokens import ALL_JOBS, Token
 
-_NOBODY = "evenpace-doctor"  # neither a job nor a worker has this name
-_CALLS = 5  # whose times are taken
-_SLOW = 0.02  # seconds for a call and its answer: much, beside iterations of tenths of a second
+_NOBODY = "evenpace-doctor"  # a name that no job or worker has
+_CALLS = 5  # of which the median time is taken
+_SLOW = 0.02  # seconds for a call and its answer: much, compared with iterations of tenths of a second
 _CLOCKS_APART = 1.0  # seconds
 
 
 def manager(subject: Subject, address: Address) -> Iterator[Finding]:
-    """A manager."""
+    """Check a manager."""
     wire = idl.batchsize_manager
 
     def ask(client: Client, job: str) -> None:
         client.call("history", wire.HistoryRequest(job=job, first_iteration=0, limit=1))
 
-    yield from _service(subject, address, _Kind("manager", wire.BatchSizeManager, ask, _told_by_manager))
+    yield from _service(subject, address, _Kind("manager", wire.BatchSizeManager, ask, _manager_checks))
 
 
 def shard(subject: Subject, address: Address) -> Iterator[Finding]:
-    """A shard of the parameter server."""
+    """Check a shard of the parameter server."""
     wire = idl.parameter_server
 
     def ask(client: Client, job: str) -> None:
@@ -58,14 +58,14 @@ def shard(subject: Subject, address: Address) -> Iterator[Finding]:
 
 
 def partitions(subject: Subject, address: Address) -> Iterator[Finding]:
-    """A DataPartitionManager."""
+    """Check a DataPartitionManager."""
     wire = idl.data_partition
 
     def ask(client: Client, job: str) -> None:
         identity = idl.common.Identity(job, _NOBODY, _NOBODY)
         try:
-            # Nobody joins without samples. A manager has methods of the same names, but in this one it misses
-            # something else.
+            # A request without samples is refused. A manager has methods of the same names, but refuses
+            # this request for another reason.
             client.call("join", wire.JoinRequest(identity=identity, address="127.0.0.1:1", samples=0))
         except InvalidRequestError as error:
             if not str(error).startswith("samples"):
@@ -83,10 +83,10 @@ class _Kind:
     """A kind of service.
 
     Attributes:
-        name: In words.
+        name: Its name in findings.
         definition: Its Thrift service.
-        ask: Makes a call about a job, which costs the service nothing.
-        more: What else can be found out by calls.
+        ask: Function that makes a call about a job, which costs the service nothing.
+        more: Further checks by calls.
     """
 
     name: str
@@ -109,7 +109,7 @@ def _service(subject: Subject, address: Address, kind: _Kind) -> Iterator[Findin
 
 
 def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterator[Finding]:
-    """Whether the service answers as one of its kind, and lets this side in."""
+    """Check whether the service answers as one of its kind, and lets this side in."""
     job = _job(subject.credentials)
     try:
         client = Client(
@@ -155,7 +155,7 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
 
 
 def _job(credentials: Credentials) -> str:
-    """A job that this side may ask for."""
+    """Return a job that this side may ask for."""
     try:
         job = Token.parse(credentials.read_token()).job
     except EvenpaceError:
@@ -164,22 +164,22 @@ def _job(credentials: Credentials) -> str:
 
 
 def _unauthorised(subject: Subject, about: str, error: UnauthorisedError) -> Finding:
-    said = str(error)
-    if "asks for a job's token" in said:
+    message = str(error)
+    if "asks for a job's token" in message:
         return problem(about, "asks for a job's token, and none was given", "give one with --token-file")
-    if "does not take this side's certificate" in said:
-        return problem(about, said, "use a certificate of the authority that the service trusts")
+    if "does not take this side's certificate" in message:
+        return problem(about, message, "use a certificate of the authority that the service trusts")
     return problem(
-        about, f"does not let this side in: {said}", "issue a token with the service's own key file"
+        about, f"does not let this side in: {message}", "issue a token with the service's own key file"
     )
 
 
 def _of_another_kind(subject: Subject, address: Address, about: str, error: ProtocolError) -> Finding:
-    said = str(error)
-    if "speaks TLS" in said:
+    message = str(error)
+    if "speaks TLS" in message:
         return problem(about, "speaks TLS", "give --tls, with a folder from `evenpace certs issue`")
-    if "no method" in said:
-        other = said.rpartition("; ")[2].partition(" has ")[0]
+    if "no method" in message:
+        other = message.rpartition("; ")[2].partition(" has ")[0]
         return problem(
             about,
             f"is another service, {other}",
@@ -189,7 +189,7 @@ def _of_another_kind(subject: Subject, address: Address, about: str, error: Prot
     if who:
         return _web(about, who)
     return problem(
-        about, f"is no service of evenpace's: {said}", "see what listens on that port, and who calls it so"
+        about, f"is no service of evenpace's: {message}", "see what listens on that port, and who calls it so"
     )
 
 
@@ -198,31 +198,31 @@ def _web(about: str, who: str) -> Finding:
 
 
 def _web_server(subject: Subject, address: Address) -> str:
-    """How a web server presents itself; empty if there is none."""
+    """Return how a web server at the address names itself; empty if there is none."""
     try:
         with socket.create_connection(address, timeout=subject.timeout) as connection:
             connection.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
-            said = connection.recv(4096)
+            answer = connection.recv(4096)
     except OSError:
         return ""
-    if not said.startswith(b"HTTP/"):
+    if not answer.startswith(b"HTTP/"):
         return ""
-    for line in said.split(b"\r\n"):
+    for line in answer.split(b"\r\n"):
         if line.lower().startswith(b"server:"):
             return f" ({line.partition(b':')[2].strip().decode('ascii', 'replace')})"
     return " "
 
 
-# -- what only a manager says
+# -- checks of a manager alone
 
 
-def _told_by_manager(client: Client, job: str, about: str) -> Iterator[Finding]:
-    """Its version, and whether its clock is ours."""
+def _manager_checks(client: Client, job: str, about: str) -> Iterator[Finding]:
+    """Compare the manager's version and clock with this side's."""
     wire = idl.batchsize_manager
     mine = None if job == _NOBODY else job
     try:
         asked = time.time()
-        told = client.call("jobs", wire.JobsRequest(job=mine))
+        jobs = client.call("jobs", wire.JobsRequest(job=mine))
         answered = time.time()
     except InvalidRequestError:
         yield note(about, f"no job {job!r} is known there, so its version cannot be asked for")
@@ -234,16 +234,16 @@ def _told_by_manager(client: Client, job: str, about: str) -> Iterator[Finding]:
             about, f"is older than this version, {evenpace.__version__}", "run the same version everywhere"
         )
         return
-    if told.version == evenpace.__version__:
-        yield ok(about, f"runs version {told.version}, since {_ago(told.uptime)}; jobs: {len(told.jobs)}")
+    if jobs.version == evenpace.__version__:
+        yield ok(about, f"runs version {jobs.version}, since {_ago(jobs.uptime)}; jobs: {len(jobs.jobs)}")
     else:
         yield warning(
             about,
-            f"runs version {told.version}, but this is {evenpace.__version__}",
+            f"runs version {jobs.version}, but this is {evenpace.__version__}",
             "run the same version everywhere",
         )
-    for one in told.jobs:
-        apart = _apart(client, one, told.uptime, (asked, answered))
+    for one in jobs.jobs:
+        apart = _apart(client, one, jobs.uptime, (asked, answered))
         if apart is not None and abs(apart) > _CLOCKS_APART:
             yield warning(
                 about,
@@ -257,10 +257,10 @@ def _told_by_manager(client: Client, job: str, about: str) -> Iterator[Finding]:
 
 
 def _apart(client: Client, job: Any, uptime: float, between: tuple[float, float]) -> float | None:
-    """How far the manager's clock is ahead of ours, in seconds, by a job's first event; None without that.
+    """Return the seconds by which the manager's clock is ahead of ours; None if no job shows it.
 
-    The event's time is by the manager's clock; the job's age says how long ago that was. A job that another
-    manager began is as old as this manager, and has older events.
+    A job's first event has its time by the manager's clock, and the job's age says how long ago that was.
+    Jobs that an earlier manager began are left out: their age counts from this manager's start.
     """
     if job.age > uptime - 1.0:
         return None

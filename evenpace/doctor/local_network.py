@@ -1,4 +1,4 @@
-"""This machine's own network: loopback, its name, its interfaces, and who has the services' ports."""
+"""Checks of this machine's own network: loopback, its name, its interfaces, and the services' ports."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ _ETHERNET = 1500  # bytes
 
 
 def loopback(subject: Subject) -> Iterator[Finding]:
-    """Whether processes of this machine can call each other, by IPv4 and by IPv6."""
+    """Check whether processes of this machine can call each other, by IPv4 and by IPv6."""
     reached = {}
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         reached[host] = _calls_itself(family, host, subject.timeout)
@@ -41,7 +41,7 @@ def loopback(subject: Subject) -> Iterator[Finding]:
 
 
 def own_name(subject: Subject) -> Iterator[Finding]:
-    """What this machine's own name leads to: torch.distributed's gloo tells others that address."""
+    """Check the addresses of this machine's own name, which torch.distributed's gloo gives to others."""
     name = socket.gethostname()
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -64,26 +64,26 @@ def own_name(subject: Subject) -> Iterator[Finding]:
 
 
 def interfaces(subject: Subject) -> Iterator[Finding]:
-    """Interfaces that are up, and how much fits into their packets."""
+    """List the interfaces that are up, with the size of their packets."""
     up = {name: found for name, found in psutil.net_if_stats().items() if found.isup and name != "lo"}
     if not up:
         yield note("interfaces", "none but loopback is up: other machines cannot be reached")
         return
-    said = ", ".join(f"{name} (MTU {found.mtu})" for name, found in sorted(up.items()))
+    summary = ", ".join(f"{name} (MTU {found.mtu})" for name, found in sorted(up.items()))
     small = [name for name, found in up.items() if 0 < found.mtu < _ETHERNET]
     if small:
         yield note(
             "interfaces",
-            said,
+            summary,
             f"{', '.join(sorted(small))}: tunnels and overlays have small packets; where calls hang that are "
             f"long, the other side's MTU differs",
         )
     else:
-        yield ok("interfaces", said)
+        yield ok("interfaces", summary)
 
 
 def ports(subject: Subject) -> Iterator[Finding]:
-    """Whether the ports that services listen on unless told otherwise are free, or who has them."""
+    """Check whether the services' default ports are free, and name the owner of one that is not."""
     for port in subject.ports:
         if _is_free(port):
             yield ok("ports", f"{port} is free")
@@ -101,7 +101,7 @@ def ports(subject: Subject) -> Iterator[Finding]:
 
 def _is_free(port: int) -> bool:
     with contextlib.closing(socket.socket()) as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has just been closed is free
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
         try:
             attempt.bind(("127.0.0.1", port))
         except OSError as error:
@@ -112,7 +112,7 @@ def _is_free(port: int) -> bool:
 
 
 def _owner(port: int) -> tuple[str | None, bool]:
-    """The process that listens on a port, in words, and whether it is one of evenpace's."""
+    """Return a description of the process that listens on a port, and whether it is evenpace's."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.pid is not None
@@ -124,7 +124,7 @@ def _owner(port: int) -> tuple[str | None, bool]:
 
 
 def _calls_itself(family: socket.AddressFamily, host: str, timeout: float) -> str:
-    """Why this machine cannot call itself at an address; empty if it can."""
+    """Return why this machine cannot call itself at an address; empty if it can."""
     try:
         with contextlib.closing(socket.socket(family)) as listener:
             listener.bind((host, 0))

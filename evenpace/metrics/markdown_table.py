@@ -1,10 +1,10 @@
-"""The table of all metrics, as documents have it."""
+"""The catalogue of metrics as a Markdown table, for documents."""
 
 from evenpace.metrics.catalogue import METRICS
 
 
 def markdown() -> str:
-    """A Markdown table, a row for each metric."""
+    """Return a Markdown table with a row for each metric."""
     rows = ["| name | kind | labels | unit | of | meaning |", "| --- | --- | --- | --- | --- | --- |"]
     for metric in METRICS.values():
         labels = ", ".join(f"`{label}`" for label in metric.labels)

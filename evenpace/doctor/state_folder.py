@@ -1,6 +1,6 @@
-"""Whether a folder can keep a service's state: room, rights, speed, and locks that hold.
+"""A check of a folder for a service's state: room, rights, speed, and SQLite's locks.
 
-It writes into the folder, in one of its own that is gone afterwards.
+It writes into a temporary folder inside it, which it removes afterwards.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from evenpace.doctor.findings import (
     warning,
 )
 
-_WRITES = 9
-_SLOW = 0.05  # seconds
+_WRITES = 9  # of which the median time is taken
+_SLOW = 0.05  # seconds until a write is on the disk
 _NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs"),
     *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "virtiofs"),
@@ -36,7 +36,7 @@ _NETWORK = (
 
 
 def state(subject: Subject) -> Iterator[Finding]:
-    """The folder for `--state`."""
+    """Check the folder for `--state`."""
     folder = subject.state
     if folder is None:
         return
@@ -64,7 +64,7 @@ def state(subject: Subject) -> Iterator[Finding]:
 
 
 def file_system(folder: Path, root: Path = Path("/")) -> str:
-    """The kind of file system that a folder is on; empty where it is not known."""
+    """Return the kind of file system that a folder is on; empty if it is not known."""
     best, kind = "", ""
     path = f"{folder.resolve()}/"
     for line in (root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
@@ -98,15 +98,15 @@ def _kind(folder: Path, root: Path) -> Finding:
 
 def _room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
-    said = f"{size(usage.free)} of {size(usage.total)} are free"
+    summary = f"{size(usage.free)} of {size(usage.total)} are free"
     do = "make room: without it, jobs are not remembered"
     if usage.free < 64 * MIB:
-        return problem("state", said, do)
-    return warning("state", said, do) if usage.free < GIB else ok("state", said)
+        return problem("state", summary, do)
+    return warning("state", summary, do) if usage.free < GIB else ok("state", summary)
 
 
 def _speed(folder: Path) -> Finding:
-    """How long it takes until 4 KiB are on the disk."""
+    """Measure the time until 4 KiB are on the disk."""
     times = []
     with (folder / "written").open("wb", buffering=0) as stream:
         for _ in range(_WRITES):
@@ -114,14 +114,14 @@ def _speed(folder: Path) -> Finding:
             stream.write(os.urandom(4096))
             os.fsync(stream.fileno())
             times.append(time.perf_counter() - begun)
-    said = f"a write is on the disk after {milliseconds(statistics.median(times))}"
+    summary = f"a write is on the disk after {milliseconds(statistics.median(times))}"
     if statistics.median(times) > _SLOW:
-        return warning("state", said, "use a faster disk, or one with less to do: recoveries wait for it")
-    return ok("state", said)
+        return warning("state", summary, "use a faster disk, or one with less to do: recoveries wait for it")
+    return ok("state", summary)
 
 
 def _write_ahead(folder: Path) -> Finding:
-    """Whether SQLite can keep a write-ahead log there."""
+    """Check whether SQLite can keep a write-ahead log in the folder."""
     do = "use a disk of this machine for --state"
     try:
         with contextlib.closing(sqlite3.connect(folder / "tried.sqlite", timeout=1.0)) as file:
@@ -144,5 +144,5 @@ def _refused(folder: Path, error: OSError) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
