@@ -44,7 +44,7 @@ IMPORTED = (
     "cryptography.x509",
     "evenpace.lab.chaos.witness",
     "evenpace.context",
-    "evenpace.dashboard.server",
+    "evenpace.dashboard.page_server",
     "evenpace.lab.experiments.flexrr",
     "evenpace.lab.experiments.workloads",
     "evenpace.launch",

@@ -70,7 +70,7 @@ def dashboard(
     from evenpace.dashboard.config import PageConfig
     from evenpace.dashboard.identity import MintedCredentials, job_of
     from evenpace.dashboard.listening import listen
-    from evenpace.dashboard.server import serve
+    from evenpace.dashboard.page_server import serve
     from rpc.address import Address
 
     with user_mistakes():

@@ -252,7 +252,7 @@ def manager(
         config = ManagerConfig(policy, options, job, models, max_jobs, max_members, state, kept)
         page = None
         if http is not None:
-            from evenpace.dashboard.child import PageProcess
+            from evenpace.dashboard.page_process import PageProcess
 
             page = PageProcess(Address.parse(http), http_names, security)
         service = ManagerService(config)

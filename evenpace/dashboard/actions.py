@@ -1,4 +1,4 @@
-"""Changes to a job: what a request may say, and having the manager do it.
+"""Changes to a job: the form of a request, and calls that have the manager make the change.
 
 A change is an object with exactly one of these:
 
@@ -20,14 +20,14 @@ from rpc.credentials import Credentials
 
 Change = Callable[[ManagerClient, str], str]
 
-_MOST = 2**62  # samples; what the wire can carry, with room
+_MOST = 2**62  # samples; the wire can carry nearly twice as many
 
 
 def parse(body: Any) -> Change:
-    """What is to be done, as a function of the manager's client and the job.
+    """Return the change that a request asks for, as a function of the manager's client and the job.
 
     Raises:
-        InvalidRequestError: It is none of the changes that there are.
+        InvalidRequestError: The body is none of the changes above.
     """
     if not isinstance(body, dict) or len(body) != 1 or next(iter(body)) not in _PARSERS:
         raise InvalidRequestError(f"a change is an object with exactly one of {', '.join(_PARSERS)}")
@@ -36,10 +36,10 @@ def parse(body: Any) -> Change:
 
 
 def perform(config: PageConfig, change: Change, job: str, token: str | None) -> str:
-    """Have the manager do it, with the viewer's own token; what it did, in words.
+    """Have the manager make a change, with the viewer's own token; return what it did, in words.
 
     Raises:
-        EvenpaceError: It did not.
+        EvenpaceError: The manager did not make the change.
     """
     own = config.credentials
     with ManagerClient(

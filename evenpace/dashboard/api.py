@@ -1,4 +1,4 @@
-"""What the page answers, and to whom; the package's first lines list it."""
+"""The page's HTTP interface; the package's docstring lists it."""
 
 import json
 import time
@@ -17,11 +17,11 @@ import evenpace
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.event_stream import EventStream, Viewers
+from evenpace.dashboard.manager_poller import ManagerPoller
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
-from evenpace.dashboard.stream import EventStream, Viewers
-from evenpace.dashboard.table import Part, cut
-from evenpace.dashboard.watch import Watch
+from evenpace.dashboard.worker_table import Part, cut
 from evenpace.overview.feed import FollowedJob
 from idl.errors import (
     EvenpaceError,
@@ -42,36 +42,36 @@ _STATUS: dict[type[Exception], int] = {
     UnavailableError: 503,
     ValueError: 400,  # `InvalidRequestError` is one
     EvenpaceError: 502,
-    ClientDisconnect: 408,  # in the midst of its change: nobody is told
+    ClientDisconnect: 408,  # in the middle of its change: nobody receives this
 }
-_FRESH, _UNKNOWN_FRESH = 2.0, 0.5  # seconds; older answers of the manager are not told; nor of unknown jobs
-_READERS = 4  # threads that work figures out
+_FRESH, _UNKNOWN_FRESH = 2.0, 0.5  # seconds; largest age of the manager's answer for known, other jobs
+_READERS = 4  # threads that compute figures
 _CHANGES = 4  # at once; each has a connection to the manager of its own
-_ASKED_SECONDS = 10.0  # for which it is known whether the manager asks for tokens
+_ASKED_SECONDS = 10.0  # for which an answer holds on whether the manager asks for tokens
 _MOST_POINTS, _MOST_WORKERS = 1000, 20  # of a timeline
 _MOST_ITERATION = 2**62
 
 
 class Api:
-    """All the page's answers.
+    """The handlers of all requests.
 
     Args:
-        config: The page's.
-        watch: What is known of the jobs.
-        viewers: Those who follow.
+        config: The page's configuration.
+        poller: The poller of the manager, which holds the jobs.
+        viewers: The viewers who follow the event stream.
     """
 
-    def __init__(self, config: PageConfig, watch: Watch, viewers: Viewers) -> None:
+    def __init__(self, config: PageConfig, poller: ManagerPoller, viewers: Viewers) -> None:
         self._config = config
-        self._watch = watch
+        self._poller = poller
         self._viewers = viewers
         self._readers = anyio.CapacityLimiter(_READERS)
         self._changes = anyio.CapacityLimiter(_CHANGES)
         self._tokens: tuple[float, bool] | None = None
-        self._told: dict[str | None, tuple[int, Any]] = {}  # for all viewers, by the job that they look at
+        self._events: dict[str | None, tuple[int, Any]] = {}  # for all viewers, by the job that they look at
 
     def app(self) -> Starlette:
-        """As an ASGI application."""
+        """Return the handlers as an ASGI application."""
         routes = [
             Route("/", self._index),
             Route("/healthz", self._health),
@@ -84,14 +84,14 @@ class Api:
             Route("/api/stream", self._stream),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Starlette(routes=routes, exception_handlers=dict.fromkeys(_STATUS, _told))
+        return Starlette(routes=routes, exception_handlers=dict.fromkeys(_STATUS, _error_response))
 
     async def _index(self, request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
     async def _health(self, request: Request) -> Response:
-        """The page is well as long as it answers; that the manager is away is for it to tell."""
-        error = self._watch.error
+        """Report that the page runs, and whether it reaches the manager."""
+        error = self._poller.error
         return JSONResponse({"status": "ok", "manager": "unreachable" if error else "ok", "error": error})
 
     async def _page(self, request: Request) -> Response:
@@ -108,13 +108,13 @@ class Api:
                 "policies": list(POLICIES),
                 "predicting": sorted(POLICIES_WITH_PREDICTOR),
                 "predictors": list(PREDICTORS),
-                "error": self._watch.error,
+                "error": self._poller.error,
             }
         )
 
     async def _jobs(self, request: Request) -> Response:
         def fresh_lines() -> list[dict[str, Any]]:
-            self._watch.await_fresh(_FRESH)
+            self._poller.await_fresh(_FRESH)
             return self._lines()
 
         return JSONResponse({"jobs": await self._read(fresh_lines)})
@@ -134,7 +134,7 @@ class Api:
         )
 
         def rows(name: str, job: FollowedJob) -> Any:
-            return views.rounded(cut(views.worker_rows(job, self._watch.figures(name, job)), part))
+            return views.rounded(cut(views.worker_rows(job, self._poller.figures(name, job)), part))
 
         return JSONResponse(await self._of_job(request, rows))
 
@@ -147,10 +147,10 @@ class Api:
         if len(workers) > _MOST_WORKERS:
             raise InvalidRequestError(f"{len(workers)} workers: at most {_MOST_WORKERS} at once")
 
-        def course(name: str, job: FollowedJob) -> Any:
-            return views.timeline_view(self._watch.timeline(job, points, workers, first))
+        def timeline(name: str, job: FollowedJob) -> Any:
+            return views.timeline_view(self._poller.timeline(job, points, workers, first))
 
-        return JSONResponse(await self._of_job(request, course))
+        return JSONResponse(await self._of_job(request, timeline))
 
     async def _stream(self, request: Request) -> Any:
         if self._viewers.full:
@@ -158,11 +158,11 @@ class Api:
             answer.headers["retry-after"] = "30"
             return answer
         name = request.query_params.get("job")
-        self._watch.looked_at()
+        self._poller.note_viewer()
 
         async def events() -> dict[str, Any]:
-            self._watch.looked_at()
-            return {"page": {"error": self._watch.error}} | await self._news(name)
+            self._poller.note_viewer()
+            return {"page": {"error": self._poller.error}} | await self._news(name)
 
         return EventStream(self._viewers, events)
 
@@ -176,7 +176,7 @@ class Api:
             raise UnavailableError("other changes are under way; try again")
 
         def do() -> str:
-            # Asked anew each time: a manager that was started again may be another in this.
+            # Asked each time: a restarted manager may differ in this.
             self._tokens = None
             may = self._rights(request)
             if may.change == "none":
@@ -196,42 +196,42 @@ class Api:
         return rights(self._config, self._tokens[1], host, forwarded)
 
     async def _news(self, name: str | None) -> dict[str, Any]:
-        """What a stream tells, made once for all who look at the same."""
-        known = self._told.get(name)
-        version = self._watch.version
+        """Return the events of a stream, made once for all viewers of the same job."""
+        known = self._events.get(name)
+        version = self._poller.version
         if known is None or known[0] != version:
             known = (version, await self._read(lambda: self._make_news(name)))
-            self._told = {key: value for key, value in self._told.items() if value[0] == version}
-            self._told[name] = known
+            self._events = {key: value for key, value in self._events.items() if value[0] == version}
+            self._events[name] = known
         return known[1]  # type: ignore[no-any-return]
 
     def _make_news(self, name: str | None) -> dict[str, Any]:
         news: dict[str, Any] = {"jobs": self._lines()}
         if name is not None:
-            with self._watch.reading() as jobs:
+            with self._poller.reading() as jobs:
                 # None: there is no such job.
                 news["job"] = self._view(name, jobs[name]) if name in jobs else None
         return news
 
     def _lines(self) -> list[dict[str, Any]]:
-        with self._watch.reading() as jobs:
+        with self._poller.reading() as jobs:
             return [
-                views.rounded(views.job_line(job, self._watch.figures(name, job)))
+                views.rounded(views.job_line(job, self._poller.figures(name, job)))
                 for name, job in jobs.items()
             ]
 
     def _view(self, name: str, job: FollowedJob) -> dict[str, Any]:
-        return views.job_view(job, self._watch.figures(name, job))
+        return views.job_view(job, self._poller.figures(name, job))
 
     async def _of_job(self, request: Request, make: Callable[[str, FollowedJob], T]) -> T:
-        """What is made of the job that a request is about."""
+        """Return what `make` returns for the job that a request names."""
         name = request.path_params["job"]
 
         def read() -> T:
-            with self._watch.reading() as jobs:
+            with self._poller.reading() as jobs:
                 known = name in jobs
-            self._watch.await_fresh(_FRESH if known else _UNKNOWN_FRESH)
-            with self._watch.reading() as jobs:
+            self._poller.await_fresh(_FRESH if known else _UNKNOWN_FRESH)
+            with self._poller.reading() as jobs:
                 if name not in jobs:
                     raise NotMemberError(f"no job {name!r} is known here")
                 return make(name, jobs[name])
@@ -239,21 +239,21 @@ class Api:
         return await self._read(read)
 
     async def _read(self, make: Callable[[], T]) -> T:
-        self._watch.looked_at()
+        self._poller.note_viewer()
         return await anyio.to_thread.run_sync(make, limiter=self._readers)
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    """An error, in words."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Return the answer that tells of an error, in words."""
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
     return refusal(status, str(error))
 
 
 def _token(request: Request) -> str:
-    """The viewer's own.
+    """Return the viewer's own token.
 
     Raises:
-        UnauthorisedError: There is none.
+        UnauthorisedError: The request has no token.
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():

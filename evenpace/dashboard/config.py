@@ -1,4 +1,4 @@
-"""What the page is told when it starts."""
+"""The configuration of the page."""
 
 import ipaddress
 import re
@@ -13,21 +13,21 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class PageConfig:
-    """How the page is served, and about which manager.
+    """The configuration of the page: its manager, its address, and its limits.
 
     Attributes:
-        manager: Its address.
-        http: Where to listen; port 0 takes a free one.
-        credentials: For the manager; their certificate is the page's, too.
-        names: More names or addresses under which browsers may call the page.
-        insecure: Whether it may be reached from other machines without TLS.
-        viewers: Who may follow at once.
+        manager: The manager's address.
+        http: The address to listen on; port 0 takes a free one.
+        credentials: Credentials for the manager; the certificate is the page's, too.
+        names: Further names or addresses under which browsers may call the page.
+        insecure: Whether other machines may reach the page without TLS.
+        viewers: The most viewers who may follow at once.
         request_timeout: Seconds from a connection's start or last answer until its next request is whole.
-        interval: Seconds from one look at the manager to the next while somebody looks.
-        idle_interval: Likewise, while nobody does.
+        interval: Seconds between polls of the manager while there are viewers.
+        idle_interval: Seconds between polls without viewers.
 
     Raises:
-        InvalidRequestError: A value is not allowed, or others could reach the page without TLS.
+        InvalidRequestError: A value is not allowed, or other machines could reach the page without TLS.
     """
 
     manager: Address
@@ -52,15 +52,15 @@ class PageConfig:
 
     @property
     def scheme(self) -> str:
-        """Of the page's address."""
+        """The scheme of the page's address."""
         return "https" if self.credentials.tls else "http"
 
 
 def check_http(address: Address, credentials: Credentials | None, *, insecure: bool) -> None:
-    """See whether the page may be served there.
+    """Check that the page may be served at an address.
 
     Raises:
-        InvalidRequestError: Others could reach it without TLS.
+        InvalidRequestError: Other machines could reach it without TLS.
     """
     if insecure or (credentials is not None and credentials.tls) or address.is_loopback:
         return

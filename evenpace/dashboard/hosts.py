@@ -1,7 +1,7 @@
-"""Under which names the page may be called: a browser that uses another was led here by a foreign site.
+"""The names under which the page may be called: another name comes from a foreign site.
 
-Such a site can have its own name resolve to this machine (DNS rebinding), and then read what the page
-answers; but it cannot change the `Host` and `Origin` that the browser sends.
+Such a site can have its own name resolve to this machine (DNS rebinding), and then read the page's answers;
+but it cannot change the `Host` and `Origin` that the browser sends.
 """
 
 import socket
@@ -15,7 +15,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def own_names(address: Address, more: Iterable[str]) -> frozenset[str]:
-    """The names and addresses of a page that listens at an address, in lower case, without ports."""
+    """Return the names and addresses of a page that listens at an address, in lower case, without ports."""
     names = {address.host, *more}
     if address.is_loopback:
         names |= set(_LOOPBACK)
@@ -30,7 +30,7 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def host_name(header: str) -> str:
-    """The name in a `Host` header, in lower case, without the port; empty where it is none."""
+    """Return the name in a `Host` header, in lower case, without the port; empty if it is invalid."""
     if header.startswith("["):
         name, bracket, port = header[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):

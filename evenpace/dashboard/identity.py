@@ -1,4 +1,4 @@
-"""What the page proves itself with to the manager, and under which name it calls one on this machine."""
+"""The page's credentials at the manager, and the address of a manager on this machine."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.tokens import ALL_JOBS, Token, TokenKeys, issue
 
-_VALID_SECONDS = 600  # of a token, which is shown once, to a new connection
+_VALID_SECONDS = 600  # of a token, which is used once, for a new connection
 
 
 @dataclass(frozen=True)
 class MintedCredentials(Credentials):
-    """With a token of all jobs for each connection, signed by the key that the file has then.
+    """Credentials with a new token of all jobs for each connection, signed by the present key.
 
     Attributes:
-        keys: From the manager's own file of keys.
+        keys: The keys in the manager's own file of keys.
     """
 
     keys: TokenKeys | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, tls: Credentials | None, key_file: Path) -> "MintedCredentials":
-        """With the certificate of others.
+        """Make credentials with the certificate of others.
 
         Raises:
-            InvalidRequestError: The file of keys is of no use.
+            InvalidRequestError: The file of keys cannot be used.
         """
         files = tls or Credentials()
         keys = TokenKeys(key_file)
@@ -34,7 +34,7 @@ class MintedCredentials(Credentials):
         return cls(files.ca, files.certificate, files.key, None, _mint(keys), keys)
 
     def read_token(self) -> str:
-        """A new one."""
+        """Return a new token."""
         assert self.keys is not None
         return _mint(self.keys)
 
@@ -44,10 +44,10 @@ def _mint(keys: TokenKeys) -> str:
 
 
 def job_of(credentials: Credentials) -> str | None:
-    """The one job that they are for; None where they are for all.
+    """Return the one job that credentials are for; None if they are for all jobs.
 
     Raises:
-        InvalidRequestError, UnauthorisedError: The token cannot be read, or is none.
+        InvalidRequestError, UnauthorisedError: The token cannot be read, or is invalid.
     """
     text = credentials.read_token()
     job = Token.parse(text).job if text else ALL_JOBS
@@ -55,9 +55,9 @@ def job_of(credentials: Credentials) -> str | None:
 
 
 def from_here(address: Address, credentials: Credentials | None) -> Address:
-    """Where a process on the same machine reaches a service that listens at an address.
+    """Return the address at which this machine reaches a service that listens at `address`.
 
-    One that listens on all of the machine's addresses is called by loopback, or by a name that its
+    A service on all of the machine's addresses is called by loopback, or by a name that its
     certificate has.
     """
     if address.host not in ("0.0.0.0", "::", ""):

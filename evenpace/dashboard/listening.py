@@ -1,4 +1,4 @@
-"""The socket that the page listens on; the manager takes it before it starts the page, and hands it on."""
+"""The socket that the page listens on; the manager binds it before it starts the page, and passes it on."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ _UNTAKEN_SECONDS = 30.0  # for a peer to acknowledge what was sent, before the s
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that listens for the page.
+    """Return a socket that listens for the page.
 
     Raises:
         AddressInUseError: Something listens there already.
@@ -32,5 +32,5 @@ def listen(address: Address) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> Address:
-    """Where it listens."""
+    """Return the address of a listening socket."""
     return Address(*listener.getsockname()[:2])

@@ -1,4 +1,4 @@
-"""What every request must be and every answer says, whatever it is about (ASGI middleware)."""
+"""Checks of every request and headers of every answer (ASGI middleware)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evenpace.dashboard.hosts import host_name
 
-OWN_HEADER = "x-evenpace"  # no form and no simple request of another site can have it
+OWN_HEADER = "x-evenpace"  # forms and simple requests of other sites cannot have it
 _MAX_BODY = 4096  # bytes; the longest change is a few hundred
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -23,12 +23,12 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests under foreign names or from foreign sites, and gives answers their security headers.
+    """Middleware that refuses requests of foreign sites or names, and adds security headers to answers.
 
     Args:
-        app: What it stands before.
-        names: The page's own, see `hosts.own_names`.
-        scheme: The page's.
+        app: The application behind it.
+        names: The page's own names; see `hosts.own_names`.
+        scheme: The scheme of the page's address.
     """
 
     def __init__(self, app: ASGIApp, names: frozenset[str], scheme: str) -> None:
@@ -81,5 +81,5 @@ class Guard:
 
 
 def refusal(status: int, error: str) -> JSONResponse:
-    """An error as the page tells it."""
+    """Return an answer that tells of an error."""
     return JSONResponse({"error": error}, status)

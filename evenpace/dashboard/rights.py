@@ -1,7 +1,7 @@
-"""Who may change jobs from the page, and why others may not.
+"""Rights of viewers to change jobs from the page, with the reasons of refusals.
 
-The manager decides wherever it asks for tokens: a viewer's own is shown to it, never the page's. Where it
-asks for none, whoever reaches it may change its jobs; the page must not widen the circle of those who do.
+If the manager asks for tokens, it decides: it is given the viewer's own token, never the page's. If it asks
+for none, all who reach the manager may change its jobs; the page must not let more people do so.
 """
 
 import ipaddress
@@ -14,19 +14,19 @@ from rpc.client import Client
 from rpc.credentials import Credentials
 
 _wire = idl.batchsize_manager
-_NOBODY = "evenpace-page"  # no job that anybody would have: what is asked is whether one may ask
+_NOBODY = "evenpace-page"  # a name that no job has: only the right to ask is of interest
 _CONNECT_SECONDS = 3.0
-# For the manager to answer: longer than until viewers are told that it does not, who ask again once it does.
+# For the manager to answer: longer than until viewers see that it does not, who ask again once it does.
 _ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Rights:
-    """What a viewer may do.
+    """The rights of a viewer.
 
     Attributes:
-        change: "token": with a token; "open": anyhow; "none": nothing.
-        reason: In words for the viewer.
+        change: "token": changes need a token; "open": changes need nothing; "none": no changes.
+        reason: The reason, in words for the viewer.
     """
 
     change: str
@@ -34,10 +34,10 @@ class Rights:
 
 
 def asks_for_tokens(config: PageConfig) -> bool:
-    """Whether the manager does, as it is now.
+    """Return whether the manager asks for tokens at present.
 
     Raises:
-        EvenpaceError: It cannot be asked.
+        EvenpaceError: The manager cannot be reached.
     """
     own = config.credentials
     client = Client(
@@ -53,7 +53,7 @@ def asks_for_tokens(config: PageConfig) -> bool:
     except (InvalidRequestError, NotMemberError):
         return False
     except UnauthorisedError:
-        if not client.connected:  # it was TLS that said so
+        if not client.connected:  # TLS has refused the connection
             raise
         return True
     finally:
@@ -62,13 +62,13 @@ def asks_for_tokens(config: PageConfig) -> bool:
 
 
 def rights(config: PageConfig, tokens: bool, client: str, forwarded: bool) -> Rights:
-    """What a viewer may do.
+    """Return the rights of a viewer.
 
     Args:
-        config: The page's.
-        tokens: Whether the manager asks for them.
+        config: The page's configuration.
+        tokens: Whether the manager asks for tokens.
         client: The viewer's address.
-        forwarded: Whether somebody passed the request on, so that the viewer may be anybody.
+        forwarded: Whether a proxy passed the request on, so that the viewer may be anybody.
     """
     if tokens:
         return Rights("token", "Changes need a token of the job, or of all jobs; the manager checks it.")

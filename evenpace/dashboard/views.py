@@ -1,4 +1,4 @@
-"""What is shown of jobs, as values for JSON: the manager's words and `evenpace.overview.figures`, joined."""
+"""Values that the page shows of jobs, for JSON: the manager's own and `evenpace.overview.figures`."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -7,13 +7,13 @@ from typing import Any
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures, Timeline, WorkerFigures
 
-_EVENTS = 50  # that are shown, the last ones
-_DIGITS = 5  # that figures are told with
-_FEW = 16  # workers, up to which each is drawn
+_EVENTS = 50  # the last ones, which are shown
+_DIGITS = 5  # significant digits of figures
+_FEW = 16  # the most workers that are all drawn
 
 
 def job_line(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
-    """A job in the list of jobs."""
+    """Return the values of a job in the list of jobs."""
     summary = job.summary
     return {
         "job": summary.job,
@@ -31,7 +31,7 @@ def job_line(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
 
 
 def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
-    """All about a job that does not grow with its workers."""
+    """Return all values of a job whose number does not grow with its workers."""
     summary, spec = job.summary, job.summary.spec
     numbers = {
         name: getattr(figures, name)
@@ -51,7 +51,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "dataset_size": spec.dataset_size,
             "seed": spec.seed,
             "figures": numbers,
-            # Of all, in order; None where they are too many to be drawn one by one.
+            # All workers, in order; None where they are too many to be drawn one by one.
             "names": sorted(names) if len(names) <= _FEW else None,
             "straggler": _straggler(figures),
             "slowest": figures.workers[0].worker if figures.workers else None,
@@ -62,7 +62,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
 
 
 def _straggler(figures: JobFigures) -> dict[str, str] | None:
-    """Who slows the others most, and what is done about it."""
+    """Return the worker that slows the others most, and what the balancer does about it."""
     for worker in figures.workers:
         if worker.verdict in ("chronic", "passing"):
             return {
@@ -72,7 +72,7 @@ def _straggler(figures: JobFigures) -> dict[str, str] | None:
 
 
 def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
-    """A row for each worker of the last iterations, and for each member that has done none yet."""
+    """Return a row for each worker of the last iterations, and for each member without an iteration yet."""
     members = {member.worker: member for member in job.members}
     rows = [asdict(worker) for worker in figures.workers]
     seen = {worker.worker for worker in figures.workers}
@@ -94,12 +94,12 @@ def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
 
 
 def timeline_view(timeline: Timeline) -> dict[str, Any]:
-    """A job's course; spreads are lists of [minimum, median, maximum], to be short."""
+    """Return a job's timeline; spreads are short lists, [minimum, median, maximum]."""
     view: dict[str, Any] = {}
     for name in Timeline.__dataclass_fields__:
         values = getattr(timeline, name)
         if name == "workers":
-            view[name] = {worker: asdict(course) for worker, course in values.items()}
+            view[name] = {worker: asdict(line) for worker, line in values.items()}
         elif values and hasattr(values[0], "median"):
             view[name] = [[spread.minimum, spread.median, spread.maximum] for spread in values]
         else:
@@ -108,7 +108,7 @@ def timeline_view(timeline: Timeline) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers of so many digits as anybody reads: half of the bytes."""
+    """Return the same value with its numbers rounded to 5 digits, which halves the bytes."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if abs(value) < 1e6 else round(value, 1)
     if isinstance(value, dict):

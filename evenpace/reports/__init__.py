@@ -1,7 +1,7 @@
-"""Pages that stand alone, with plots and numbers.
+"""Reports: pages that load nothing else, with plots and numbers.
 
-`files` writes, `style` says how plots look, `drawing` makes them parts of a page, `pages` renders templates,
-`numbers` words. `demo` with `demo_panels` and `demo_measures` is the demo's report. That of a run comes from
-a `run_source`, which `run_list` chooses; `run_data` gathers what it says with `run_tally` and `run_course`,
-and `run_panels`, `run_lines` and `run_page` show it. Nothing here measures anything.
+`files` writes files, `style` has the plots' style, `drawing` makes plots parts of a page, `templates` renders
+pages, `numbers` formats numbers. `demo` with `demo_panels` and `demo_measures` is the demo's report. A run's
+report comes from a `run_source`, which `run_list` chooses; `run_data` gathers its values with `run_totals`
+and `run_samples`, and `run_panels`, `run_lines` and `run_page` show them. Nothing here measures anything.
 """

@@ -1,7 +1,7 @@
 """The demo's report: report.json, a page that shows it, and a picture for the README.
 
-It draws what it is given: a plain dict, the content of report.json. It knows nothing of how the
-runs were made, nor of the cluster, and it measures nothing.
+It draws a plain dict, the content of report.json. It knows nothing of how the runs were made, nor of the
+cluster, and it measures nothing.
 
 A report looks like this; times are in seconds, shares and accuracies between 0 and 1::
 
@@ -32,7 +32,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from evenpace.reports import files, numbers, pages
+from evenpace.reports import files, numbers, templates
 from evenpace.reports.demo_measures import median_time, ratio, series, waiting_share
 from evenpace.reports.demo_panels import RUNS, Report, panels
 from evenpace.reports.drawing import svg
@@ -40,13 +40,13 @@ from evenpace.reports.style import STYLE, worker_styles
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write the page that shows `report`: one file that loads nothing else.
+    """Write the page that shows a report: one file that loads nothing else.
 
     Raises:
         OSError: The file cannot be written.
     """
     drawn = panels(report)
-    pages.write_page(
+    templates.write_page(
         "demo.html.j2",
         path,
         report=report,

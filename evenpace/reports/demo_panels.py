@@ -1,4 +1,4 @@
-"""The plots of the demo's report; see `demo` for what they are drawn from."""
+"""The plots of the demo's report; see `demo` for the report's form."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ SHADES = {"even": GREY, "balanced": INK}
 
 
 def panels(report: Report) -> dict[str, Panel]:
-    """The plots by name; they all have a place on the page."""
+    """Return the plots by name, all of which are on the page."""
     workers = list(report["shares"])
     runs = report["runs"]
     made = []
@@ -82,7 +82,7 @@ def panels(report: Report) -> dict[str, Panel]:
 
 
 def _draw_workers(report: Report, policy: str, quantity: str, axes: Axes) -> None:
-    """Draws a line per worker, on the scale of both runs, so that these can be compared."""
+    """Draw a line for each worker, on the scale of both runs, so that these can be compared."""
     lines = {
         run: {worker: series(report["runs"][run], worker, quantity) for worker in report["shares"]}
         for run in RUNS

@@ -1,4 +1,4 @@
-"""Draws plots as parts of a page: SVG elements that take the page's text colour."""
+"""Plots as parts of a page: SVG elements that take the page's text colour."""
 
 import io
 import re
@@ -13,12 +13,12 @@ from matplotlib.ticker import MaxNLocator
 
 from evenpace.reports.style import INK, PANEL_SIZE, STYLE
 
-_DIGITS = re.compile(r"-?\d+\.\d{3,}")  # of points: more than is seen, and half of a page's size
+_DIGITS = re.compile(r"-?\d+\.\d{3,}")  # of points: invisible, and half of a page's size
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: what it is named, what it tells those who cannot see it, how it is drawn."""
+    """One plot: its name and title, its text for readers who cannot see it, and its drawing function."""
 
     name: str
     title: str
@@ -38,12 +38,12 @@ def svg(panel: Panel) -> str:
 
 
 def inline(figure: Figure, name: str, alt: str) -> str:
-    """A figure as an SVG element for a page, of the page's colours.
+    """Return a figure as an SVG element for a page, in the page's colours.
 
     Args:
-        figure: Drawn in `STYLE`.
-        name: Other figures of the page have other names; ids begin with it.
-        alt: What the figure tells those who cannot see it.
+        figure: A figure drawn in `STYLE`.
+        name: A name that no other figure of the page has; ids begin with it.
+        alt: The content in words, for readers who cannot see the figure.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         content = io.BytesIO()
@@ -51,7 +51,7 @@ def inline(figure: Figure, name: str, alt: str) -> str:
     root = ElementTree.fromstring(content.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            # The metadata mean nothing on a page, and the style sheet would be that of the page.
+            # The metadata are of no use on a page, and the style sheet would apply to the whole page.
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
     for element in root.iter():
@@ -83,16 +83,16 @@ def _shortened(numbers: re.Match[str]) -> str:
 
 
 def label_iterations(axes: Axes) -> None:
-    """Have an x axis of iterations, which are whole numbers."""
+    """Label an x axis of iterations, with whole numbers."""
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 def legend(axes: Axes) -> None:
-    """Name the lines above the plot, at its right."""
+    """Add a legend above the plot, at its right."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0, borderaxespad=0.4)
 
 
 def marker(points: Sequence[float]) -> str:
-    """Of a line: one of a single point would not be seen without."""
+    """Return the marker of a line: a line of a single point would be invisible without one."""
     return "o" if len(points) == 1 else ""

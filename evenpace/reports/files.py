@@ -1,4 +1,4 @@
-"""Writes files in one step: a reader sees the old one or the new one, never a part."""
+"""Files written in one step: a reader sees the old one or the new one, never a part."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put `content` at `path`; what was there stays if that fails.
+    """Write `content` to `path`; if that fails, the old content stays.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Numbers as words for pages: what is not known is a dash, never nan."""
+"""Numbers as text for pages: an unknown value is a dash, never "nan"."""
 
 import math
 from collections.abc import Iterable
@@ -7,27 +7,27 @@ UNKNOWN = "–"
 
 
 def number(value: float | None) -> float:
-    """NaN for None."""
+    """Return the value, or NaN for None."""
     return math.nan if value is None else value
 
 
 def text(value: float | None, form: str) -> str:
-    """A number in a format of Python's."""
+    """Return a number in a Python format; a dash if it is unknown."""
     return format(value, form) if math.isfinite(number(value)) else UNKNOWN
 
 
 def seconds(value: float | None) -> str:
-    """A time in seconds, without its unit."""
+    """Return a time in seconds, without its unit."""
     return text(value, ".3f" if number(value) < 10 else ".1f")
 
 
 def quantity(value: float | None) -> str:
-    """Three digits that matter, or all before the point: 0.0123, 4.57, 12,346."""
+    """Return a number with three significant digits, or all before the point: 0.0123, 4.57, 12,346."""
     return text(value, ",.0f" if abs(number(value)) >= 1000 else ".3g")
 
 
 def span(value: float | None) -> str:
-    """A stretch of time, with its unit: "0.4 s", "3 min 20 s", "2 h 5 min"."""
+    """Return a duration with its unit: "0.4 s", "3 min 20 s", "2 h 5 min"."""
     if not math.isfinite(number(value)):
         return UNKNOWN
     assert value is not None
@@ -42,11 +42,11 @@ def span(value: float | None) -> str:
 
 
 def listed(pairs: Iterable[tuple[str, float | None]], form: str | None = None, unit: str = "") -> str:
-    """Names with their numbers, as quantities or in a format, separated by commas."""
+    """Return names with their numbers, as quantities or in a format, separated by commas."""
     words = ((name, quantity(value) if form is None else text(value, form)) for name, value in pairs)
     return ", ".join(f"{name} {word}{unit}" for name, word in words)
 
 
 def top(values: Iterable[float]) -> float:
-    """The end of an axis from 0 that shows all `values`."""
+    """Return the end of an axis from 0 that shows all `values`."""
     return 1.15 * max((x for x in values if math.isfinite(x)), default=0) or 1

@@ -1,4 +1,4 @@
-"""All that a run's report says, as values: gathered from a source, ready for a page or for JSON."""
+"""The values of a run's report, gathered from a source, ready for a page or for JSON."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -6,31 +6,31 @@ from typing import Any
 
 from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.job_view import JobView
-from evenpace.reports.run_samples import Kept
+from evenpace.reports.run_samples import SampledIterations
 from evenpace.reports.run_source import RunEvent, RunFacts, RunSource
-from evenpace.reports.run_totals import Presence, SizeChange, SplitChange, Tally
+from evenpace.reports.run_totals import Presence, RunTotals, SizeChange, SplitChange
 
 _POINTS = 500  # of a timeline
-_WORKERS = 5000  # that are told of
-_ALL_SHOWN = 10  # workers that each have a line of their own; of more, some from both ends have
-_ENDS = 3
+_WORKERS = 5000  # the most workers with figures
+_ALL_SHOWN = 10  # workers up to which each has a line in plots
+_ENDS = 3  # of more workers, this many slowest and fastest have a line
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run's report.
+    """The report of a run.
 
     Attributes:
-        facts: What was run.
-        figures: What came of it.
-        timeline: Its course.
-        shown: The workers with lines of their own in it, the slowest first.
-        presences: Who was there when.
-        splits: Batches that were split otherwise than the one before.
-        split_changes: Those that moved most.
+        facts: The job, its options, and its times.
+        figures: Figures of the whole run.
+        timeline: Figures over the iterations.
+        shown: The workers with lines in the timeline, the slowest first.
+        presences: Each worker's time in the run.
+        splits: Number of batches that were split otherwise than the one before.
+        split_changes: The changes of the split that moved the most samples.
         sizes: Sizes of the whole batch.
-        events: The last ones, oldest first.
-        made: When the report was made, in seconds since 1970.
+        events: The last events, oldest first.
+        made: Time of the report, in seconds since 1970.
     """
 
     facts: RunFacts
@@ -45,22 +45,22 @@ class RunReport:
     made: float
 
     def as_json(self) -> dict[str, Any]:
-        """The same, as JSON has it."""
+        """Return the report as a dict for JSON."""
         return asdict(self)
 
 
 def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> RunReport:
-    """Read a run through.
+    """Read a run through, and return its report.
 
     Args:
-        source: Of the run.
-        made: What time it is, in seconds since 1970.
-        progress: Told of each page's iterations.
+        source: The source of the run's records.
+        made: The present time, in seconds since 1970.
+        progress: Function that is called with the number of iterations of each page that was read.
 
     Raises:
         EvenpaceError: The source cannot be read to its end.
     """
-    view, tally, kept = JobView(), Tally(), Kept()
+    view, tally, kept = JobView(), RunTotals(), SampledIterations()
     for page in source.pages():
         view.add(page)
         for iteration in page:
@@ -85,7 +85,7 @@ def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> R
 
 
 def _shown(workers: list[str]) -> tuple[str, ...]:
-    """Those with lines of their own: all, or the slowest and the fastest."""
+    """Return the workers with lines in plots: all, or the slowest and the fastest."""
     if len(workers) <= _ALL_SHOWN:
         return tuple(workers)
     return (*workers[:_ENDS], *workers[-_ENDS:])

@@ -1,4 +1,4 @@
-"""How the plots of a run's report are drawn: lines over iterations; None and NaN are gaps."""
+"""The lines of a run's plots, over its iterations; None and NaN are gaps."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from evenpace.reports.style import COLOURS, GREY, INK, WorkerStyle
 
 Values = Sequence[float | None]
 
-_SHOWN = 0.99  # of the values must fit; the axis may leave out longer ones
-_OUTLIER = 1.6  # times these, from where a value would flatten all others
-_THIN = 1.3
+_SHOWN = 0.99  # of the values must fit onto the axis
+_OUTLIER = 1.6  # times these, from which a larger value is left off the axis
+_THIN = 1.3  # points
 
 
 def array(values: Iterable[float | None]) -> NDArray[np.float64]:
-    """(values,); NaN for None."""
+    """Return values as an array, (values,), with NaN for None."""
     return np.array([numbers.number(value) for value in values], dtype=np.float64)
 
 
@@ -50,14 +50,14 @@ def draw_workers(
 def draw_against(
     axes: Axes, iterations: Sequence[int], real: Values, even: Values, names: tuple[str, str], won_below: bool
 ) -> None:
-    """Draw a quantity and what it would have been with an even split, and shade what was won.
+    """Draw a quantity and its estimate for an even split, and shade the gain.
 
     Args:
-        axes: Where.
-        iterations: (points,)
-        real: (points,)
-        even: (points,)
-        names: Of both.
+        axes: The axes to draw on.
+        iterations: The iterations' numbers, (points,).
+        real: The quantity, (points,).
+        even: The estimate for an even split, (points,).
+        names: Names of both lines.
         won_below: Whether less is better.
     """
     ours, theirs = array(real), array(even)
@@ -75,7 +75,7 @@ def draw_against(
 def draw_prediction(
     axes: Axes, iterations: Sequence[int], real: Values, predicted: Values, style: WorkerStyle
 ) -> None:
-    """Draw a worker's speed and what was predicted of it."""
+    """Draw a worker's speed and the predicted one."""
     measured, foreseen = array(real), array(predicted)
     axes.plot(iterations, measured, color=style.colour, label="real", marker=marker(iterations))
     axes.plot(iterations, foreseen, color=INK, label="predicted", linewidth=1, linestyle="--")
@@ -93,7 +93,7 @@ def draw_shares(
 
 
 def smoothed(values: NDArray[np.float64], window: int) -> list[float | None]:
-    """The median over a window around each value; None where there is nothing."""
+    """Return the median over a window around each value; None where there is no value."""
     half = window // 2
     result: list[float | None] = []
     for i in range(len(values)):
@@ -104,7 +104,7 @@ def smoothed(values: NDArray[np.float64], window: int) -> list[float | None]:
 
 
 def _limit(axes: Axes, lines: Sequence[NDArray[np.float64]], above: bool = False) -> None:
-    """Begin at 0, and do not let a few outliers flatten all others: their largest is told instead."""
+    """Start the axis at 0, and leave a few outliers off it: their largest is written instead."""
     whole = np.concatenate([np.zeros(1), *lines])
     whole = whole[np.isfinite(whole)]
     usual, most = float(np.quantile(whole, _SHOWN)), float(whole.max())

@@ -1,4 +1,4 @@
-"""The runs that a manager's state has, or a manager that answers: to be listed, and to be chosen from."""
+"""Lists of runs, in a manager's state or at a live manager, from which a user chooses one."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from evenpace.overview.client import ManagerClient
 from evenpace.reports.run_source import LiveRun, RunSource, StoredRun
 from idl.errors import InvalidRequestError
 
-_NAMED = 12  # runs in an error
+_NAMED = 12  # the most runs that an error names
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class StoredRuns:
     """The runs in a manager's state.
 
     Args:
-        reader: Of the state.
-        source_name: Where that is, in words.
+        reader: A reader of the state.
+        source_name: The state's place, in words.
     """
 
     def __init__(self, reader: StateReader, source_name: str) -> None:
@@ -39,11 +39,11 @@ class StoredRuns:
         self.source_name = source_name
 
     def source(self, wanted: str) -> RunSource:
-        """The run that a user means; see `choose`."""
+        """Return the source of the run that a user names; see `choose`."""
         return StoredRun(self._reader, choose(self._reader.runs(), wanted), self.source_name)
 
     def lines(self) -> list[RunLine]:
-        """All of them, the last ones first."""
+        """Return all runs, the last ones first."""
         lines = []
         for run in reversed(self._reader.runs()):
             last = self._reader.last_records(run.run, 1)
@@ -56,11 +56,11 @@ class StoredRuns:
 
 
 class LiveRuns:
-    """The runs that a manager tells of.
+    """The runs of a live manager.
 
     Args:
-        client: Of the manager.
-        source_name: Where that is, in words.
+        client: A client of the manager.
+        source_name: The manager's address, in words.
     """
 
     def __init__(self, client: ManagerClient, source_name: str) -> None:
@@ -68,12 +68,12 @@ class LiveRuns:
         self.source_name = source_name
 
     def source(self, wanted: str) -> RunSource:
-        """The run that a user means; see `choose`."""
-        jobs: Sequence[Any] = self._client.jobs().jobs[::-1]  # those that run come first there
+        """Return the source of the run that a user names; see `choose`."""
+        jobs: Sequence[Any] = self._client.jobs().jobs[::-1]  # the manager lists running jobs first
         return LiveRun(self._client, choose(jobs, wanted), self.source_name)
 
     def lines(self) -> list[RunLine]:
-        """All of them, those that go on first."""
+        """Return all runs, unfinished ones first."""
         now = time.time()
         return [
             RunLine(job.run, job.job, now - job.age, job.state, job.iteration, job.policy, job.reason)
@@ -93,14 +93,14 @@ _T = TypeVar("_T", bound=_Run)
 
 
 def choose(runs: Sequence[_T], wanted: str) -> _T:
-    """The run that is meant: by a job's name its last one, else by the first characters of its id.
+    """Return the run that a user names: a job's last one, or the one whose id begins so.
 
     Args:
-        runs: With `run` and `job`, the oldest first.
-        wanted: What the user gave.
+        runs: Objects with `run` and `job`, the oldest first.
+        wanted: A job's name, or the first characters of a run's id.
 
     Raises:
-        InvalidRequestError: No run is meant, or several are; names those that there are.
+        InvalidRequestError: No run matches, or several do; the message names the runs.
     """
     of_job = [run for run in runs if run.job == wanted]
     if of_job:

@@ -6,12 +6,12 @@ from typing import Any
 
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
-from evenpace.reports.pages import write_page
 from evenpace.reports.run_data import RunReport
-from evenpace.reports.run_panels import course_panels, prediction_panels, styles
+from evenpace.reports.run_panels import prediction_panels, styles, timeline_panels
 from evenpace.reports.run_totals import Presence
+from evenpace.reports.templates import write_page
 
-_CARDS = 10  # workers that are told of in words; all others are in the table
+_CARDS = 10  # workers described in words; the others are in the table
 _ROWS = 200  # of a table
 _EVENTS = 300
 
@@ -24,13 +24,13 @@ VERDICTS = {
 
 
 def write_run_page(report: RunReport, path: Path) -> None:
-    """Write the page.
+    """Write the page of a run's report.
 
     Raises:
         OSError: The file cannot be written.
     """
     figures = report.figures
-    course = {panel.name: svg(panel) for panel in course_panels(report)}
+    timeline = {panel.name: svg(panel) for panel in timeline_panels(report)}
     came_and_went = [presence for presence in report.presences if not _always_there(presence, report)]
     write_page(
         "run.html.j2",
@@ -40,7 +40,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
         figures=figures,
         styles=styles(report),
         tiles=_tiles(report) if figures.iterations else [],
-        course=course,
+        timeline_panels=timeline,
         predictions=[svg(panel) for panel in prediction_panels(report)],
         verdicts=VERDICTS,
         cards=_cards(report),
@@ -57,7 +57,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
 
 
 def _cards(report: RunReport) -> list[dict[str, Any]]:
-    """The workers that the page tells of in words: those with lines of their own."""
+    """Return the workers that the page describes in words: those with lines in plots."""
     shown = set(report.shown[:_CARDS])
     workers = [worker for worker in report.figures.workers if worker.worker in shown]
     largest = max((max(worker.batch_size, worker.even_batch_size) for worker in workers), default=0) or 1
@@ -72,7 +72,7 @@ def _cards(report: RunReport) -> list[dict[str, Any]]:
 
 
 def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
-    """What is seen at a glance: what, how much, and of what that is."""
+    """Return the main figures: title, value, and what the value is of."""
     figures = report.figures
     return [
         ("Iteration", numbers.span(figures.iteration_time), "median of the last iterations"),
@@ -99,5 +99,5 @@ def _always_there(presence: Presence, report: RunReport) -> bool:
 
 
 def _at(seconds: float) -> str:
-    """A time in words that mean the same everywhere."""
+    """Return a time as UTC, which reads the same everywhere."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,4 +1,4 @@
-"""The plots of a run's report, and what they tell those who cannot see them."""
+"""The plots of a run's report, with texts for readers who cannot see them."""
 
 import re
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from evenpace.reports.run_lines import (
 )
 from evenpace.reports.style import WorkerStyle, worker_styles
 
-_PREDICTED = 6  # workers that have a plot of their own
-_WINDOW = 9  # points
+_PREDICTED = 6  # workers with a plot of their own
+_WINDOW = 9  # points over which errors are smoothed
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is drawn for each worker: names, and where it stands in a timeline."""
+    """A quantity that is drawn for each worker: its names, and its place in a timeline."""
 
     name: str
     title: str
@@ -71,17 +71,17 @@ QUANTITIES = (
 
 
 def styles(report: RunReport) -> dict[str, WorkerStyle]:
-    """How each shown worker's lines look; in the order of names, so that it does not change with speeds."""
+    """Return the style of each shown worker's lines, by the order of names, which speeds do not change."""
     return worker_styles(sorted(report.shown, key=natural))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts worker-2 before worker-10."""
+    """Return a sort key that puts worker-2 before worker-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def course_panels(report: RunReport) -> list[Panel]:
-    """Batch sizes, times and waiting over workers; then the job as a whole. None without an iteration."""
+def timeline_panels(report: RunReport) -> list[Panel]:
+    """Return plots of workers' batch sizes, times and waiting, and of the job; none without iterations."""
     timeline = report.timeline
     if not timeline.iterations:
         return []
@@ -92,8 +92,8 @@ def course_panels(report: RunReport) -> list[Panel]:
         lines = {worker: quantity.of_worker(timeline.workers[worker]) for worker in looks}
         spread = quantity.of_all(timeline) if some else None
         last = numbers.listed(((w, _last(v)) for w, v in lines.items()), quantity.form, quantity.unit)
-        who = "some workers" if some else "each worker"
-        alt = f"{quantity.what} of {who} against the iteration. Last: {last}."
+        whose = "some workers" if some else "each worker"
+        alt = f"{quantity.what} of {whose} against the iteration. Last: {last}."
         if spread is not None:
             alt += f" Over all workers: {_spread(spread[-1], quantity)}."
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
@@ -102,7 +102,7 @@ def course_panels(report: RunReport) -> list[Panel]:
 
 
 def prediction_panels(report: RunReport) -> list[Panel]:
-    """Predicted against real speeds, and the errors; none where nothing was predicted."""
+    """Return plots of predicted and real speeds and of the errors; none without predictions."""
     timeline = report.timeline
     looks = styles(report)
     predicting = {

@@ -1,6 +1,6 @@
-"""Keeps some of a run's iterations whole, evenly spaced: workers' courses are drawn from them at the end.
+"""A bounded sample of a run's iterations, evenly spaced, from which workers' lines are drawn.
 
-Which workers have lines is known only then, and a run may be of any length: the memory is bounded.
+The workers with lines are known only at the end, and a run may be of any length, so memory is bounded.
 """
 
 import math
@@ -12,8 +12,8 @@ from idl.records import IterationRecord
 _KEPT = 1024  # iterations
 
 
-class Kept:
-    """Those whose number is a multiple of a power of two, as many as there is room for, and the last."""
+class SampledIterations:
+    """The iterations whose number is a multiple of a power of two, 1,024 at most, and the last one."""
 
     def __init__(self) -> None:
         self._stride = 1
@@ -21,7 +21,7 @@ class Kept:
         self._last: IterationRecord | None = None
 
     def add(self, iteration: IterationRecord) -> None:
-        """Take the next iteration into account."""
+        """Add the next iteration, if it is in the sample."""
         self._last = iteration
         if iteration.iteration % self._stride:
             return
@@ -31,7 +31,7 @@ class Kept:
             self._kept = {number: one for number, one in self._kept.items() if number % self._stride == 0}
 
     def timelines(self, iterations: Sequence[int], workers: Sequence[str]) -> dict[str, WorkerTimeline]:
-        """The workers' courses at these iterations; None in those that were not kept."""
+        """Return the workers' timelines at these iterations; None where they were not kept."""
         kept = dict(self._kept)
         if self._last is not None:
             kept[self._last.iteration] = self._last

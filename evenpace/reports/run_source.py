@@ -1,7 +1,7 @@
-"""Where a run's records come from: a manager's state on disk, or a manager that answers.
+"""Sources of a run's records: a manager's state on disk, or a live manager.
 
-Both give the same: what was run, who is in it, what happened, and its iterations in pages, oldest first, so
-that a run of any length goes through without being held in memory.
+Both give the run's facts, members and events, and its iterations in pages, oldest first, so that a run of
+any length is read without being held in memory.
 """
 
 import time
@@ -21,21 +21,21 @@ _EVENTS = 1000  # the last ones
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was run; times in seconds since 1970, None where it is not known.
+    """The facts of a run; times in seconds since 1970, None where they are not known.
 
     Attributes:
-        run: Drawn for this life of the job.
-        job: Its name.
+        run: The run's id.
+        job: The job's name.
         spec: `JobSpec` as a mapping.
-        policy: By which batches were split when it began.
-        predictor: Likewise; empty where there is none, None where it is not kept.
-        mode: How members wait for each other.
-        attempt: How often it was rewound.
+        policy: Name of the balancing policy.
+        predictor: Name of the predictor; empty: the policy has none; None: it is not known.
+        mode: Mode of synchronisation.
+        attempt: Number of the last attempt.
         state: "ended", "not ended", or as in `JobSummary`.
-        begun: When it began; from a manager that answers, when that manager got to know it.
-        ended: When it ended.
-        ending: Why, in words; empty if it goes on.
-        source: Where all of this is from.
+        begun: Time of its beginning; of a live manager, the time since which that manager has the job.
+        ended: Time of its end.
+        ending: Reason of its end; empty if it goes on.
+        source: The source, in words.
     """
 
     run: str
@@ -54,19 +54,19 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened, and when, in seconds since 1970."""
+    """An event in words, and its time in seconds since 1970."""
 
     at: float
     text: str
 
 
 class RunSource(Protocol):
-    """A run, wherever it is kept.
+    """A run in any source.
 
     Attributes:
-        facts: What was run.
+        facts: The run's facts.
         first: The first iteration that can be read.
-        last: The last complete one as of now; None without any.
+        last: The last complete iteration at present; None without any.
     """
 
     facts: RunFacts
@@ -74,22 +74,22 @@ class RunSource(Protocol):
     last: int | None
 
     def pages(self) -> Iterator[list[IterationRecord]]:
-        """The iterations up to `last`, oldest first; raises `EvenpaceError` where they cannot be read."""
+        """Return the iterations up to `last`, oldest first, or raise `EvenpaceError`."""
 
     def events(self) -> list[RunEvent]:
-        """The last events, oldest first."""
+        """Return the last events, oldest first."""
 
     def states(self) -> dict[str, str]:
-        """The members' states."""
+        """Return the members' states."""
 
 
 class StoredRun:
     """A run in a manager's state, also while the manager writes on; see `RunSource`.
 
     Args:
-        reader: Of the state.
-        saved: One of its runs.
-        source: Where that is, in words.
+        reader: A reader of the state.
+        saved: The run in it.
+        source: The state's place, in words.
     """
 
     def __init__(self, reader: StateReader, saved: SavedRun, source: str) -> None:
@@ -114,35 +114,35 @@ class StoredRun:
         self.last = last[0].iteration if last else None
 
     def pages(self) -> Iterator[list[IterationRecord]]:
-        """See `RunSource`."""
+        """Return the iterations; see `RunSource.pages`."""
         following, some = self.first, _FIRST_PAGE
         while self.last is not None and following <= self.last:
             limit = min(some, self.last + 1 - following)
             records = self._reader.records(self.facts.run, following, limit)
-            if not records:  # gone back over meanwhile
+            if not records:  # the job was rewound meanwhile
                 return
             yield records
             following = records[-1].iteration + 1
             some = max(1, _READ_AT_ONCE // max(1, len(records[-1].workers)))
 
     def events(self) -> list[RunEvent]:
-        """See `RunSource`."""
+        """Return the last events; see `RunSource.events`."""
         return [
             RunEvent(event.at, event.event) for event in self._reader.last_events(self.facts.run, _EVENTS)
         ]
 
     def states(self) -> dict[str, str]:
-        """See `RunSource`; who does what right now is not kept."""
+        """Return the members, whose present states are not kept; see `RunSource.states`."""
         return {member.worker: "member" for member in self._reader.members(self.facts.run)}
 
 
 class LiveRun:
-    """A run that a manager tells of; see `RunSource`.
+    """A run of a live manager; see `RunSource`.
 
     Args:
-        client: Of the manager.
-        summary: A `JobSummary` of it.
-        source: Where the manager is, in words.
+        client: A client of the manager.
+        summary: The run's `JobSummary`.
+        source: The manager's address, in words.
     """
 
     def __init__(self, client: ManagerClient, summary: Any, source: str) -> None:
@@ -170,7 +170,7 @@ class LiveRun:
         self.last = summary.iteration - 1 if summary.iteration > 0 else None
 
     def pages(self) -> Iterator[list[IterationRecord]]:
-        """See `RunSource`."""
+        """Return the iterations; see `RunSource.pages`."""
         following = self.first
         while self.last is not None and following <= self.last:
             run, page = self._client.history(self.facts.job, following)
@@ -183,9 +183,9 @@ class LiveRun:
             following = page[-1].iteration + 1
 
     def events(self) -> list[RunEvent]:
-        """See `RunSource`."""
+        """Return the last events; see `RunSource.events`."""
         return self._events
 
     def states(self) -> dict[str, str]:
-        """See `RunSource`."""
+        """Return the members' states; see `RunSource.states`."""
         return self._states

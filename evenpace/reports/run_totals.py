@@ -1,6 +1,6 @@
-"""What a report says of a run beyond its figures: who was there when, and how its batches were split anew.
+"""Totals of a run beyond its figures: each worker's presence, and the changes of the split.
 
-It is told the iterations one after the other, and keeps a bounded part of what it learns.
+The iterations are added one after the other; of the changes, a bounded number is kept.
 """
 
 import heapq
@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from idl.records import IterationRecord
 
-_CHANGES = 25  # of the split that are kept: those that moved most
-_SIZES = 50  # of the whole batch
+_CHANGES = 25  # of the split that are kept: those that moved most samples
+_SIZES = 50  # of the whole batch that are kept: the last ones
 
 
 @dataclass(slots=True)
 class Presence:
-    """A worker's part in a run; times in seconds of training since its first iteration.
+    """A worker's part in a run; times in seconds of training since the run's first iteration.
 
     Attributes:
-        worker: Its name.
+        worker: The worker's name.
         first: The first iteration that it took part in.
-        last: The last one.
-        came: When that first iteration began.
-        went: When that last one was complete.
-        iterations: That it took part in; fewer than lie between where it was away.
-        samples: That it processed.
+        last: The last iteration that it took part in.
+        came: Time at which the first one began.
+        went: Time at which the last one was complete.
+        iterations: Number of iterations that it took part in.
+        samples: Samples that it processed.
     """
 
     worker: str
@@ -43,13 +43,13 @@ class SplitChange:
     """A batch that was split otherwise than the one before it, over the same workers.
 
     Attributes:
-        iteration: Of the batch.
-        at: When it began, in seconds of training.
-        moved: Samples that went from some workers to others.
-        loser: The worker that lost most.
-        lost: What it had before, and has now.
-        winner: The one that won most.
-        won: Likewise.
+        iteration: Number of the batch's iteration.
+        at: Time of its beginning, in seconds of training.
+        moved: Samples that moved from some workers to others.
+        loser: The worker that lost most samples.
+        lost: Its samples before and after.
+        winner: The worker that gained most samples.
+        won: Its samples before and after.
     """
 
     iteration: int
@@ -63,7 +63,7 @@ class SplitChange:
 
 @dataclass(frozen=True, slots=True)
 class SizeChange:
-    """Whole batches have another size from an iteration on; `members` is how many then share them."""
+    """A change of the whole batch's size from an iteration on, and the number of members then."""
 
     iteration: int
     at: float
@@ -71,12 +71,12 @@ class SizeChange:
     members: int
 
 
-class Tally:
-    """Counts as iterations go by.
+class RunTotals:
+    """Totals over the iterations so far.
 
     Attributes:
-        iterations: So many.
-        seconds: That they took.
+        iterations: Number of iterations.
+        seconds: Seconds that they took.
         splits: Batches that were split otherwise than the one before.
         sizes: The whole batch's sizes, the first included; a smaller last batch of an epoch does not count.
     """
@@ -93,7 +93,7 @@ class Tally:
         self._counted: tuple[tuple[str, ...], int, NDArray[np.int64]] = ((), 0, np.zeros(0, np.int64))
 
     def add(self, iteration: IterationRecord) -> None:
-        """Take the next iteration into account."""
+        """Add the next iteration."""
         if self._before is None or iteration.workers != self._before.workers:
             self._settle()
             for worker in iteration.workers:
@@ -112,17 +112,17 @@ class Tally:
 
     @property
     def presences(self) -> list[Presence]:
-        """The workers, in the order in which they came."""
+        """The workers, in the order in which they joined."""
         self._settle()
         return list(self._present.values())
 
     @property
     def changes(self) -> list[SplitChange]:
-        """The changes of the split that moved most, in the order of time."""
+        """The changes of the split that moved most samples, in the order of time."""
         return sorted((change for _, _, change in self._changes), key=lambda change: change.iteration)
 
     def _settle(self) -> None:
-        """Hand what was counted since somebody came or went to the workers."""
+        """Add the counts since the members last changed to the workers."""
         workers, count, samples = self._counted
         if self._before is not None and count:
             for worker, its_samples in zip(workers, samples.tolist(), strict=True):
@@ -153,7 +153,7 @@ class Tally:
             heapq.heappop(self._changes)
 
     def _size(self, iteration: IterationRecord) -> None:
-        """A size counts once a second batch has it: the last batch of an epoch may be smaller."""
+        """Record a new size once a second batch has it: the last batch of an epoch may be smaller."""
         known = self.sizes[-1].samples if self.sizes else None
         if iteration.total == known:
             self._pending = None

@@ -1,14 +1,14 @@
-"""How plots look: colours, sizes, Matplotlib's settings."""
+"""The style of plots: colours, sizes, Matplotlib's settings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-# Okabe and Ito's colours, told apart by the colour-blind; the four with enough contrast on both
-# white and black come first. Dashes tell more workers apart than there are colours.
+# Okabe and Ito's colours, which the colour-blind can distinguish; the four with enough contrast on both
+# white and black come first. Dashes distinguish more workers than there are colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("", "5 2", "1.5 1.5", "5 2 1.5 2")
-# Colours mean workers; what is over all workers gets shades. On a page, INK becomes the text's own colour.
+# Colours are for workers, shades for the whole job. On a page, INK becomes the text's own colour.
 INK = "#222222"
 GREY = "#8c8c8c"
 
@@ -44,20 +44,20 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class WorkerStyle:
-    """How one worker's lines look: a colour, and dashes as in SVG's stroke-dasharray."""
+    """The style of one worker's lines: a colour, and dashes as in SVG's stroke-dasharray."""
 
     colour: str
     dash: str
 
     @property
     def line(self) -> dict[str, Any]:
-        """The same as Matplotlib's line properties."""
+        """The style as Matplotlib's line properties."""
         dashes = (0.0, tuple(map(float, self.dash.split())))
         return {"color": self.colour, "linestyle": dashes if self.dash else "solid"}
 
 
 def worker_styles(workers: Iterable[str]) -> dict[str, WorkerStyle]:
-    """A style for each worker, in their order."""
+    """Return a style for each worker, in their order."""
     styles = {}
     for index, worker in enumerate(workers):
         round_, colour = divmod(index, len(COLOURS))

@@ -227,7 +227,7 @@ def test_jobs_that_have_ended_disappear(wait_until):
             worker.close()
 
             def without_the_job():
-                """The figures, once the end of the job is counted: the worker's answer comes before."""
+                """Return the metrics once the job's end, which follows the worker's answer, is counted."""
                 found = scrape()
                 over = value(found, "evenpace_jobs_ended_total", outcome="ended")
                 return found if over and not any("job" in labels for _, labels, _ in found) else None

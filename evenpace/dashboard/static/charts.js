@@ -1,4 +1,4 @@
-// A job's course: what to draw, of everybody or, where they are many, of their spread and of those picked.
+// A job's timeline: lines of all workers or, if they are many, of their spread and of the chosen ones.
 import { number, percent, seconds } from "./format.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { ask, ofJob } from "./live.js";
@@ -8,7 +8,7 @@ const POINTS = 240;
 const PAUSE = 2000; // milliseconds between two askings
 
 export function Charts({ job, picked }) {
-  const [course, setCourse] = useState(null);
+  const [timeline, setTimeline] = useState(null);
   const [focus, setFocus] = useState(null);
   const asked = useRef({ at: 0, timer: 0, what: "" });
   const single = job.names ?? picked;
@@ -24,7 +24,7 @@ export function Charts({ job, picked }) {
     const get = () => {
       state.at = Date.now();
       const parameters = [["points", POINTS], ...drawn.map((name) => ["worker", name])];
-      ask(ofJob(job.job, "timeline", parameters)).then(setCourse, () => {});
+      ask(ofJob(job.job, "timeline", parameters)).then(setTimeline, () => {});
     };
     clearTimeout(state.timer);
     const wait = state.what === what ? state.at + PAUSE - Date.now() : 0;
@@ -33,19 +33,19 @@ export function Charts({ job, picked }) {
     return () => clearTimeout(state.timer);
   }, [job.figures.iterations, what]);
 
-  if (course === null || !course.iterations.length) {
-    return html`<section class="card" aria-labelledby="course-title"><h2 id="course-title">Its course</h2>
+  if (timeline === null || !timeline.iterations.length) {
+    return html`<section class="card" aria-labelledby="timeline-title"><h2 id="timeline-title">Timeline</h2>
       <p class="muted">There is nothing to draw before the first iteration is complete.</p></section>`;
   }
-  const charts = draw(course, job.names === null ? picked : job.names, job.names === null);
-  const focused = shown ? course.workers[shown] : undefined;
-  return html`<section class="course" aria-labelledby="course-title">
-    <h2 id="course-title">Its course</h2>
+  const charts = draw(timeline, job.names === null ? picked : job.names, job.names === null);
+  const focused = shown ? timeline.workers[shown] : undefined;
+  return html`<section class="timeline" aria-labelledby="timeline-title">
+    <h2 id="timeline-title">Timeline</h2>
     <div class="charts">
-      ${charts.map((chart) => html`<${Plot} key=${chart.title} ...${chart} ...${known(course.iterations, chart.lines)} />`)}
+      ${charts.map((chart) => html`<${Plot} key=${chart.title} ...${chart} ...${known(timeline.iterations, chart.lines)} />`)}
       ${focused &&
       html`<${Plot} key="speed" title="Predicted and real speed" note=${`Samples per second, of ${shown}`}
-        ...${known(course.iterations, speeds(focused))} format=${number}
+        ...${known(timeline.iterations, speeds(focused))} format=${number}
         aside=${job.names !== null &&
         html`<label>Worker <select value=${shown} onChange=${(event) => setFocus(event.target.value)}>
           ${job.names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
@@ -54,13 +54,13 @@ export function Charts({ job, picked }) {
   </section>`;
 }
 
-function draw(course, names, many) {
-  const drawn = names.filter((name) => course.workers[name]);
-  const of = (quantity) => drawn.map((name, i) => ({ name, values: course.workers[name][quantity], line: many ? i + 2 : i }));
+function draw(timeline, names, many) {
+  const drawn = names.filter((name) => timeline.workers[name]);
+  const of = (quantity) => drawn.map((name, i) => ({ name, values: timeline.workers[name][quantity], line: many ? i + 2 : i }));
   const spread = (quantity) => [
-    { name: "largest", values: course[quantity].map((s) => s[2]), line: 0, faint: true },
-    { name: "median", values: course[quantity].map((s) => s[1]), line: 1 },
-    { name: "smallest", values: course[quantity].map((s) => s[0]), line: 8, faint: true },
+    { name: "largest", values: timeline[quantity].map((s) => s[2]), line: 0, faint: true },
+    { name: "median", values: timeline[quantity].map((s) => s[1]), line: 1 },
+    { name: "smallest", values: timeline[quantity].map((s) => s[0]), line: 8, faint: true },
   ];
   const quantity = (title, note, name, format) => ({
     title,
@@ -74,22 +74,22 @@ function draw(course, names, many) {
       note: "As measured, and as an even split would have been (estimated)",
       format: seconds,
       lines: [
-        { name: "measured", values: course.durations },
-        { name: "even split", values: course.even_durations },
+        { name: "measured", values: timeline.durations },
+        { name: "even split", values: timeline.even_durations },
       ],
     },
     quantity("Batch sizes", "Samples per iteration", "batch_sizes", number),
     quantity("Batch processing times", "Waiting left out", "batch_processing_times", seconds),
     quantity("Waiting", "For the others, per iteration", "waiting_times", seconds),
   ];
-  const errors = drawn.map((name, i) => ({ name, values: deviations(course.workers[name]), line: many ? i + 2 : i }));
+  const errors = drawn.map((name, i) => ({ name, values: deviations(timeline.workers[name]), line: many ? i + 2 : i }));
   if (errors.length) {
     charts.push({ title: "Prediction errors", note: "|predicted − real| / real speed", format: percent, lines: errors });
   }
   return charts;
 }
 
-// From where on anything is known: of long runs, single workers' course is kept for the last part alone.
+// The first point with a value: of long runs, single workers' lines are kept for the last part alone.
 function known(iterations, lines) {
   const found = iterations.findIndex((_, i) => lines.some((one) => one.values[i] != null));
   const first = Math.max(0, found);

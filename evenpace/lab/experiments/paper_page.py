@@ -11,7 +11,7 @@ from typing import Any
 from evenpace.lab.experiments import figure_plots
 from evenpace.lab.experiments.paper_claims import FIGURES, PaperFigure
 from evenpace.reports.drawing import inline
-from evenpace.reports.pages import write_page
+from evenpace.reports.templates import write_page
 from worker.resources.device import cpu_name
 
 _PIXELS = 100  # of an inch of a figure, at most

@@ -1,4 +1,4 @@
-"""The live page over real HTTP: what it tells of real runs, and what becomes of it when others go."""
+"""The live page over real HTTP: its figures of real runs, and its behaviour when others end."""
 
 import asyncio
 import fnmatch
@@ -14,8 +14,8 @@ import tomllib
 import psutil
 import pytest
 
-from evenpace.dashboard import stream
-from evenpace.dashboard.stream import EventStream, Viewers
+from evenpace.dashboard import event_stream
+from evenpace.dashboard.event_stream import EventStream, Viewers
 from evenpace.lab.bench.load_processes import Generators, LoadConfig
 from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
@@ -44,14 +44,14 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(page, wait_until):
-    """A job with a straggler that goes on all the while."""
+    """A job with a straggler that goes on during the tests."""
     with Uneven(page.manager, "shared") as run:
         wait_until(lambda: page.shows("shared", iterations=30), "thirty iterations")
         yield run
 
 
-def test_a_job_is_told_of_as_its_records_say(page, run, wait_until):
-    """Once a job is over, the page's figures and course are those that its records give."""
+def test_a_job_is_shown_as_its_records_say(page, run, wait_until):
+    """The page's figures and timeline of a finished job are those of its records."""
     with Uneven(page.manager, "over") as over:
         wait_until(lambda: len(over.done) > 20, "twenty iterations")
 
@@ -75,14 +75,14 @@ def test_a_job_is_told_of_as_its_records_say(page, run, wait_until):
     assert [row["worker"] for row in rows] == [worker.worker for worker in figures.workers]
     assert rows[0]["worker"] == told["slowest"] == told["straggler"]["worker"] == "worker-3"
     assert rows[0]["verdict"] == "chronic"
-    course = page.get("/api/jobs/over/timeline?points=1000&worker=worker-3")
+    timeline = page.get("/api/jobs/over/timeline?points=1000&worker=worker-3")
     whole = view.timeline(1000, ["worker-3"], 0)
-    assert course["iterations"] == whole.iterations
-    assert course["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
+    assert timeline["iterations"] == whole.iterations
+    assert timeline["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
 
 
 def test_the_stream_follows_a_run(page, run):
-    """Viewers hear of new iterations by themselves, each event small, and of the end."""
+    """Viewers receive new iterations by themselves, each event small, and the end."""
     with Uneven(page.manager, "followed") as followed, page.events("followed") as events:
         told, seen = [], []
         for name, job in events:
@@ -99,7 +99,7 @@ def test_the_stream_follows_a_run(page, run):
 
 
 def test_the_list_of_jobs(page, run):
-    """The list has all jobs, with what is most worth knowing of each."""
+    """The list has all jobs, with the main figures of each."""
     jobs = {job["job"]: job for job in page.get("/api/jobs")["jobs"]}
     assert jobs["shared"]["state"] == "running"
     assert jobs["shared"]["members"] == 4
@@ -107,7 +107,7 @@ def test_the_list_of_jobs(page, run):
 
 
 def test_the_table_is_sorted_filtered_and_cut_by_the_server(page, run):
-    """What is asked for comes, in order, and how much there is of it in all."""
+    """The requested rows come in order, with the number of all matching rows."""
     part = page.get("/api/jobs/shared/workers?sort=worker&descending=0&limit=2&offset=1")
     assert [row["worker"] for row in part["rows"]] == ["worker-1", "worker-2"]
     assert (part["all"], part["matching"]) == (4, 4)
@@ -136,26 +136,26 @@ def test_the_table_is_sorted_filtered_and_cut_by_the_server(page, run):
         ("/api/jobs/shared/timeline?" + "&".join(f"worker={i}" for i in range(21)), 400, "21 workers"),
     ],
 )
-def test_bad_questions_are_told_what_is_allowed(page, run, path, status, said):
-    """A question that cannot be answered is told why in one line."""
+def test_bad_requests_are_answered_with_what_is_allowed(page, run, path, status, said):
+    """A bad request is answered in one line that says what is allowed."""
     found, value, _ = page.ask(path)
     assert (found, said in value["error"]) == (status, True), value
 
 
 def test_unknown_paths_and_files(page):
-    """What there is not is not there, above the page's own files least of all."""
+    """Unknown paths are not found, least of all above the page's own files."""
     for path in ("/nothing", "/static/../api.py", "/static/%2e%2e/api.py", "/static/"):
         assert page.ask(path)[0] == 404
 
 
 def test_health(page, wait_until):
-    """The page says whether it is well, and whether it reaches the manager."""
+    """The page reports that it runs, and whether it reaches the manager."""
     well = {"status": "ok", "manager": "ok", "error": ""}
     wait_until(lambda: page.get("/healthz") == well, "an answer of the manager")
 
 
 def test_viewers_are_bounded(tmp_path, wait_until):
-    """Who comes when there are enough is told so, and may come when one has gone."""
+    """A viewer beyond the limit is refused, and may come when another has gone."""
     with (
         serving(manager_service()) as manager,
         page_of(tmp_path, manager, "--max-viewers", "2") as page,
@@ -173,8 +173,8 @@ def test_viewers_are_bounded(tmp_path, wait_until):
 
 
 def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
-    """Nothing is kept for a viewer that takes nothing: it is given up, and makes room."""
-    monkeypatch.setattr(stream, "_SLOW_SECONDS", 0.05)
+    """A viewer that does not read is dropped, and its place is free again."""
+    monkeypatch.setattr(event_stream, "_SLOW_SECONDS", 0.05)
     viewers = Viewers(1)
 
     async def events():
@@ -195,7 +195,7 @@ def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
 
 
 def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until):
-    """While the manager is away the page shows what it knew and says so; then it goes on by itself."""
+    """The page keeps its figures and shows an error while the manager is away; then it goes on."""
     with (
         restartable_manager(tmp_path / "state") as manager,
         page_of(tmp_path, manager.address) as page,
@@ -216,7 +216,7 @@ def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until)
 
 
 def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
-    """A page that dies is a line in the manager's log, and nothing to its workers."""
+    """A page that dies is a line in the manager's log, and does not affect workers."""
     with managed_page(tmp_path) as page:
         worker = MemberWorker(page.manager)
         worker.iterate()
@@ -229,7 +229,7 @@ def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
-    """However a manager ends, its page does, too, while somebody looks."""
+    """The page ends with its manager, however that ends, even with a viewer."""
     with managed_page(tmp_path) as page, page.events() as events:
         assert next(events)[0] == "page"
         (child,) = psutil.Process(page.popen.pid).children()
@@ -240,8 +240,8 @@ def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
 
 
 @pytest.mark.parametrize("command", ["manager", "dashboard"])
-def test_a_port_in_use_is_told_at_the_start(command):
-    """Neither starts without its page: the error names the address."""
+def test_a_port_in_use_is_an_error_at_the_start(command):
+    """A manager does not start without its page: the error names the address."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = Address(*other.getsockname())
         done = _evenpace(command, "--http", str(taken), *_needed(command))
@@ -251,7 +251,7 @@ def test_a_port_in_use_is_told_at_the_start(command):
 
 @pytest.mark.parametrize("command", ["manager", "dashboard"])
 def test_others_reach_the_page_by_tls_or_not_at_all(command):
-    """Listening beyond loopback without TLS is refused, with what to do instead."""
+    """Listening beyond loopback without TLS is refused, with advice."""
     done = _evenpace(command, "--http", "0.0.0.0:0", *_needed(command))
     assert done.returncode == 1
     assert "others could reach the page at 0.0.0.0:0 without TLS: give --tls" in done.stderr
@@ -259,7 +259,7 @@ def test_others_reach_the_page_by_tls_or_not_at_all(command):
 
 @pytest.mark.slow
 def test_a_thousand_workers(tmp_path, wait_until):
-    """With a job of a thousand workers events stay small, and the table comes a part at a time."""
+    """Events of a job of a thousand workers stay small, and the table comes in parts."""
     config = LoadConfig(jobs=1, workers=1000, seconds=1, compute=1.0)
     # A generator that is held up is not to be taken for a thousand silent workers.
     options = ("--workers", "1000", "--max-address-connections", "2000", "--silence", "120")
@@ -283,15 +283,15 @@ def test_a_thousand_workers(tmp_path, wait_until):
         assert (len(part["rows"]), part["all"]) == (25, 1000)
         speeds = [row["seconds_per_sample"]["median"] for row in part["rows"]]
         assert speeds == sorted(speeds, reverse=True)
-        course = page.get("/api/jobs/load-0/timeline?worker=worker-999")
-        assert set(course["workers"]) == {"worker-999"}
+        timeline = page.get("/api/jobs/load-0/timeline?worker=worker-999")
+        assert set(timeline["workers"]) == {"worker-999"}
         generators.finish()
         assert not generators.errors
 
 
 @pytest.mark.slow
 def test_the_demo_has_a_page(tmp_path, wait_until):
-    """The demo says first where its page is; one that is open sees both runs there."""
+    """The demo first prints its page's address; an open page sees both runs there."""
     command = [sys.executable, "-m", lingering_demo.__name__, "demo", "--out", str(tmp_path / "demo")]
     # Between the runs nobody has the page's port: it must not be one that the kernel gives to others.
     options = ["--shares", "0.8,0.4", "--epochs", "1", "--batch-size", "360"]
@@ -321,7 +321,7 @@ def test_the_demo_has_a_page(tmp_path, wait_until):
 
 
 def test_a_demo_without_a_page_says_nothing_of_one(tmp_path):
-    """With --no-http no page is promised; an address that others could reach is refused."""
+    """The option --no-http prints no address; one that other machines could reach is refused."""
     options = ("demo", "--out", str(tmp_path), "--batch-size", "5000")
     assert "page" not in _evenpace(*options, "--no-http").stdout
     refused = _evenpace(*options, "--http", "0.0.0.0:0")
@@ -340,7 +340,7 @@ def test_nothing_is_loaded_from_elsewhere():
 
 
 def test_every_file_of_the_page_is_packaged():
-    """What the page consists of is in the package's data, vendored files with their licences."""
+    """All of the page's files are package data, vendored files with their licences."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["evenpace.dashboard"]
     files = [f"static/{file.relative_to(STATIC)}" for file in STATIC.rglob("*") if file.is_file()]

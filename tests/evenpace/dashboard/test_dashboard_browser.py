@@ -1,6 +1,6 @@
-"""The live page in a real browser: what people see of a real run, how they get around, and what they change.
+"""The live page in a real browser: what users see of a real run, navigation, and changes.
 
-Screenshots of what was tested are left under runs/screenshots.
+Screenshots of the tests are left under runs/screenshots.
 """
 
 import os
@@ -51,7 +51,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(page, wait_until):
-    """A job with a straggler that goes on all the while."""
+    """A job with a straggler that goes on during the tests."""
     with Uneven(page.manager, "digits") as run:
         wait_until(lambda: len(run.done) > 30, "thirty iterations")
         yield run
@@ -59,7 +59,7 @@ def run(page, wait_until):
 
 @pytest.fixture
 def opened(chromium, page, run):
-    """A function that opens the page of the job; all tabs are checked for errors and requests in the end."""
+    """A function that opens the job's page; all tabs are checked for errors and requests at the end."""
     contexts, wrong = [], []
 
     def open_(url=None, **options):
@@ -88,7 +88,7 @@ def _shot(tab, name):
 
 
 def _violations(tab):
-    """What a checker of accessibility finds wrong, in short."""
+    """Return the findings of a checker of accessibility, in short."""
     found = axe.Axe().run(tab).response["violations"]
     return [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found]
 
@@ -99,7 +99,7 @@ def _iteration(tab):
 
 
 def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
-    """Who opens the page sees the only job at once, and how it goes on, without a reload."""
+    """A viewer sees the only job at once, and its new iterations without a reload."""
     tab = opened()
     expect(tab).to_have_title("digits – evenpace")
     expect(tab.locator(".headline")).to_contain_text("faster than even")
@@ -123,7 +123,7 @@ def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_violations_of_accessibility(opened, scheme):
-    """A checker finds nothing wrong, in either colour scheme, with all that can be opened open."""
+    """A checker finds no violations, in either colour scheme, with all sections open."""
     tab = opened(color_scheme=scheme)
     expect(tab.locator("[aria-live=polite]")).to_contain_text("even")
     assert tab.locator("[aria-live]").count() == 1
@@ -141,7 +141,7 @@ def test_no_violations_of_accessibility(opened, scheme):
 
 
 def test_dark_mode_follows_the_system(opened):
-    """The page is dark where the system is, and turns when that does, charts included."""
+    """The page is dark where the system is, and changes with it, charts included."""
     tab = opened(color_scheme="dark")
 
     def light():
@@ -157,7 +157,7 @@ def test_dark_mode_follows_the_system(opened):
 
 
 def test_a_phone_shows_all_without_sideways_scrolling(opened):
-    """At 320 pixels nothing is wider than the screen, whatever is open."""
+    """Nothing is wider than a screen of 320 pixels, whatever is open."""
     tab = opened(viewport=PHONE, device_scale_factor=2, has_touch=True, is_mobile=True)
     width = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
     assert tab.evaluate(width) <= PHONE["width"]
@@ -176,7 +176,7 @@ def test_a_phone_shows_all_without_sideways_scrolling(opened):
 
 
 def test_all_by_keyboard(opened, wait_until):
-    """Everything is reached and used with the keyboard; updates leave the focus where it is."""
+    """All controls are reached and used with the keyboard; updates leave the focus where it is."""
     tab = opened()
     tab.keyboard.press("Tab")
     expect(tab.locator(".skip")).to_be_focused()
@@ -215,7 +215,7 @@ def test_all_by_keyboard(opened, wait_until):
 
 
 def test_the_page_reconnects_by_itself(opened, page, tmp_path, wait_until):
-    """While its server is away a tab says so and keeps what it has; it goes on when it can."""
+    """A tab whose server is away says so and keeps its figures; it goes on when it can."""
     address = str(address_of_our_own())  # the tab's attempts must not be given it while nobody is there
     with page_of(tmp_path, page.manager, "--http", address) as first:
         tab = opened(first.url)
@@ -231,7 +231,7 @@ def test_the_page_reconnects_by_itself(opened, page, tmp_path, wait_until):
 
 
 def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
-    """Jobs are listed; of many workers there are bands, a table in parts, and single ones on demand."""
+    """Jobs are listed; many workers have bands, a table in parts, and single lines on demand."""
     with (
         managed_page(tmp_path) as page,
         Uneven(page.manager, "wide", [50 + 10 * number for number in range(40)]) as wide,
@@ -267,7 +267,7 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
 
 
 def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
-    """A change asks first, then takes hold in the running job, which loses no iteration."""
+    """A change is confirmed first, then holds in the running job, which loses no iteration."""
     tab = opened()
     form = tab.locator("form", has=tab.get_by_role("button", name="Change policy"))
     form.get_by_label("Policy").select_option("even")
@@ -307,7 +307,7 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
 
 
 def test_a_pasted_token_opens_the_changes(chromium, tmp_path, wait_until):
-    """Where the manager asks for tokens the page is read-only until one is pasted; it stays in the tab."""
+    """A page whose manager asks for tokens is read-only until one is pasted; it stays in the tab."""
     key = tmp_path / "tokens.key"
     tokens.write_new_key(key, add=False)
     text = tokens.issue(tokens.TokenKeys(key), "mine", 0)

@@ -1,4 +1,4 @@
-"""Whom the page answers, and whom it lets change what."""
+"""The page's checks of requests, and the rights of viewers to make changes."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ HEADERS = {"Content-Type": "application/json", "X-Evenpace": "1"}
 
 @pytest.mark.parametrize("path", ["/", "/api/jobs", "/healthz", "/static/app.js", "/nothing"])
 def test_every_answer_protects_the_browser(page, path):
-    """Whatever is asked, scripts come from the page alone, nobody frames it, and nothing is guessed."""
+    """Answers allow scripts of the page alone, no frames, and no guessed types."""
     headers = page.ask(path)[2]
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -72,13 +72,13 @@ def test_every_answer_protects_the_browser(page, path):
     "host", ["evil.example", "evil.example:4380", "127.0.0.1.evil.example", "", "[::1", "127.0.0.1:4380x"]
 )
 def test_foreign_names_are_refused(page, host):
-    """A browser that was led here under another name gets nothing, not even files."""
+    """A browser that calls the page by a foreign name gets nothing, not even files."""
     for path in ("/", "/api/jobs", "/static/app.js", "/healthz"):
         assert page.ask(path, headers={"Host": host})[0] in (400, 421)
 
 
 def test_the_pages_own_names_are_answered(page, tmp_path):
-    """Loopback's names are the page's, and those that it was given."""
+    """Loopback's names are the page's, and so are those of the option."""
     for host in ("localhost", "LOCALHOST.:4380", "[::1]:4380", "127.0.0.1"):
         assert page.ask("/healthz", headers={"Host": host})[0] == 200
     with page_of(tmp_path, page.manager, "--http-name", "pace.example.org") as other:
@@ -88,7 +88,7 @@ def test_the_pages_own_names_are_answered(page, tmp_path):
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1"])
 def test_other_sites_are_refused(page, origin):
-    """Neither a question nor a change of another site, or of another port, is answered."""
+    """Requests and changes of another site, or of another port, are refused."""
     assert page.ask("/api/jobs", headers={"Origin": origin})[0] == 403
     assert page.change("mine", PAUSE, Origin=origin)[0] == 403
     assert page.ask("/api/jobs", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
@@ -127,14 +127,14 @@ def test_a_change_cannot_look_like_a_form(page, headers, status):
         ({"drain": {}}, "object with worker"),
     ],
 )
-def test_bad_changes_are_told_what_is_allowed(page, change, said):
-    """What is no change is refused before the manager is asked, with what is allowed."""
+def test_bad_changes_are_refused_with_what_is_allowed(page, change, said):
+    """A bad change is refused before the manager is asked, with what is allowed."""
     status, value = page.change("mine", change)
     assert (status, said in value["error"]) == (400, True), value
 
 
-def test_what_is_no_json_is_told_so(page):
-    """A body that is none, or nested beyond reason, is a mistake of the caller."""
+def test_a_body_that_is_no_json_is_refused(page):
+    """A body that is no JSON, or nested too deeply, is the caller's mistake."""
     for body in ("", "{", "[" * 4000, '{"paused": NaN}', "\ud800".encode("utf-8", "surrogatepass")):
         assert page.ask("/api/jobs/mine/control", "POST", body, HEADERS)[0] == 400
 
@@ -150,14 +150,14 @@ _parts = st.sampled_from(["worker", "minimum", "maximum", "granularity", "policy
 
 @given(_json | st.dictionaries(_names, _json | st.dictionaries(_parts, _json, max_size=4), max_size=2))
 def test_any_body_is_a_change_or_a_clear_mistake(body):
-    """Whatever JSON comes, it is either a change or refused as the caller's mistake."""
+    """Any JSON is either a change or refused as the caller's mistake."""
     with contextlib.suppress(ValueError):
         assert callable(actions.parse(body))
 
 
 @given(st.text(max_size=30))
 def test_a_host_header_is_never_taken_for_a_shorter_name(text):
-    """Whatever a `Host` header is, what is compared with the page's names is a name without a port in it."""
+    """The name taken from any `Host` header is compared without a port."""
     name = host_name(text)
     assert name == "" or text.lower().removeprefix("[").startswith(name)
     if not text.startswith("["):
@@ -165,7 +165,7 @@ def test_a_host_header_is_never_taken_for_a_shorter_name(text):
 
 
 def test_names_of_pages():
-    """A page on loopback has its names; one on all addresses those of the machine; others just theirs."""
+    """A page on loopback has its names; one on all addresses those of the machine; others their own."""
     assert own_names(Address("127.0.0.1", 1), ()) == {"127.0.0.1", "localhost", "::1"}
     assert own_names(Address("192.0.2.7", 1), ("Pace.",)) == {"192.0.2.7", "pace"}
     assert {"127.0.0.1", "::1", "localhost"} <= own_names(Address("0.0.0.0", 1), ())
@@ -175,7 +175,7 @@ def test_names_of_pages():
 
 
 def test_without_tokens_this_machine_may_change_its_jobs(page, wait_until):
-    """On loopback a change gets to the manager; passed on by a proxy it does not."""
+    """A change on loopback reaches the manager; one passed on by a proxy does not."""
     with Uneven(page.manager, "local", (100,)):
         assert wait_until(lambda: _rights(page), "the manager's answer")["change"] == "open"
         status, value = page.change("nobody", PAUSE)
@@ -186,7 +186,7 @@ def test_without_tokens_this_machine_may_change_its_jobs(page, wait_until):
 
 
 def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until):
-    """Whoever else reaches it may look, and is told why no more; so is this machine."""
+    """All viewers may look, this machine's included, and are told why they may not change jobs."""
     with managed_page(tmp_path, "--insecure", http="0.0.0.0:0") as page:
         headers = {"Host": "127.0.0.1"}
         told = wait_until(lambda: _rights(page, headers), "the manager's answer")
@@ -208,13 +208,13 @@ def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until
     ],
 )
 def test_rights(tokens_asked, http, client, forwarded, change):
-    """Tokens decide where they are asked for; elsewhere both ends must be on this machine."""
+    """Tokens decide if the manager asks for them; otherwise both ends must be on this machine."""
     config = PageConfig(Address("127.0.0.1", 1), Address(http, 2), insecure=True)
     assert rights(config, tokens_asked, client, forwarded).change == change
 
 
 def test_a_manager_with_tokens_is_looked_at_without_one(guarded, wait_until):
-    """The page makes its own token of all jobs; viewers see, and are told what a change needs."""
+    """The page makes its own token of all jobs; viewers need none to look, and see what a change needs."""
     job = wait_until(lambda: guarded.shows("mine", iterations=1), "the job")
     assert job["figures"]["iterations"] == 1
     told = wait_until(lambda: _rights(guarded), "the manager's answer")
@@ -222,7 +222,7 @@ def test_a_manager_with_tokens_is_looked_at_without_one(guarded, wait_until):
 
 
 def test_a_change_needs_a_token_that_the_manager_takes(guarded, key, tmp_path):
-    """None, one of another job, one that has expired and one of other keys are refused; a good one is not."""
+    """No token, and one of another job, an expired one, or one of other keys, is refused."""
     other = tmp_path / "other.key"
     tokens.write_new_key(other, add=False)
     keys = tokens.TokenKeys(key)
@@ -243,7 +243,7 @@ def test_a_change_needs_a_token_that_the_manager_takes(guarded, key, tmp_path):
 
 
 def test_a_page_with_a_jobs_token_shows_that_job(tmp_path, key, wait_until):
-    """Started by hand with the token of a job, the page is about that one."""
+    """A page started by hand with the token of a job shows that job."""
     file = tmp_path / "mine.token"
     file.write_text(tokens.issue(tokens.TokenKeys(key), "mine", 0))
     with serving(manager_service(), security=Security(token_keys=key)) as manager:
@@ -257,7 +257,7 @@ def test_a_page_with_a_jobs_token_shows_that_job(tmp_path, key, wait_until):
 
 
 def test_tokens_follow_the_keys(tmp_path):
-    """After the keys' file has changed, the page's next token is signed with the new one."""
+    """The page's next token is signed with the new key after the keys' file has changed."""
     file = tmp_path / "tokens.key"
     tokens.write_new_key(file, add=False)
     credentials = MintedCredentials.of(None, file)
@@ -294,7 +294,7 @@ def test_tls_and_tokens_together(tmp_path, key, wait_until):
 
 
 def test_how_a_manager_on_all_addresses_is_called(tmp_path):
-    """By loopback, or by a name that its certificate has."""
+    """A manager on all addresses is called by loopback, or by a name in its certificate."""
     create_authority(tmp_path, 1)
     named = issue(tmp_path, "named", ("10.0.0.1", "manager.example.org"), 1)
     local = issue(tmp_path, "local", ("10.0.0.1", "localhost"), 1)
@@ -316,14 +316,14 @@ def test_how_a_manager_on_all_addresses_is_called(tmp_path):
     ],
 )
 def test_bad_settings(changes, said):
-    """What is not allowed is named."""
+    """The error names the value."""
     settings = {"manager": Address("127.0.0.1", 1), "http": Address("127.0.0.1", 2)}
     with pytest.raises(InvalidRequestError, match=said):
         PageConfig(**settings | changes)
 
 
 def _rights(page, headers=None):
-    """What the page tells of changes; None where the manager has not answered whether it asks for tokens."""
+    """Return the rights that the page reports; None before the manager has said if it asks for tokens."""
     told = page.ask("/api/page", headers=headers)[1]
     return None if told["reason"].startswith("Read-only for now") else told
 

@@ -1,10 +1,10 @@
-"""What a demo reports, with made-up numbers, for the tests of its pages and pictures."""
+"""Reports of the demo with made-up numbers, for the tests of its pages and pictures."""
 
 import math
 
 
 def make_run(policy: str, speeds: dict[str, float], sizes: dict[str, int], count: int) -> dict:
-    """A run of `count` iterations of workers that process `speeds` samples per second."""
+    """Make a run of `count` iterations of workers that process `speeds` samples per second."""
     records = []
     for number in range(count):
         jitter = 1 + 0.05 * math.sin(number)
@@ -52,7 +52,7 @@ def make_run(policy: str, speeds: dict[str, float], sizes: dict[str, int], count
 
 
 def make_report(workers: int = 4, count: int = 40, first_name: str = "worker-0") -> dict:
-    """A report of workers of which each has half the share of the one before."""
+    """Make a report of workers of which each has half the share of the one before."""
     names = [first_name, *(f"worker-{i}" for i in range(1, workers))]
     shares = {name: 0.8 / 2 ** (i % 4) for i, name in enumerate(names)}
     speeds = {name: 800 * share for name, share in shares.items()}

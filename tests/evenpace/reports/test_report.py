@@ -1,4 +1,4 @@
-"""The demo's report: a page that stands alone, JSON that comes back, a picture."""
+"""The demo's report: a page that loads nothing else, JSON that is read back, and a picture."""
 
 import copy
 import json
@@ -17,14 +17,14 @@ NASTY_NAME = "a<b>&\"$x_1$'"
 
 
 def render(report: dict, folder: Path) -> Page:
-    """The report's page, parsed."""
+    """Return the report's page, parsed."""
     path = folder / "report.html"
     write_html(report, path)
     return Page(path.read_text("utf-8"))
 
 
 def test_the_page_states_the_result(tmp_path: Path) -> None:
-    """Speedup, ideal, difference of parameters and each run's numbers are in the text."""
+    """The text has the speedup, its ideal, the parameters' difference and each run's numbers."""
     text = render(make_report(), tmp_path).text
     for number in ("3.46 times", "3.75 times", "2.1e-06", "61.3%", "3.8%", "97.2%", "cgroup v1"):
         assert number in text
@@ -46,7 +46,7 @@ def test_the_table_summarises_each_worker(tmp_path: Path) -> None:
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
-    """No script, and every reference is to an id of the page itself."""
+    """The page has no script, and every reference is to an id of the page itself."""
     page = render(make_report(), tmp_path)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert page.values("src") == []
@@ -64,7 +64,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_every_figure_has_words(tmp_path: Path) -> None:
-    """Each of the eight figures tells its content to those who cannot see it."""
+    """Each of the eight figures has its content in words, for readers who cannot see it."""
     page = render(make_report(), tmp_path)
     labels = [label for label in page.values("aria-label") if "in numbers" not in label]
     assert page.tags.count("figure") == page.values("role").count("img") == len(labels) == 8
@@ -72,7 +72,7 @@ def test_every_figure_has_words(tmp_path: Path) -> None:
 
 
 def test_the_page_follows_dark_mode(tmp_path: Path) -> None:
-    """The figures take the text's colour, which the style sheet turns light in the dark."""
+    """The figures have the text's colour, which the style sheet turns light in dark mode."""
     render(make_report(), tmp_path)
     source = (tmp_path / "report.html").read_text("utf-8")
     assert "prefers-color-scheme: dark" in source
@@ -94,7 +94,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 1), (1, 30), (4, 1), (7, 2), (40, 3)])
 def test_any_size_of_run_is_drawn(tmp_path: Path, workers: int, count: int) -> None:
-    """One iteration, one worker or more workers than colours: the page and picture are whole."""
+    """Page and picture are whole for one iteration, one worker, or more workers than colours."""
     report = make_report(workers, count)
     assert f"worker-{workers - 1}" in render(report, tmp_path).text
     write_picture(report, tmp_path / "report.png")
@@ -103,7 +103,7 @@ def test_any_size_of_run_is_drawn(tmp_path: Path, workers: int, count: int) -> N
 
 @pytest.mark.filterwarnings("error")
 def test_missing_measurements_are_drawn_as_gaps(tmp_path: Path) -> None:
-    """No progress, no iteration, a diverged loss or an absent worker is no error."""
+    """Missing progress, iterations or workers, and a diverged loss, are no error."""
     report = make_report(count=3)
     even, balanced = report["runs"]["even"], report["runs"]["balanced"]
     even["progress"] = []
@@ -116,7 +116,7 @@ def test_missing_measurements_are_drawn_as_gaps(tmp_path: Path) -> None:
 
 
 def test_json_comes_back(tmp_path: Path) -> None:
-    """What was written is what is read, and the report itself is left as it was."""
+    """The report is read as it was written, and is not changed by writing."""
     report = make_report()
     before = copy.deepcopy(report)
     write_json(report, tmp_path / "report.json")

@@ -1,4 +1,4 @@
-"""The reports in a real browser: no error in its console, nothing that keeps anybody from reading."""
+"""The reports in a real browser: no error in its console, and no violation of accessibility."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ PATIENCE = 120_000  # ms; a browser needs much of a machine that may have other 
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, where it and what drives it are installed."""
+    """Chromium, where it and its driver are installed."""
     playwright = pytest.importorskip("playwright.sync_api")
     pytest.importorskip("axe_playwright_python.sync_playwright")
     chromium = shutil.which("chromium")
@@ -31,7 +31,7 @@ def browser():
 
 
 def look_at(browser, page_file, name):
-    """Open a page in light and in dark; a phone's width must do, too."""
+    """Open a page in light and dark mode, also at a phone's width."""
     from axe_playwright_python.sync_playwright import Axe
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def look_at(browser, page_file, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "iterations"), [(4, 300), (200, 40)])
 def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations):
-    """With few workers and with many: light and dark, wide and narrow."""
+    """A run's page is accessible with few workers and many, light and dark, wide and narrow."""
     from click.testing import CliRunner
 
     said = ("worker-1 joined, for iteration 20 on",)
@@ -69,6 +69,6 @@ def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations
 
 @pytest.mark.slow
 def test_the_demos_page_is_fit_for_everybody(browser, tmp_path):
-    """Light and dark, wide and narrow."""
+    """The demo's page is accessible, light and dark, wide and narrow."""
     write_html(make_report(), tmp_path / "report.html")
     look_at(browser, tmp_path / "report.html", "demo-report")

@@ -1,4 +1,4 @@
-"""Numbers as words: what a reader sees of times and quantities."""
+"""Numbers as text: times and quantities as readers see them."""
 
 import math
 
@@ -26,7 +26,7 @@ from evenpace.reports import numbers
     ],
 )
 def test_a_stretch_of_time_has_the_unit_that_fits(seconds, words):
-    """Milliseconds to hours, and a dash for what is not known."""
+    """Durations have units from milliseconds to hours, and a dash if unknown."""
     assert numbers.span(seconds) == words
 
 
@@ -34,13 +34,13 @@ def test_a_stretch_of_time_has_the_unit_that_fits(seconds, words):
     ("value", "words"), [(0.01234, "0.0123"), (4.567, "4.57"), (864.6, "865"), (29370, "29,370"), (None, "–")]
 )
 def test_a_quantity_has_the_digits_that_matter(value, words):
-    """Three of them, and no exponent for large numbers."""
+    """Quantities have three significant digits, and no exponent for large numbers."""
     assert numbers.quantity(value) == words
 
 
 @given(st.none() | st.floats(max_value=1e12, min_value=-1e12) | st.just(math.nan) | st.just(math.inf))
 def test_no_number_is_nan_or_infinite_in_words(value):
-    """Whatever was not measured is a dash."""
+    """A value that was not measured is a dash."""
     for words in (numbers.span(value), numbers.quantity(value), numbers.seconds(value)):
         assert "nan" not in words
         assert "inf" not in words

@@ -16,8 +16,8 @@ from batchsize_manager.storage.state_reader import open_state
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.overview.job_view import JobView
-from evenpace.reports.run_samples import Kept
-from evenpace.reports.run_totals import Tally
+from evenpace.reports.run_samples import SampledIterations
+from evenpace.reports.run_totals import RunTotals
 from idl.records import IterationRecord, WorkerRecord
 from tests.pages import read_page
 from tests.scripts import train_least_squares
@@ -34,7 +34,7 @@ def report(*arguments):
 
 
 def page_of(state, run="digits"):
-    """The page about a run in a state, and what its JSON says."""
+    """Return the page of a run in a state, and its JSON."""
     out, numbers = state / "page.html", state / "numbers.json"
     result = report(run, "--state", state, "--out", out, "--json", numbers)
     assert result.exit_code == 0, result.output
@@ -42,7 +42,7 @@ def page_of(state, run="digits"):
 
 
 def test_the_page_says_what_the_state_has(tmp_path):
-    """Sizes, times, members, events and what was run are those of the records."""
+    """Sizes, times, members, events and facts are those of the records."""
     iterations = records(4, 80, late=20)
     said = ("worker-3 joined, for iteration 20 on",)
     page, numbers = page_of(write_run(tmp_path, iterations, said=said))
@@ -70,7 +70,7 @@ def test_the_page_says_what_the_state_has(tmp_path):
 
 
 def test_a_timeline_has_the_records_values(tmp_path):
-    """Each point of each worker is what was recorded, and a worker that is not there has none."""
+    """Each point of each worker is the record's, and an absent worker has none."""
     iterations = records(3, 70, late=30)
     _, numbers = page_of(write_run(tmp_path, iterations))
     timeline = numbers["timeline"]
@@ -85,7 +85,7 @@ def test_a_timeline_has_the_records_values(tmp_path):
 
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
 def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
-    """One worker, one iteration, or more workers than can be drawn: the page is whole, and no large file."""
+    """The page is whole and small for one worker, one iteration, or more workers than are drawn."""
     page, numbers = page_of(write_run(tmp_path, records(workers, iterations)))
     assert len(numbers["figures"]["workers"]) == workers
     assert (tmp_path / "page.html").stat().st_size < 2_000_000
@@ -104,7 +104,7 @@ def test_long_runs_are_thinned(tmp_path):
 
 
 def test_a_run_without_an_iteration_says_so(tmp_path):
-    """There is nothing to draw, but what was run and what happened."""
+    """The page of a run without an iteration has its facts and events, and no plots."""
     page, numbers = page_of(write_run(tmp_path, [], said=("worker-0 joined, for iteration 0 on",)))
     assert "no complete iteration" in page.text
     assert "worker-0 joined" in page.text
@@ -122,7 +122,7 @@ def test_names_are_escaped(tmp_path):
 
 
 def test_a_run_is_named_by_its_job_or_by_its_id(tmp_path, monkeypatch):
-    """A job's name means its last run, and the first characters of an id are enough if one run has them."""
+    """A job's name means its last run; the first characters of an id are enough if unambiguous."""
     monkeypatch.chdir(tmp_path)
     for run, job, count in (("aa11", "first", 3), ("aa22", "first", 4), ("ab33", "other", 5)):
         write_run(tmp_path, records(2, count), run=run + 28 * "0", job=job)
@@ -143,7 +143,7 @@ def test_a_run_is_named_by_its_job_or_by_its_id(tmp_path, monkeypatch):
 
 
 def test_the_runs_are_listed(tmp_path):
-    """Each with its job, its iterations, and why it ended, the last one first."""
+    """The list has each run's job, its iterations, and why it ended, the last one first."""
     write_run(tmp_path, records(2, 3), run="aa11" + 28 * "0", job="first")
     write_run(tmp_path, records(2, 4), run="bb22" + 28 * "0", job="other", ending=None)
     result = report("--list", "--state", tmp_path)
@@ -154,7 +154,7 @@ def test_the_runs_are_listed(tmp_path):
     assert result.output.index("bb220000") < result.output.index("aa110000")
 
 
-def test_a_state_that_cannot_be_read_is_told(tmp_path):
+def test_a_state_that_cannot_be_read_is_an_error(tmp_path):
     """Missing, foreign and damaged files give one line, status 1, and no page."""
     out = tmp_path / "page.html"
     missing = report("digits", "--state", tmp_path / "nowhere", "--out", out)
@@ -182,7 +182,7 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path):
         (("digits", "--list", "--state", "a"), "name a run, or give --list"),
     ],
 )
-def test_wrong_usage_is_told(arguments, message):
+def test_wrong_usage_is_an_error(arguments, message):
     """The error says what to give."""
     result = report(*arguments)
     assert result.exit_code == 2
@@ -221,7 +221,7 @@ def test_a_manager_that_runs_is_asked(tmp_path):
 
 @pytest.mark.slow
 def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
-    """From the state of a manager that runs, of real workers: first a part, in the end the whole."""
+    """The state of a live manager with real workers gives a part of the run, and at the end all of it."""
     state = tmp_path / "state"
     # Who is held up is not to be taken for silent: both are to be in the last record.
     options = ("--state", str(state), "--silence", "240")
@@ -255,7 +255,7 @@ def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
 
 
 def iteration_of(number, sizes):
-    """An iteration of some workers by their batch sizes."""
+    """Make an iteration of some workers by their batch sizes."""
     parts = {name: WorkerRecord(size, *[0.25] * 5) for name, size in sizes.items()}
     return IterationRecord.of(number, 0, sum(sizes.values()), 0.5, parts)
 
@@ -266,8 +266,8 @@ def iteration_of(number, sizes):
     )
 )
 def test_every_sample_and_every_iteration_is_somebodys(batches):
-    """Whoever comes and goes: samples add up to the batches, iterations are those a worker was in."""
-    tally = Tally()
+    """Presences add up to the batches' samples, and have the iterations that a worker was in."""
+    tally = RunTotals()
     for number, sizes in enumerate(batches):
         tally.add(iteration_of(number, sizes))
     presences = {presence.worker: presence for presence in tally.presences}
@@ -282,9 +282,9 @@ def test_every_sample_and_every_iteration_is_somebodys(batches):
     assert len(tally.changes) <= tally.splits <= max(0, len(batches) - 1)
 
 
-def test_changes_of_sizes_are_told_and_an_epochs_last_batch_is_none():
+def test_an_epochs_last_batch_is_no_change_of_size():
     """A size counts from its first batch on, once a second batch has it."""
-    tally = Tally()
+    tally = RunTotals()
     for number, size in enumerate([8, 8, 3, 8, 8, 12, 12, 5, 12]):
         tally.add(iteration_of(number, {"a": size - 1, "b": 1}))
     assert [(size.iteration, size.samples) for size in tally.sizes] == [(0, 8), (5, 12)]
@@ -293,7 +293,7 @@ def test_changes_of_sizes_are_told_and_an_epochs_last_batch_is_none():
 @pytest.mark.parametrize("iterations", [1, 499, 500, 501, 3000])
 def test_every_point_of_a_timeline_is_kept(iterations):
     """Where a job's timeline has a point, the workers' lines have one."""
-    kept, view = Kept(), JobView()
+    kept, view = SampledIterations(), JobView()
     everything = records(2, iterations)
     view.add(everything)
     for iteration in everything:

@@ -1,4 +1,4 @@
-"""The page as a child of the manager: a process of its own, so that looking holds up no barrier round."""
+"""The page as a process of its own beside the manager, so that viewers hold up no barrier round."""
 
 import logging
 import subprocess
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class PageProcess:
-    """The page of a manager; its address is taken at once, so that the manager need not start without it.
+    """The page of a manager; its address is bound at once, or the manager does not start.
 
     Args:
-        http: Where to listen.
-        names: More names under which browsers may call it.
-        security: The manager's.
+        http: The address to listen on.
+        names: Further names under which browsers may call it.
+        security: The manager's credentials and checks.
 
     Raises:
-        InvalidRequestError: Others could reach it without TLS.
+        InvalidRequestError: Other machines could reach it without TLS.
         AddressInUseError, ConnectionLostError: The address cannot be listened on.
     """
 
@@ -37,7 +37,7 @@ class PageProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self, manager: Address) -> None:
-        """Start it for the manager that listens there; to be called by the process's main thread."""
+        """Start it for the manager at an address; to be called by the process's main thread."""
         descriptor = self._listener.fileno()
         security = self._security
         files = security.credentials
@@ -57,14 +57,14 @@ class PageProcess:
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=(descriptor,),
-            # Ctrl-C in the terminal is for the manager, which ends it.
+            # Ctrl-C in the terminal is for the manager, which ends the page.
             start_new_session=True,
         )
         self._listener.close()
         threading.Thread(target=self._see_its_end, args=(self._popen,), daemon=True).start()
 
     def stop(self) -> None:
-        """End it."""
+        """End the page's process."""
         popen, self._popen = self._popen, None
         if popen is not None:
             end_process(popen)

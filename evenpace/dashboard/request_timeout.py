@@ -1,16 +1,16 @@
-"""A connection whose requests come promptly or that is closed: silence must not hold a place for ever."""
+"""HTTP connections with a time limit for each request, so that silent peers do not hold places."""
 
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class PromptConnection(H11Protocol):
-    """One connection. uvicorn itself times only those that send nothing after an answer.
+class TimeLimitedConnection(H11Protocol):
+    """A connection with a time limit for each request; uvicorn has one only after an answer.
 
-    The time, uvicorn's `timeout_keep_alive` (seconds), begins with the connection and with the end of each
-    answer, and lasts until the next request is whole. While a whole request is being answered, as long as an
-    event stream takes, there is none.
+    The limit, uvicorn's `timeout_keep_alive` (seconds), runs from the connection's start, and from the end of
+    each answer, until the next request is whole. While a whole request is being answered, as long as an
+    event stream takes, there is no limit.
     """
 
     _deadline: asyncio.TimerHandle | None = None

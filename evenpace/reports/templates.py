@@ -1,4 +1,4 @@
-"""Renders templates to pages that load nothing else."""
+"""Pages rendered from templates, which load nothing else."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A part of a job's table of workers: filtered, sorted, and cut out on this side of the network."""
+"""Parts of a job's table of workers: filtered, sorted and cut by the server, not by the browser."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ VERDICTS = ("chronic", "passing", "leader", "even")
 
 @dataclass(frozen=True)
 class Part:
-    """Which rows of the table.
+    """The rows of the table that a viewer asks for.
 
     Attributes:
-        sort: By which column, one of `SORTED_BY`.
+        sort: The column to sort by, one of `SORTED_BY`.
         descending: Whether the largest come first; rows without a value are last either way.
-        contains: That the names have in them, in any case.
-        verdict: That the workers have; empty for any.
+        contains: Text that workers' names contain, ignoring case.
+        verdict: Verdict on the workers; empty: any.
         offset: Rows before the first.
-        limit: How many at most.
+        limit: The most rows.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -55,11 +55,11 @@ class Part:
 
 
 def cut(rows: Sequence[dict[str, Any]], part: Part) -> dict[str, Any]:
-    """Some of the rows, and how many there are of that kind.
+    """Return the rows of a part, with the number of all rows and of those that match.
 
     Args:
-        rows: Of all workers, as `views.worker_rows` makes them.
-        part: Which.
+        rows: The rows of all workers, from `views.worker_rows`.
+        part: The rows to return.
     """
     contains = part.contains.casefold()
     kept = [

@@ -1,7 +1,7 @@
-"""Server-sent events: tells viewers when there is news, and what it is where that is little.
+"""Server-sent events: viewers get the present state of a job when it changes.
 
-A viewer is never owed anything: each time it has taken what was sent, it gets the news of that moment. So one
-that reads slowly skips some, and one that does not read at all is dropped.
+No events are queued: each time a viewer has taken what was sent, it gets the state of that moment. So a slow
+reader skips some states, and one that does not read at all is dropped.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from starlette.types import Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 _SLOW_SECONDS = 15.0  # for a viewer to take what was sent
-_BEAT_SECONDS = 2.0  # between events, at most: a viewer that hears nothing for longer tries again
+_BEAT_SECONDS = 2.0  # between events, at most: a viewer that receives nothing for longer reconnects
 _RETRY = b"retry: 1000\n\n"  # milliseconds, for the browser to connect again
 
 Events = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Viewers:
-    """Those who follow now.
+    """The viewers who follow at present.
 
     Args:
-        most: How many there may be.
+        most: The most viewers at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,36 +36,36 @@ class Viewers:
 
     @property
     def full(self) -> bool:
-        """Whether no more may follow."""
+        """Return whether no more viewers may follow."""
         return len(self._waiting) >= self._most
 
     def enter(self) -> asyncio.Event:
-        """Count a viewer in: the event is set when there is news."""
+        """Add a viewer; the returned event is set when the state has changed."""
         news = asyncio.Event()
         self._waiting.add(news)
         return news
 
     def leave(self, news: asyncio.Event) -> None:
-        """It has gone."""
+        """Remove a viewer."""
         self._waiting.discard(news)
 
-    def tell(self) -> None:
-        """There is news."""
+    def notify(self) -> None:
+        """Wake all viewers: the state has changed."""
         for news in self._waiting:
             news.set()
 
     def end(self) -> None:
-        """The page ends."""
+        """End all streams with the page."""
         self.over = True
-        self.tell()
+        self.notify()
 
 
 class EventStream:
     """The answer to one viewer, as an ASGI application.
 
     Args:
-        viewers: Whom it is one of.
-        events: What there is to tell now, by the event's name; of each only what has changed is sent.
+        viewers: All viewers, to which this one is added.
+        events: Function that returns the present values by the event's name; changed ones are sent.
     """
 
     def __init__(self, viewers: Viewers, events: Events) -> None:
@@ -73,14 +73,14 @@ class EventStream:
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell until the viewer goes, or does not read."""
+        """Send events until the viewer goes, or does not read."""
         news = self._viewers.enter()
         gone = asyncio.create_task(_gone(receive))
         gone.add_done_callback(lambda _: news.set())
         headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._tell(news, gone, send)
+            await self._send_events(news, gone, send)
             if not gone.done():
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
@@ -89,14 +89,14 @@ class EventStream:
             gone.cancel()
             self._viewers.leave(news)
 
-    async def _tell(self, news: asyncio.Event, gone: "asyncio.Task[None]", send: Send) -> None:
-        told: dict[str, str] = {}
+    async def _send_events(self, news: asyncio.Event, gone: "asyncio.Task[None]", send: Send) -> None:
+        sent: dict[str, str] = {}
         text = _RETRY
         while not gone.done() and not self._viewers.over:
             for name, value in (await self._events()).items():
                 data = json.dumps(value, separators=(",", ":"), allow_nan=False)
-                if told.get(name) != data:
-                    told[name] = data
+                if sent.get(name) != data:
+                    sent[name] = data
                     text += f"event: {name}\ndata: {data}\n\n".encode()
             body = {
                 "type": "http.response.body",

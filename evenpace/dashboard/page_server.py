@@ -1,4 +1,4 @@
-"""Serves the page until it is told to stop."""
+"""The server of the page, which runs until a signal ends it."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,17 @@ import uvloop
 from starlette.types import ASGIApp
 
 from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.event_stream import Viewers
 from evenpace.dashboard.hosts import own_names
 from evenpace.dashboard.listening import address_of
-from evenpace.dashboard.prompt import PromptConnection
+from evenpace.dashboard.manager_poller import ManagerPoller
 from evenpace.dashboard.request_guard import Guard
-from evenpace.dashboard.stream import Viewers
-from evenpace.dashboard.watch import Watch
+from evenpace.dashboard.request_timeout import TimeLimitedConnection
 from rpc.reloaded_files import Reloaded
 
 log = logging.getLogger(__name__)
 
-_OTHERS = 100  # connections beside those of viewers
+_OTHERS = 100  # connections besides those of event streams
 _GRACE_SECONDS = 2
 
 
@@ -31,18 +31,18 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        config: The page's.
-        listener: From `listening.listen`; closed at the end.
-        announce: Called with the page's address once it answers.
+        config: The page's configuration.
+        listener: The socket of `listening.listen`, which is closed at the end.
+        announce: Function that is called with the page's address once it answers.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used.
     """
     from evenpace.dashboard.api import Api
 
-    watch, viewers = Watch(config), Viewers(config.viewers)
+    poller, viewers = ManagerPoller(config), Viewers(config.viewers)
     names = own_names(config.http, config.names)
-    app = Guard(Api(config, watch, viewers).app(), names, config.scheme)
+    app = Guard(Api(config, poller, viewers).app(), names, config.scheme)
     server = _Server(_settings(config, app))
     if config.credentials.tls:
         _follow_certificate(config, server)
@@ -59,18 +59,18 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
 
         def news() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(viewers.tell)
+                loop.call_soon_threadsafe(viewers.notify)
 
-        watch.start(news)
+        poller.start(news)
         announce(f"{config.scheme}://{address_of(listener)}/")
         await server.serve([listener])
-        watch.stop()
+        poller.stop()
 
     uvloop.run(run())
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: the end of this process is no interruption of it."""
+    """A server that leaves signals to us, as they are the regular end of this process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -80,30 +80,30 @@ class _Server(uvicorn.Server):
 def _settings(config: PageConfig, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=PromptConnection,
+        http=TimeLimitedConnection,
         lifespan="off",
         ws="none",
         log_config=None,
         log_level=logging.WARNING,
-        access_log=False,  # nothing of what viewers send
+        access_log=False,  # log nothing that viewers send
         server_header=False,
-        proxy_headers=False,  # whoever connects is the viewer
+        proxy_headers=False,  # the peer is the viewer
         limit_concurrency=config.viewers + _OTHERS,
         timeout_keep_alive=config.request_timeout,
         timeout_graceful_shutdown=_GRACE_SECONDS,
         ssl_certfile=config.credentials.certificate,
         ssl_keyfile=config.credentials.key,
-        ssl_cert_reqs=ssl.CERT_NONE,  # browsers have none; the token says who may change things
+        ssl_cert_reqs=ssl.CERT_NONE,  # browsers have no certificate; changes need a token
     )
 
 
 def _follow_certificate(config: PageConfig, server: _Server) -> None:
-    """Have new connections see the certificate that the files have then."""
+    """Have new connections use the certificate that the files have at that time."""
     files = config.credentials
     certificate, key = files.certificate, files.key
     assert certificate is not None
     assert key is not None
-    files.contexts(server=True)  # says what is wrong with the files, if anything is
+    files.contexts(server=True)  # raises an error if the files cannot be used
     server.config.load()
     context = server.config.ssl
     assert context is not None
@@ -111,7 +111,7 @@ def _follow_certificate(config: PageConfig, server: _Server) -> None:
     watched = Reloaded((certificate, key), lambda: context.load_cert_chain(certificate, key))
 
     def look(*_: object) -> None:
-        with contextlib.suppress(OSError):  # they do not fit together yet
+        with contextlib.suppress(OSError):  # the files do not match yet
             watched.current()
 
     context.sni_callback = look

@@ -1,4 +1,4 @@
-"""Asks the manager how its jobs stand, once for all viewers, in a thread of its own."""
+"""The poller that asks the manager for the state of its jobs, once for all viewers, in its own thread."""
 
 import logging
 import math
@@ -17,20 +17,20 @@ from idl.errors import EvenpaceError
 
 log = logging.getLogger(__name__)
 
-_LOOKED_AT = 15.0  # seconds for which one request counts as somebody who looks
-_PATIENCE = 5.0  # seconds of a call to the manager before viewers are told that it does not answer
-_FRESH_SECONDS = 2.0  # that somebody waits for what is new, at most
-_CATCHING_UP = 0.1  # seconds from one look to the next while a job's past is still being fetched
+_LOOKED_AT = 15.0  # seconds after a request for which there counts as being a viewer
+_PATIENCE = 5.0  # seconds of a call to the manager before viewers see that it does not answer
+_FRESH_SECONDS = 2.0  # for which a request waits for a new poll at most
+_CATCHING_UP = 0.1  # seconds between polls while a job's past is still being fetched
 
 
-class Watch:
-    """What is known of the manager's jobs. Readers hold `reading`; nobody waits for the manager meanwhile.
+class ManagerPoller:
+    """The latest state of the manager's jobs. Readers hold `reading`, during which no call is awaited.
 
     Args:
-        config: Which manager, and how often.
+        config: The page's configuration: the manager, and how often to poll it.
 
     Attributes:
-        version: Counts looks that succeeded or failed.
+        version: Number of polls so far, failed ones included.
     """
 
     def __init__(self, config: PageConfig) -> None:
@@ -38,7 +38,7 @@ class Watch:
         self._lock = threading.RLock()
         self._fresh = threading.Condition(self._lock)  # of `version`
         self._seen = -math.inf  # when the manager answered last
-        self._due = threading.Event()  # somebody has come to look
+        self._due = threading.Event()  # a viewer has come
         self._over = threading.Event()
         self._looked_at = -math.inf
         self._news: Callable[[], None] = lambda: None
@@ -49,13 +49,13 @@ class Watch:
         self.version = 0
 
     def start(self, news: Callable[[], None]) -> None:
-        """Begin; `news` is called in the thread whenever `version` has changed."""
+        """Start polling; `news` is called in the thread whenever `version` has changed."""
         self._news = news
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def await_fresh(self, age: float) -> None:
-        """Wait a while for the next look, if the last is older than `age` seconds; not within `reading`."""
-        self.looked_at()
+        """Wait a while for the next poll, if the last is older than `age` seconds; not within `reading`."""
+        self.note_viewer()
         with self._lock:
             known = self.version
             stale = time.monotonic() - self._seen > age
@@ -64,12 +64,12 @@ class Watch:
                 self._fresh.wait_for(lambda: self.version != known or self._over.is_set(), _FRESH_SECONDS)
 
     def stop(self) -> None:
-        """End, without waiting for an answer of the manager."""
+        """Stop polling, without waiting for an answer of the manager."""
         self._over.set()
         self._due.set()
 
-    def looked_at(self) -> None:
-        """Somebody looks: ask the manager often for a while."""
+    def note_viewer(self) -> None:
+        """Note that there is a viewer: poll the manager often for a while."""
         idle = time.monotonic() - self._looked_at > _LOOKED_AT
         self._looked_at = time.monotonic()
         if idle:
@@ -77,7 +77,7 @@ class Watch:
 
     @property
     def error(self) -> str:
-        """Why the manager's jobs are not known as they are now; empty where they are."""
+        """The reason why the jobs' present state is not known; empty if it is."""
         since = self._asking_since
         if not self._error and since is not None and time.monotonic() - since > _PATIENCE:
             return f"the manager at {self._config.manager} does not answer"
@@ -85,12 +85,12 @@ class Watch:
 
     @contextmanager
     def reading(self) -> Iterator[dict[str, FollowedJob]]:
-        """The jobs, which stay as they are meanwhile."""
+        """Hold the jobs as they are while the block runs."""
         with self._lock:
             yield self._jobs
 
     def figures(self, name: str, job: FollowedJob) -> JobFigures:
-        """A job's figures with all of its workers, made once for all who ask; within `reading`."""
+        """Return a job's figures with all of its workers, computed once for all viewers; within `reading`."""
         standing = (job.summary.run, job.summary.attempt, job.view.last, job.states)
         known = self._figures.get(name)
         if known is None or known[0] != standing:
@@ -98,7 +98,7 @@ class Watch:
         return known[1]
 
     def timeline(self, job: FollowedJob, points: int, workers: list[str], first: int) -> Timeline:
-        """A job's course; within `reading`."""
+        """Return a job's timeline; within `reading`."""
         return job.view.timeline(points, workers, first)
 
     def _run(self) -> None:
@@ -135,7 +135,7 @@ class Watch:
             client.close()
 
     def _pause(self, feed: Feed | None) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next poll."""
         if time.monotonic() - self._looked_at > _LOOKED_AT:
             return self._config.idle_interval
         return _CATCHING_UP if feed is not None and feed.behind else self._config.interval
@@ -145,7 +145,7 @@ class Watch:
 
 
 class _Unlocked:
-    """A manager's client for a thread that holds a lock, which it lets go while it waits for answers."""
+    """A manager's client for a thread that holds a lock, which it releases while it waits for answers."""
 
     def __init__(self, client: ManagerClient, lock: Any, asking: Callable[[bool], None]) -> None:
         self._client = client

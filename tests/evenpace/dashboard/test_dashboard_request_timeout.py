@@ -1,4 +1,4 @@
-"""Peers of the live page that connect and send nothing, or too slowly: they are closed, others are not."""
+"""Peers of the live page that send nothing, or too slowly, are disconnected, and others are not."""
 
 import contextlib
 import http.client
@@ -32,7 +32,7 @@ def page(tmp_path_factory):
 
 
 def test_silent_peers_do_not_keep_viewers_out(page, wait_until):
-    """Where peers that send nothing, or a byte now and then, have taken all places, viewers get in soon."""
+    """Viewers get in soon even if peers that send hardly anything have taken all places."""
     with contextlib.ExitStack() as peers, page.events() as events:
         assert next(events)[0] == "page"
         slow = []
@@ -73,7 +73,7 @@ def test_silent_peers_do_not_keep_viewers_out(page, wait_until):
     ids=["nothing", "half a line", "half a head", "no more", "half the next", "half a change", "refused"],
 )
 def test_a_connection_without_a_whole_request_is_closed(page, sent):
-    """Whatever a peer has sent of a request, or before it: it gets the answers to whole ones, then an end."""
+    """A peer that has sent a part of a request gets the answers to whole ones, then an end."""
     with _connected(page) as peer:
         peer.sendall(sent.format(host=page.host).encode())
         answers = b""
@@ -84,7 +84,7 @@ def test_a_connection_without_a_whole_request_is_closed(page, sent):
 
 
 def test_a_slow_viewer_may_keep_its_connection(page, wait_until):
-    """The time is that of one request: a connection that goes on asking stays, for longer than that."""
+    """The limit is that of one request: a connection with further requests stays for longer."""
 
     def goes_on_asking():
         with contextlib.closing(page.connect()) as connection:
@@ -108,7 +108,7 @@ def test_a_slow_viewer_may_keep_its_connection(page, wait_until):
 
 
 def _status(page):
-    """What the page answers with; None where it has closed the connection, as if the request were late."""
+    """Return the status of an answer; None if the page has closed the connection."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return page.ask("/healthz")[0]
     return None
