@@ -119,14 +119,14 @@ SIMPLE_RNN = Architecture(
     channels=(SPEED, SPEED),
     forward=_simple_rnn,
 )
-"""Elman's network over the last two speeds (LB-BSP, section 5.3)."""
+"""Elman's network over the last two speeds (LB-BSP, section 5.4)."""
 
 LSTM = Architecture(
     {"input": (4 * UNITS,), "recurrent": (UNITS, 4 * UNITS), "bias": (4 * UNITS,), **_OUTPUT},
     channels=(SPEED, SPEED),
     forward=_lstm,
 )
-"""Long short-term memory over the last two speeds (LB-BSP, section 5.3)."""
+"""Long short-term memory over the last two speeds (LB-BSP, section 5.4)."""
 
 ARCHITECTURES: Mapping[str, Architecture] = {"narx": NARX, "simple_rnn": SIMPLE_RNN, "lstm": LSTM}
 """The architectures by the names of their predictors."""

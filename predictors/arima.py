@@ -1,4 +1,4 @@
-"""ARIMA(2,2,1) on the speeds alone (LB-BSP, section 5.3): fitted by statsmodels, predicted by recursion."""
+"""ARIMA(2,2,1) on the speeds alone (LB-BSP, section 5.4): fitted by statsmodels, predicted by recursion."""
 
 import warnings
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ class Arima(Learner):
     error. The parameters have no unit, so they suit workers of any speed.
 
     Args:
-        options: See `Learner`.
-        models: See `Learner`.
+        options: When to fit, and on how much.
+        models: Earlier models to start from; see `Learner`.
     """
 
     def __init__(self, options: PredictorOptions, models: Models) -> None:

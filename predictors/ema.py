@@ -1,4 +1,4 @@
-"""Exponential moving average of the measured speeds (LB-BSP, section 5.3, with a factor of 0.2)."""
+"""Exponential moving average of the measured speeds (LB-BSP, section 5.4, with a factor of 0.2)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The simplest predictor: the next speed is the last one (LB-BSP, section 3.2)."""
+"""The simplest predictor: the next speed is the last one (LB-BSP, section 3.2.2)."""
 
 from collections.abc import Sequence
 

@@ -74,12 +74,12 @@ class Measurements:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Which workers have any measurement, (workers,)."""
+        """Mask of the workers with any measurement, (workers,)."""
         return np.asarray(self.repeats.max(axis=1, initial=0.0) > 0)
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Which workers' measurements determine their curve, (workers,).
+        """Mask of the workers whose measurements determine their curve, (workers,).
 
         They do not where a spike has left only a small batch, since all else was forgotten.
         """

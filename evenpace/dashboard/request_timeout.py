@@ -16,17 +16,17 @@ class TimeLimitedConnection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`; called after the handshake of TLS."""
+        """Start the limit of the first request, after the TLS handshake."""
         super().connection_made(transport)
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Cancel the limit."""
         self._cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """An answer has been sent."""
+        """Start the limit of the next request."""
         super().on_response_complete()
         if not self.transport.is_closing():
             self._expect_request()

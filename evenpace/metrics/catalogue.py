@@ -168,7 +168,7 @@ def _described() -> Iterator[Described]:
     yield counter(of, "session_samples", "", "samples", "that were processed")
     yield counter(of, "session_pieces", "", "parts", "of iterations that were another worker's")
     yield counter(of, "session_rewinds", "", "recoveries", "that the worker went through")
-    yield counter(of, "session_reconnects", "", "connections", "that had to be made anew")
+    yield counter(of, "session_reconnects", "", "connections", "that were lost and made again")
     yield histogram(of, "session_batch_processing_seconds", "", "seconds", "as they were reported")
     yield counter(
         of, "session_phase_seconds", "phase", "seconds", "spent on pull, load, compute, push and report"

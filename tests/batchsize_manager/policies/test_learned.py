@@ -191,7 +191,7 @@ def test_two_spikes_in_a_row_are_forgotten(name):
 
 
 def test_a_spike_does_not_move_the_split():
-    """One iteration that is three times as long changes no batch size, whoever it is."""
+    """One iteration that is three times as long changes no batch size, for any worker."""
     for name in four():
         cluster = Cluster(four(), 400, noise=0.0)
         before = cluster.run(40).counts

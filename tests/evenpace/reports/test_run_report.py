@@ -292,7 +292,7 @@ def test_an_epochs_last_batch_is_no_change_of_size():
 
 @pytest.mark.parametrize("iterations", [1, 499, 500, 501, 3000])
 def test_every_point_of_a_timeline_is_kept(iterations):
-    """Where a job's timeline has a point, the workers' lines have one."""
+    """The workers' lines have a point wherever the job's timeline has one."""
     kept, view = SampledIterations(), JobView()
     everything = records(2, iterations)
     view.add(everything)
