@@ -27,7 +27,7 @@ class Described:
         labels: Names of its labels.
         unit: Unit of its values.
         parts: The parts of a cluster that have it.
-        meaning: Its meaning; with the unit in front, mostly one phrase: "connections", "that are open".
+        meaning: Its meaning, which is also its help text.
     """
 
     name: str
@@ -53,127 +53,175 @@ def _described() -> Iterator[Described]:
     def histogram(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> Described:
         return Described(f"evenpace_{name}", "histogram", tuple(labels.split()), unit, parts, meaning)
 
-    yield gauge(PARTS, "build_info", "part version", "", "1; what runs here")
+    yield gauge(PARTS, "build_info", "part version", "", "1; part and version of this process")
 
     of: tuple[str, ...] = SERVICES
-    yield gauge(of, "connections", "", "connections", "that are open")
-    yield counter(of, "connections_accepted", "", "connections", "that came in")
-    yield counter(of, "connections_refused", "", "connections", "that were closed, and told why")
-    yield counter(of, "connections_cut_off", "", "connections", "that were closed without a word")
-    yield counter(of, "received_bytes", "", "bytes", "of messages, without what TLS adds")
-    yield counter(of, "sent_bytes", "", "bytes", "of answers, without what TLS adds")
+    yield gauge(of, "connections", "", "connections", "open connections")
+    yield counter(of, "connections_accepted", "", "connections", "accepted connections")
+    yield counter(of, "connections_refused", "", "connections", "connections that were closed with an error")
+    yield counter(
+        of, "connections_cut_off", "", "connections", "connections that were closed without an error"
+    )
+    yield counter(of, "received_bytes", "", "bytes", "bytes of received messages, before TLS")
+    yield counter(of, "sent_bytes", "", "bytes", "bytes of sent answers, before TLS")
     yield counter(
         of,
         *("calls", "method outcome", "calls"),
-        "that were answered; the outcome is ok, the exception's name, or failed",
+        "answered calls; the outcome is ok, the exception's name, or failed",
     )
     yield histogram(
-        of, "call_seconds", "method", "seconds", "from a call to its answer, the wait for others included"
+        of,
+        "call_seconds",
+        "method",
+        "seconds",
+        "time from a call to its answer, the wait for others included",
     )
-    yield gauge(of, "loop_late_seconds", "", "seconds", "by which the event loop was late just now")
+    yield gauge(of, "loop_late_seconds", "", "seconds", "delay of the event loop at the last check")
 
     of = ("manager",)
-    yield gauge(of, "jobs", "state", "jobs", "in each state that have not ended")
-    yield counter(of, "jobs_ended", "outcome", "jobs", "that came to their end, or failed")
-    yield gauge(of, "job_info", "job run policy predictor mode", "", "1; how a job is run")
-    yield gauge(of, "job_state", "job state", "", "1 for the state that a job is in")
-    yield gauge(of, "job_members", "job", "workers", "that are in a job")
-    yield gauge(of, "job_expected_members", "job", "workers", "that a job starts with")
-    yield gauge(of, "job_waiting_members", "job", "workers", "that wait for an answer of the manager")
-    yield gauge(of, "job_iteration", "job", "iterations", "the first that is not complete")
-    yield gauge(of, "job_epoch", "job", "epochs", "of the last complete iteration")
-    yield gauge(of, "job_batch_samples", "job", "samples", "of the last complete iteration's batch")
-    yield histogram(
-        of, "job_iteration_seconds", "job", "seconds", "that iterations took; the count is that of rounds"
+    yield gauge(of, "jobs", "state", "jobs", "unfinished jobs in each state")
+    yield counter(of, "jobs_ended", "outcome", "jobs", "jobs that have ended, or failed")
+    yield gauge(
+        of, "job_info", "job run policy predictor mode", "", "1; a job's run, policy, predictor and mode"
     )
-    yield gauge(of, "job_last_iteration_seconds", "job", "seconds", "that the last complete iteration took")
-    yield gauge(of, "job_idle_seconds", "job", "seconds", "since an iteration was complete, or the job came")
-    yield counter(of, "job_samples", "job", "samples", "of complete iterations")
-    yield counter(of, "job_processing_seconds", "job", "seconds", "batch processing times, over all workers")
+    yield gauge(of, "job_state", "job state", "", "1 for a job's present state")
+    yield gauge(of, "job_members", "job", "workers", "members of a job")
+    yield gauge(of, "job_expected_members", "job", "workers", "number of workers that a job starts with")
+    yield gauge(of, "job_waiting_members", "job", "workers", "members that wait for an answer of the manager")
+    yield gauge(of, "job_iteration", "job", "iterations", "the first iteration that is not complete")
+    yield gauge(of, "job_epoch", "job", "epochs", "epoch of the last complete iteration")
+    yield gauge(of, "job_batch_samples", "job", "samples", "size of the last complete iteration's batch")
+    yield histogram(
+        of,
+        "job_iteration_seconds",
+        "job",
+        "seconds",
+        "durations of iterations; the count is that of barrier rounds",
+    )
+    yield gauge(of, "job_last_iteration_seconds", "job", "seconds", "duration of the last complete iteration")
+    yield gauge(
+        of,
+        "job_idle_seconds",
+        "job",
+        "seconds",
+        "time since the last complete iteration, or since the job began",
+    )
+    yield counter(of, "job_samples", "job", "samples", "samples of complete iterations")
     yield counter(
-        of, "job_waiting_seconds", "job", "seconds", "that workers waited for each other, over all workers"
+        of, "job_processing_seconds", "job", "seconds", "batch processing times, summed over all workers"
+    )
+    yield counter(
+        of,
+        "job_waiting_seconds",
+        "job",
+        "seconds",
+        "waiting times of workers for each other, summed over all workers",
     )
     yield gauge(
         of,
         *("job_waiting_ratio", "job", "ratio"),
-        "of the workers' time in the last complete iteration that they waited",
+        "share of the workers' time in the last complete iteration that they waited",
     )
     yield gauge(
         of,
         *("job_prediction_error_ratio", "job", "ratio"),
-        "of how far predictions were off to the speeds that were shown: root mean square over the workers",
+        "error of predicted speeds over the measured ones: root mean square over the workers",
     )
-    yield counter(of, "job_rewinds", "job", "attempts", "that were begun after the first")
-    yield counter(of, "job_pieces", "job", "parts", "of iterations that were redone by another worker")
-    yield counter(of, "job_members_left", "job", "workers", "that said goodbye")
-    yield counter(of, "job_members_removed", "job", "workers", "that were taken out")
-    yield counter(of, "job_members_suspended", "job", "times", "a worker was silent and others did its part")
+    yield counter(of, "job_rewinds", "job", "attempts", "attempts after the first")
+    yield counter(of, "job_pieces", "job", "parts", "parts of iterations that were redone by another worker")
+    yield counter(of, "job_members_left", "job", "workers", "members that left by themselves")
+    yield counter(of, "job_members_removed", "job", "workers", "members that were taken out")
+    yield counter(
+        of, "job_members_suspended", "job", "times", "times that a member was silent and others did its part"
+    )
     workers = (
-        ("batch_samples", "samples", "of the worker's part of the last complete batch"),
-        ("batch_processing_seconds", "seconds", "that the worker took for its part"),
-        ("waiting_seconds", "seconds", "that the worker waited for the others"),
-        ("samples_per_second", "samples per second", "the speed that the worker has shown"),
-        ("predicted_samples_per_second", "samples per second", "the speed that was predicted"),
-        ("cpu_ratio", "ratio", "of the worker's CPUs that others take"),
-        ("memory_ratio", "ratio", "of the worker's memory that is in use"),
+        ("batch_samples", "samples", "size of the worker's part of the last complete batch"),
+        ("batch_processing_seconds", "seconds", "batch processing time of the worker's part"),
+        ("waiting_seconds", "seconds", "waiting time of the worker for the others"),
+        ("samples_per_second", "samples per second", "measured speed of the worker"),
+        ("predicted_samples_per_second", "samples per second", "predicted speed of the worker"),
+        ("cpu_ratio", "ratio", "share of the worker's CPUs that others take"),
+        ("memory_ratio", "ratio", "share of the worker's memory that is in use"),
     )
     for name, unit, meaning in workers:
         yield gauge(of, f"worker_{name}", "job worker", unit, f"{meaning}; for jobs of few workers")
     for name, unit, meaning in workers:
         yield gauge(of, f"workers_{name}", "job of", unit, f"min, median and max over the workers: {meaning}")
-    yield histogram(of, "policy_seconds", "step", "seconds", "that a policy took to split, or to observe")
-    yield histogram(of, "fit_seconds", "", "seconds", "that fits of predictors took")
-    yield counter(of, "fits_failed", "", "fits", "of predictors that came to nothing")
-    yield gauge(of, "state_pending_records", "", "records", "that wait to be written, with --state")
-    yield gauge(of, "state_lag_seconds", "", "seconds", "for which the oldest of them has waited")
-    yield gauge(of, "state_behind", "", "", "1 while the state's file cannot be written")
-    yield counter(of, "state_left_out", "", "iterations", "whose records were too many to be held")
-    yield histogram(of, "state_write_seconds", "", "seconds", "that writes took")
+    yield histogram(
+        of,
+        "policy_seconds",
+        "step",
+        "seconds",
+        "time of a policy to split a batch, or to observe an iteration",
+    )
+    yield histogram(of, "fit_seconds", "", "seconds", "durations of successful fits of predictors")
+    yield counter(of, "fits_failed", "", "fits", "failed fits of predictors")
+    yield gauge(of, "state_pending_records", "", "records", "records that wait to be written, with --state")
+    yield gauge(
+        of, "state_lag_seconds", "", "seconds", "time for which the oldest unwritten record has waited"
+    )
+    yield gauge(of, "state_behind", "", "", "1 while the state file cannot be written")
+    yield counter(
+        of, "state_left_out", "", "iterations", "iterations whose records were too many to be held in memory"
+    )
+    yield histogram(of, "state_write_seconds", "", "seconds", "durations of writes to the state file")
 
     of = ("ps",)
     run = "job run"
-    yield gauge(of, "shard_jobs", "", "jobs", "that the shard holds")
-    yield gauge(of, "shard_version", run, "steps", "of the optimiser that the parameters have")
-    yield gauge(of, "shard_attempt", run, "attempts", "the one that the shard is in")
-    yield gauge(of, "shard_parameter_bytes", run, "bytes", "of the parameters")
-    yield gauge(of, "shard_connections", run, "connections", "of workers of the job")
-    yield gauge(of, "shard_waiting_pulls", run, "calls", "that wait for a step")
-    yield counter(of, "shard_pushes", run, "gradients", "that came")
-    yield counter(of, "shard_duplicates", run, "gradients", "that were dropped, since they were there")
-    yield counter(of, "shard_pushed_bytes", run, "bytes", "of gradients")
-    yield counter(of, "shard_pulls", run, "answers", "with parameters or an optimiser's state")
-    yield counter(of, "shard_pulled_bytes", run, "bytes", "of these answers")
-    yield counter(of, "shard_aggregation_seconds", run, "seconds", "spent on sums of gradients")
-    yield histogram(of, "shard_step_seconds", run, "seconds", "that steps of the optimiser took")
-    yield counter(of, "shard_checkpoints", run, "checkpoints", "that were written, with --state")
-    yield counter(of, "shard_checkpoints_failed", run, "checkpoints", "that could not be written")
-    yield counter(of, "shard_checkpoint_seconds", run, "seconds", "that it took to write them")
-    yield counter(of, "shard_checkpoint_bytes", run, "bytes", "that were written")
-    yield gauge(of, "shard_checkpoint_age_seconds", run, "seconds", "since the last was written")
+    yield gauge(of, "shard_jobs", "", "jobs", "jobs that the shard holds")
+    yield gauge(of, "shard_version", run, "steps", "optimiser's steps that the parameters have had")
+    yield gauge(of, "shard_attempt", run, "attempts", "present attempt of the shard")
+    yield gauge(of, "shard_parameter_bytes", run, "bytes", "size of the parameters")
+    yield gauge(of, "shard_connections", run, "connections", "connections of the job's workers")
+    yield gauge(of, "shard_waiting_pulls", run, "calls", "pulls that wait for a step")
+    yield counter(of, "shard_pushes", run, "gradients", "received gradients")
+    yield counter(of, "shard_duplicates", run, "gradients", "gradients that were dropped as duplicates")
+    yield counter(of, "shard_pushed_bytes", run, "bytes", "bytes of received gradients")
+    yield counter(of, "shard_pulls", run, "answers", "answers with parameters or an optimiser's state")
+    yield counter(of, "shard_pulled_bytes", run, "bytes", "bytes of these answers")
+    yield counter(of, "shard_aggregation_seconds", run, "seconds", "time spent on sums of gradients")
+    yield histogram(of, "shard_step_seconds", run, "seconds", "durations of the optimiser's steps")
+    yield counter(of, "shard_checkpoints", run, "checkpoints", "written checkpoints, with --state")
+    yield counter(of, "shard_checkpoints_failed", run, "checkpoints", "checkpoints that could not be written")
+    yield counter(of, "shard_checkpoint_seconds", run, "seconds", "time spent on writing checkpoints")
+    yield counter(of, "shard_checkpoint_bytes", run, "bytes", "bytes of written checkpoints")
+    yield gauge(
+        of, "shard_checkpoint_age_seconds", run, "seconds", "time since the last checkpoint was written"
+    )
 
     of = ("partitions",)
-    yield gauge(of, "partition_jobs", "", "jobs", "that are kept in balance")
-    yield gauge(of, "partition_members", "job", "workers", "that hold a part")
-    yield gauge(of, "partition_samples", "job", "samples", "of all parts")
-    yield gauge(of, "partition_generation", "job", "resets", "of the counts since the job began")
-    yield gauge(of, "partition_moves", "job", "moves", "of samples that are under way")
-    yield gauge(of, "partition_gap_traversals", "job", "traversals", "that the fastest part is ahead")
+    yield gauge(of, "partition_jobs", "", "jobs", "jobs with local partitions")
+    yield gauge(of, "partition_members", "job", "workers", "members of a job")
+    yield gauge(of, "partition_samples", "job", "samples", "samples of all parts")
+    yield gauge(of, "partition_generation", "job", "resets", "resets of the counts since the job began")
+    yield gauge(of, "partition_moves", "job", "moves", "moves of samples under way")
+    yield gauge(
+        of, "partition_gap_traversals", "job", "traversals", "traversals by which the fastest part is ahead"
+    )
 
     of = ("worker",)
-    yield gauge(of, "session_info", "job worker run", "", "1; whose figures these are")
-    yield gauge(of, "session_iteration", "", "iterations", "the one that the worker is in")
-    yield gauge(of, "session_batch_samples", "", "samples", "of its present part")
-    yield gauge(of, "session_batch_limit_samples", "", "samples", "that it takes at most, given or learned")
-    yield counter(of, "session_iterations", "", "iterations", "that were finished")
-    yield counter(of, "session_samples", "", "samples", "that were processed")
-    yield counter(of, "session_pieces", "", "parts", "of iterations that were another worker's")
-    yield counter(of, "session_rewinds", "", "recoveries", "that the worker went through")
-    yield counter(of, "session_reconnects", "", "connections", "that were lost and made again")
-    yield histogram(of, "session_batch_processing_seconds", "", "seconds", "as they were reported")
-    yield counter(
-        of, "session_phase_seconds", "phase", "seconds", "spent on pull, load, compute, push and report"
+    yield gauge(of, "session_info", "job worker run", "", "1; the worker's job, name and run")
+    yield gauge(of, "session_iteration", "", "iterations", "present iteration of the worker")
+    yield gauge(of, "session_batch_samples", "", "samples", "size of the worker's present part")
+    yield gauge(
+        of,
+        "session_batch_limit_samples",
+        "",
+        "samples",
+        "the most samples that the worker takes, given or learned",
     )
-    yield counter(of, "session_shard_waiting_seconds", "", "seconds", "for which shards held parameters back")
+    yield counter(of, "session_iterations", "", "iterations", "finished iterations")
+    yield counter(of, "session_samples", "", "samples", "processed samples")
+    yield counter(of, "session_pieces", "", "parts", "parts of iterations that were another worker's")
+    yield counter(of, "session_rewinds", "", "recoveries", "recoveries that the worker took part in")
+    yield counter(of, "session_reconnects", "", "connections", "connections that were lost and made again")
+    yield histogram(of, "session_batch_processing_seconds", "", "seconds", "reported batch processing times")
+    yield counter(
+        of, "session_phase_seconds", "phase", "seconds", "time spent on pull, load, compute, push and report"
+    )
+    yield counter(
+        of, "session_shard_waiting_seconds", "", "seconds", "time for which shards held parameters back"
+    )
 
 
 METRICS = {metric.name: metric for metric in _described()}
