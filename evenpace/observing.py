@@ -75,7 +75,7 @@ class Observing:
             )
 
     def manager(self, service: "ManagerService") -> Beside:
-        """Return a context manager that runs metrics and traces beside a manager's server."""
+        """Return a function that opens metrics and traces beside a manager's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.manager import manager_collector
@@ -90,7 +90,7 @@ class Observing:
         return partial(self._service, "manager", collector, trace)
 
     def shard(self, service: "ParameterServerService") -> Beside:
-        """Return a context manager that runs metrics and traces beside a shard's server."""
+        """Return a function that opens metrics and traces beside a shard's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.shard import shard_collector
@@ -105,7 +105,7 @@ class Observing:
         return partial(self._service, "ps", collector, trace)
 
     def partitions(self, service: "DataPartitionService") -> Beside:
-        """Return a context manager that runs metrics beside a DataPartitionManager's server."""
+        """Return a function that opens metrics beside a DataPartitionManager's server."""
 
         def collector(server: Server) -> "Collector":
             from evenpace.metrics.partitions import partitions_collector

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.traversal import Traversal
 
-_NEW = -1  # the generation of a member that has not reported yet, and holds nobody's samples
+_NEW = -1  # the generation of a member that has not reported yet, and holds no other's samples
 
 
 @dataclass(frozen=True)

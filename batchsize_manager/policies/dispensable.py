@@ -19,7 +19,7 @@ _FURTHEST = 1.5  # times the largest batch measured: as far as the others' curve
 _MOST_CANDIDATES = 8
 
 
-def dispensable(
+def dispensable_workers(
     names: Sequence[str],
     curves: Curves,
     measurements: Measurements,
@@ -58,12 +58,12 @@ def dispensable(
         curves.error[slowest_first[0]], curves.error[rest].max()
     ):
         return {}
-    who = "it" if gone == 1 else f"{', '.join(names[i] for i in candidates[:gone])}"
+    them = "it" if gone == 1 else ", ".join(names[i] for i in candidates[:gone])
+    why = (
+        f"without {them}, an iteration would take {best:.3g} s instead of {longest:.3g} s, {gain:.0%} faster"
+    )
     return {
-        names[
-            i
-        ]: f"{names[i]} takes {times[i]:.3g} s for {counts[i]} samples, the fewest it can have: without "
-        f"{who}, an iteration would take {best:.3g} s instead of {longest:.3g} s, {gain:.0%} faster"
+        names[i]: f"{names[i]} takes {times[i]:.3g} s for {counts[i]} samples, the fewest it can have: {why}"
         for i in candidates[:gone]
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
-from batchsize_manager.policies.dispensable import dispensable
+from batchsize_manager.policies.dispensable import dispensable_workers
 from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
@@ -100,7 +100,7 @@ class Learned(Policy):
         counts = np.array(last, dtype=float)
         times = curves.times(counts)
         speeds = np.where(seen & (counts > 0), counts / times, np.nan)
-        needless = dispensable(
+        needless = dispensable_workers(
             [member.name for member in self._members], curves, self._measurements, last, total, bounds
         )
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)

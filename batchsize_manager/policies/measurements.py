@@ -1,7 +1,7 @@
 """Measured times of each worker: a few batch sizes, each with its average batch processing time.
 
-Spikes are left out, and lasting changes of speed are told from them. This module knows nothing of how
-batches are split.
+Spikes are left out, and distinguished from lasting changes of speed. This module knows nothing of how batches
+are split.
 """
 
 from collections.abc import Sequence

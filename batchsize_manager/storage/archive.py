@@ -263,7 +263,7 @@ def _why_not_restored(run: SavedRun, members: Sequence[SavedMember], config: Job
     if any(member.unreleasable for member in members):
         return (
             "the manager was started again, and workers that reduce gradients among themselves cannot be "
-            "brought together anew: start the job again from its checkpoint"
+            "brought together again: start the job again from its checkpoint"
         )
     return None
 

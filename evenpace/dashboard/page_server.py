@@ -108,10 +108,10 @@ def _follow_certificate(config: PageConfig, server: _Server) -> None:
     context = server.config.ssl
     assert context is not None
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    watched = Reloaded((certificate, key), lambda: context.load_cert_chain(certificate, key))
+    reloaded = Reloaded((certificate, key), lambda: context.load_cert_chain(certificate, key))
 
     def look(*_: object) -> None:
         with contextlib.suppress(OSError):  # the files do not match yet
-            watched.current()
+            reloaded.current()
 
     context.sni_callback = look

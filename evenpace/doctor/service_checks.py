@@ -145,9 +145,9 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
     except ProtocolError as error:
         yield _of_another_kind(subject, address, about, error)
     except (ConnectionLostError, DeadlineExceededError, UnavailableError) as error:
-        who = _web_server(subject, address)
-        if who:
-            yield _web(about, who)
+        server_name = _web_server(subject, address)
+        if server_name:
+            yield _web(about, server_name)
         else:
             yield problem(about, str(error), "see its log; restart it, if it is frozen")
     finally:
@@ -185,16 +185,18 @@ def _of_another_kind(subject: Subject, address: Address, about: str, error: Prot
             f"is another service, {other}",
             "see which address is whose: --manager, --ps, --partitions",
         )
-    who = _web_server(subject, address)
-    if who:
-        return _web(about, who)
+    server_name = _web_server(subject, address)
+    if server_name:
+        return _web(about, server_name)
     return problem(
         about, f"is no service of evenpace's: {message}", "see what listens on that port, and who calls it so"
     )
 
 
-def _web(about: str, who: str) -> Finding:
-    return problem(about, f"is a web server{who}, no service of evenpace's", "see which port the service has")
+def _web(about: str, server_name: str) -> Finding:
+    return problem(
+        about, f"is a web server{server_name}, no service of evenpace's", "see which port the service has"
+    )
 
 
 def _web_server(subject: Subject, address: Address) -> str:

@@ -87,7 +87,7 @@ def _kind(folder: Path, root: Path) -> Finding:
         return warning(
             "state",
             f"{folder} is in memory, {kind}",
-            "use a disk: what is there is lost when the machine starts anew",
+            "use a disk: what is there is lost when the machine restarts",
         )
     if kind == "overlay":
         return note(

@@ -43,8 +43,8 @@ def span(value: float | None) -> str:
 
 def listed(pairs: Iterable[tuple[str, float | None]], form: str | None = None, unit: str = "") -> str:
     """Return names with their numbers, as quantities or in a format, separated by commas."""
-    words = ((name, quantity(value) if form is None else text(value, form)) for name, value in pairs)
-    return ", ".join(f"{name} {word}{unit}" for name, word in words)
+    texts = ((name, quantity(value) if form is None else text(value, form)) for name, value in pairs)
+    return ", ".join(f"{name} {shown}{unit}" for name, shown in texts)
 
 
 def top(values: Iterable[float]) -> float:
