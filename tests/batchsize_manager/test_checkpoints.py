@@ -1,4 +1,4 @@
-"""A run that is saved, stopped and resumed ends as one that was not; the checkpoint is an ordinary one."""
+"""A run that is saved, stopped and resumed ends as an uninterrupted one; the checkpoint is ordinary."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ EPOCHS, PER_EPOCH = 2, 8
 
 @contextlib.contextmanager
 def cluster(maxima, shards=1, minimum=1):
-    """Serve from this process, with everything new; gives sessions of workers that take at most so many."""
+    """Run new services; yield a session for each worker, with its maximum of samples."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(serving(manager_service(workers=len(maxima))))
         addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
@@ -57,7 +57,7 @@ def cluster(maxima, shards=1, minimum=1):
 
 
 class Training:
-    """One worker's training, as a script would have it."""
+    """One worker's training, as in a script."""
 
     def __init__(self, session, optimizer):
         self.session = session
@@ -68,11 +68,11 @@ class Training:
 
     @property
     def parts(self):
-        """What a checkpoint has the states of."""
+        """Return the objects whose states a checkpoint has."""
         return {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
 
     def load(self, path):
-        """Go on from a checkpoint."""
+        """Load a checkpoint."""
         saved = torch.load(path)
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])
@@ -82,7 +82,7 @@ class Training:
         torch.save({name: part.state_dict() for name, part in self.parts.items()}, path)
 
     def run(self, until=EPOCHS * PER_EPOCH, each=lambda: None):
-        """Train up to an iteration; the number of batches of each epoch."""
+        """Train up to an iteration; return the number of batches of each epoch."""
         distribute(self.optimizer, self.loader)
         batches = []
         for _ in range(EPOCHS):
@@ -99,7 +99,7 @@ class Training:
 
 
 def run_all(sessions, optimizer, first=None, until=EPOCHS * PER_EPOCH, save=None):
-    """Train with all workers, from a checkpoint and up to one where given; their trainings."""
+    """Train with all workers, from a checkpoint and up to one if given; return their trainings."""
     trainings = [Training(session, optimizer) for session in sessions]
     batches = {}
 
@@ -115,7 +115,7 @@ def run_all(sessions, optimizer, first=None, until=EPOCHS * PER_EPOCH, save=None
 
 
 def train_alone(optimizer_name, saved=None, first=0):
-    """Train in plain PyTorch on the whole batches, from a checkpoint where given."""
+    """Train in plain PyTorch on the whole batches, from a checkpoint if given."""
     inputs, labels = script.make_data()
     model = script.make_model()
     optimizer = script.make_optimizer(optimizer_name, model)
@@ -141,7 +141,7 @@ def flat(model):
 
 
 def assert_same_state(one, other):
-    """See that two state dicts of optimisers have the same structure and, but for rounding, values."""
+    """Check that two state dicts of optimisers have the same structure and, but for rounding, values."""
     assert one.keys() == other.keys()
     assert one["param_groups"] == other["param_groups"]
     assert one["state"].keys() == other["state"].keys()
@@ -164,7 +164,7 @@ def assert_same_state(one, other):
     ids=["in the first epoch", "in the second epoch", "before the last, smaller batch", "between epochs"],
 )
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, optimizer, until, before, after):
-    """With other numbers of workers and shards, new services and uneven batches, nothing is lost."""
+    """Other numbers of workers and shards, new services and uneven batches lose nothing."""
     path = tmp_path / "checkpoint.pt"
     with cluster(before, shards=1) as sessions:
         run_all(sessions, optimizer, until=until, save=path)
@@ -199,7 +199,7 @@ def test_a_checkpoint_is_an_ordinary_one(tmp_path, optimizer):
 
 
 def test_before_the_first_step_there_is_no_state():
-    """A checkpoint of a run that has not stepped is what plain PyTorch gives then."""
+    """A checkpoint of a run without a step is that of plain PyTorch."""
     with cluster((64,)) as sessions:
         training = Training(sessions[0], "adam")
         plain = training.optimizer.state_dict()
@@ -209,7 +209,7 @@ def test_before_the_first_step_there_is_no_state():
 
 
 def test_the_optimiser_keeps_nothing_here(tmp_path):
-    """Its state is at the parameter server: it takes no memory at the worker, before saving or after."""
+    """The optimiser's state takes no memory at the worker, before saving or after."""
     with cluster((64,)) as sessions:
         training = Training(sessions[0], "adam")
         training.run(2)
@@ -219,7 +219,7 @@ def test_the_optimiser_keeps_nothing_here(tmp_path):
 
 
 def test_workers_with_different_checkpoints_are_refused(tmp_path, wait_until):
-    """Who wants to go on from another iteration than the others is told both, and may change its mind."""
+    """A worker that resumes from another iteration gets an error with both, and may choose again."""
     paths = [tmp_path / "2.pt", tmp_path / "5.pt"]
     for path, until in zip(paths, (2, 5), strict=True):
         with cluster((64,)) as sessions:
@@ -243,7 +243,7 @@ def test_workers_with_different_checkpoints_are_refused(tmp_path, wait_until):
 
 
 def test_the_optimisers_state_must_be_loaded_before():
-    """Once the parameter server has the state, loading another is an error, not a silent nothing."""
+    """Loading another state is an error once the parameter server has one."""
     with cluster((64,)) as sessions:
         training = Training(sessions[0], "adam")
         plain = training.optimizer.state_dict()
@@ -255,7 +255,7 @@ def test_the_optimisers_state_must_be_loaded_before():
 
 
 def test_parameters_with_different_steps_are_refused():
-    """A state whose parameters were not stepped together cannot be gone on from, and is named."""
+    """A state whose parameters had different numbers of steps is refused, and named."""
     with cluster((64,)) as sessions:
         training = Training(sessions[0], "adam")
         for count in (1, 2):
@@ -267,7 +267,7 @@ def test_parameters_with_different_steps_are_refused():
 
 
 def test_a_state_that_is_gone_is_not_given_out(shard):
-    """Where the others have stepped meanwhile, a worker gets no state that does not fit its parameters."""
+    """A worker gets no state that does not match its parameters when the others have stepped meanwhile."""
     identity = idl.common.Identity(f"job-{uuid.uuid4().hex}/run", "w", uuid.uuid4().hex)
     shards = ShardClients(
         [Client(idl.parameter_server.ParameterServer, shard, "shard", call_timeout=30)], 30.0
@@ -290,7 +290,7 @@ def test_a_state_that_is_gone_is_not_given_out(shard):
 
 
 def test_what_the_manager_has_learned_survives():
-    """A new manager goes on from what the old one knew, bit by bit; rubbish is refused."""
+    """A new manager goes on from the old one's models, bit by bit; invalid bytes are refused."""
     models = {"arima": {"w0": {"ar": np.array([0.1, 1 / 3]), "ma": np.array([-0.25])}}}
     checkpoint = None
     for known in (models, {}):
@@ -315,7 +315,7 @@ def test_what_the_manager_has_learned_survives():
 
 @pytest.mark.parametrize("predictor", ["ema", "auto"])
 def test_the_first_split_is_as_good_as_the_last(predictor):
-    """A resumed run's first batch is split as the next one would have been, before anything is measured."""
+    """A resumed run's first batch is split as the next one would have been, before any measurement."""
     spec, bounds = JobSpec(1000, 100), Bounds()
     models = {}
     for iteration in range(4):
@@ -335,7 +335,7 @@ def test_the_first_split_is_as_good_as_the_last(predictor):
 
 @pytest.mark.slow
 def test_new_processes_go_on(tmp_path, wait_until):
-    """Manager, shards and workers are stopped and started anew, others in number: nothing shows."""
+    """A restart of manager, shards and workers, in other numbers, changes nothing."""
     path, optimizer, until = tmp_path / "checkpoint.pt", "adam", 20
     for name, limits, shards, arguments in (
         ("before", ("64", "20"), 1, ["--stop-at", str(until)]),

@@ -1,4 +1,4 @@
-"""Operators change running jobs, over real connections: training comes to what one process would come to."""
+"""Operators' changes of running jobs, over real connections: training ends as that of one process."""
 
 import contextlib
 import re
@@ -45,7 +45,7 @@ JOB = "default"
 
 
 def trained_on(batches):
-    """The parameters of one process that takes these batches: (epoch, start, total) of each."""
+    """Return the parameters of one process that takes these batches: (epoch, start, total) of each."""
     parameters = np.zeros(FEATURES)
     for epoch, start, total in batches:
         parameters -= RATE * mean_gradient(parameters, permutation(SPEC, epoch)[start : start + total])
@@ -53,7 +53,7 @@ def trained_on(batches):
 
 
 def batches_of(workers):
-    """What the workers went through by iteration, as (epoch, start, total); where it was redone, at last."""
+    """Return the batches by iteration, as (epoch, start, total); of a redone one, the last."""
     seen = {}
     for part in sorted((p for worker in workers for p in worker.done), key=lambda part: part.attempt):
         batch = part.attempt, (part.epoch, part.batch_start, part.total)
@@ -64,7 +64,7 @@ def batches_of(workers):
 
 
 def assert_trained(workers, iterations=ITERATIONS):
-    """All end with the parameters of one process on the same batches, one after the other; these."""
+    """Check that all workers end with the parameters of one process on the same batches; return these."""
     for worker in workers:
         worker.end()
     batches = batches_of(workers)
@@ -81,7 +81,7 @@ def assert_trained(workers, iterations=ITERATIONS):
 
 
 def acts(*planned):
-    """Does each of some things once, as soon as an iteration is reached; in order."""
+    """Return a callback that runs each action once, in order, as soon as its iteration is reached."""
     left = list(planned)
 
     def at(session):
@@ -92,7 +92,7 @@ def acts(*planned):
 
 
 class Operator:
-    """Acts from whatever thread, each time through a connection of its own."""
+    """An operator that acts from any thread, each time through a connection of its own."""
 
     def __init__(self, manager):
         self._manager = manager
@@ -106,12 +106,12 @@ class Operator:
 
 
 def texts(client):
-    """The job's events."""
+    """Return the job's events."""
     return [event.text for event in client.status(JOB).events]
 
 
 def assert_resized(batches, said):
-    """Batches have another size from the very iterations on that the operator was told."""
+    """Check that batches have another size from the iteration on that the operator was told."""
     changes = [
         (int(iteration), int(before), int(after))
         for before, after, iteration in (
@@ -128,7 +128,7 @@ def assert_resized(batches, said):
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
-    """Policy, batch size and bounds: each batch is whole, and no sample is left out or used twice."""
+    """Changes of policy, batch size and bounds leave each batch whole, with each sample once."""
     with (
         services(3, "even", lookahead=lookahead) as (manager, shards),
     ):
@@ -165,7 +165,7 @@ def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
 
 
 def test_a_drained_worker_ends_well_and_comes_again(wait_until):
-    """Its loop ends with the reason; the others go on, and one of its name may join."""
+    """A drained worker's loop ends with the reason; the others go on, and its name may join again."""
     with services(2) as (manager, shards):
         client = Operator(manager)
         again: list[Worker] = []
@@ -192,7 +192,7 @@ def test_a_drained_worker_ends_well_and_comes_again(wait_until):
 
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
-    """What was given is finished, and nothing more begins; the session outlasts its time-outs meanwhile."""
+    """Assignments are finished during a pause, no others begin, and sessions outlast their time-outs."""
     seconds = 12.0  # longer than a busy machine holds anybody up
     with services(2, heartbeat=0.1, report_timeout=seconds, lookahead=lookahead) as (manager, shards):
         client = Operator(manager)
@@ -225,7 +225,7 @@ def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
 
 @pytest.mark.slow
 def test_changes_outlive_the_manager(tmp_path, wait_until):
-    """Killed and started again, it knows them all: the job goes on with them, and is still paused."""
+    """A killed and restarted manager knows all changes: the job goes on with them, and is still paused."""
     with (
         restartable_manager(tmp_path / "state", "--workers", "2", "--policy", "even") as manager,
         serving(shard_service()) as shard,
@@ -270,7 +270,7 @@ def test_changes_outlive_the_manager(tmp_path, wait_until):
 
 @pytest.mark.slow
 def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager(tmp_path, wait_until):
-    """Killed before the change takes place: it still does, and no sample is left out or used twice."""
+    """A change takes place though the manager is killed before, with each sample used once."""
     with (
         restartable_manager(
             tmp_path / "state",
@@ -313,16 +313,16 @@ def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager
 
 
 def _state(client):
-    """The job's state, none as long as no worker has joined."""
+    """Return the job's state; None before a worker has joined."""
     return client.status(JOB).summary.state if client.jobs().jobs else ""
 
 
 def test_a_job_whose_size_was_changed_resumes_where_it_was():
-    """A checkpoint has place and size of the next batch, so that all goes on as if it had not ended."""
+    """A checkpoint has position and size of the next batch, from which the job goes on."""
     saved = []
 
     def train(session, parameters, save_at, restored=None):
-        """Train to an iteration, and save there; the batches gone through."""
+        """Train to an iteration, and save there; return the batches."""
         slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=True, seed=SPEC.seed)
         if restored is not None:
             slices.load_state_dict(restored)
@@ -353,7 +353,7 @@ def test_a_job_whose_size_was_changed_resumes_where_it_was():
 
 
 def test_a_batch_size_that_no_job_can_go_on_with_is_refused():
-    """It names the value, and what is allowed; no job is made."""
+    """The error names the value and what is allowed; no job is made."""
     with serving(manager_service()) as address:
         client = Client(_wire.BatchSizeManager, address, "manager")
         for size in (0, 1001):
@@ -373,7 +373,7 @@ def test_a_batch_size_that_no_job_can_go_on_with_is_refused():
     ],
 )
 def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, expected):
-    """Those that it had and those that are left, as things are; and it gives each sample once."""
+    """The length is that of the batches so far and of the present rest; each sample comes once."""
     samples = list(range(100))
     with services(1) as (manager, shards):
         client = Operator(manager)
@@ -407,7 +407,7 @@ def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, ex
 
 @pytest.fixture(scope="module")
 def running():
-    """A manager with a job of one worker that does nothing."""
+    """A manager with a job of one idle worker."""
     with serving(manager_service(reconnect_grace=60.0)) as address:
         worker = MemberWorker(address, "mine")
         with ManagerClient(address, timeout=_PATIENCE) as client:
@@ -456,7 +456,7 @@ def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
     ],
 )
 def test_requests_that_make_no_sense_are_refused(running, change, why):
-    """Each with the reason, and the job is as it was."""
+    """Each invalid request is refused with the reason, and the job is as it was."""
     _, client = running
     before = client.status("mine")
     with pytest.raises(InvalidRequestError, match=why):
@@ -467,7 +467,7 @@ def test_requests_that_make_no_sense_are_refused(running, change, why):
 
 
 def test_jobs_that_are_over_or_unknown_cannot_be_changed():
-    """The reason says which it is."""
+    """The error says whether the job is over or unknown."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         with pytest.raises(InvalidRequestError, match="there is no job 'nothing'"):
             client.pause("nothing")
@@ -476,7 +476,7 @@ def test_jobs_that_are_over_or_unknown_cannot_be_changed():
             client.pause("over")
 
 
-def test_who_may_not_join_a_job_may_not_change_it(tmp_path):
+def test_a_token_that_may_not_join_a_job_may_not_change_it(tmp_path):
     """A token of another job is refused, one of the job or of all jobs is not."""
     key = tmp_path / "tokens.key"
     tokens.write_new_key(key, add=False)
@@ -493,7 +493,7 @@ def test_who_may_not_join_a_job_may_not_change_it(tmp_path):
 
 
 def test_a_released_worker_that_asks_again_does_not_disturb_its_successor(wait_until):
-    """Another has its name by then, and waits to be let in: both are answered."""
+    """A released worker and a newcomer under its name are both answered."""
     with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
         names = {"a": "a", "b": "b", "b again": "b"}
         identities = {key: idl.common.Identity("mine", name, key) for key, name in names.items()}
@@ -528,7 +528,7 @@ def test_a_released_worker_that_asks_again_does_not_disturb_its_successor(wait_u
 
 
 def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
-    """However large its batches are by now."""
+    """Late joiners have the job's first specification, however large its batches are by now."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         worker = MemberWorker(address, "mine")
         client.set_total_batch_size("mine", 500)
@@ -550,7 +550,7 @@ def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
 
 
 def evenpace(*arguments):
-    """Run the command; its status, and what it printed."""
+    """Run the command; return its status and its output."""
     done = subprocess.run(
         [sys.executable, "-m", "evenpace", *arguments], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""A manager that is started again: with the same state it goes on with the same jobs."""
+"""A restarted manager goes on with the same jobs from the same state."""
 
 import contextlib
 import math
@@ -36,9 +36,9 @@ _wire = idl.batchsize_manager
 
 
 class Tape:
-    """What a parameter server is to a job, without the arrays: who brought which samples of the next step.
+    """A parameter server without arrays: it records which worker brought which samples of the next step.
 
-    It holds that each sample of each batch is brought once in the attempt that the step is taken in.
+    It checks that each sample of each batch is brought once in the attempt of the step.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Tape:
         self._change = threading.Condition()
 
     def push(self, part) -> bool:
-        """Bring a slice; False where a later attempt has begun."""
+        """Bring a slice; return False if a later attempt has begun."""
         with self._change:
             assert self._change.wait_for(lambda: self.version < self.bound, 60)
             if (part.attempt or 0) != self.attempt:
@@ -72,7 +72,7 @@ class Tape:
             return True
 
     def fence(self, attempt: int) -> int:
-        """A new attempt; the version that it can go on from."""
+        """Begin an attempt; return the version that it can go on from."""
         with self._change:
             if attempt > self.attempt:
                 self.attempt = attempt
@@ -80,7 +80,7 @@ class Tape:
             return self.version
 
     def wait_for(self, version: int) -> None:
-        """Until so many steps are taken."""
+        """Wait until the version is reached."""
         with self._change:
             assert self._change.wait_for(lambda: self.version >= version, 60)
 
@@ -92,13 +92,13 @@ class Tape:
 
 
 class Worker:
-    """Goes through a job's iterations at a speed of its own, whatever becomes of the manager.
+    """A worker with a speed of its own, which goes through a job's iterations whatever the manager does.
 
     Args:
-        address: The manager's.
-        name: The worker's.
-        tape: All workers'.
-        speed: Samples per second, as it reports them.
+        address: The manager's address.
+        name: The worker's name.
+        tape: The tape of all workers.
+        speed: Samples per second, by which it reports times.
     """
 
     def __init__(self, address, name, tape, speed=100.0, job="job"):
@@ -110,7 +110,7 @@ class Worker:
         self.first_parts = []  # after the join and after each recovery
 
     def train(self, until):
-        """Until so many iterations are done by all."""
+        """Go through iterations up to `until`, and leave."""
         reply = self.join()
         while True:
             while reply.recover is not None:
@@ -123,12 +123,12 @@ class Worker:
         self.client.close()
 
     def join(self, **changes):
-        """Join; the first assignment."""
+        """Join; return the first assignment."""
         request = join_request(self.identity, **{"total_batch_size": 64, "dataset_size": 10**6} | changes)
         return self._note(self.client.call("join", request))
 
     def report(self, part, **changes):
-        """Report an assignment; the next."""
+        """Report an assignment; return the next."""
         seconds = max(part.count / self.speed, 1e-6)
         place = {"attempt": part.attempt or 0, "start": part.start} | changes
         request = _wire.ReportRequest(self.identity, part.iteration, seconds, 0.0, 0.5, 0.5, **place)
@@ -137,7 +137,7 @@ class Worker:
         return reply
 
     def heartbeat(self, attempt=0):
-        """The attempt to recover with, if any."""
+        """Send a heartbeat; return the attempt to recover with, if any."""
         return self.client.call("heartbeat", _wire.HeartbeatRequest(self.identity, attempt)).recover
 
     def recover(self, attempt):
@@ -145,7 +145,7 @@ class Worker:
         return self.rewind(self.client.call("recover", _wire.RecoverRequest(self.identity, attempt)).attempt)
 
     def rewind(self, attempt):
-        """Fence the tape, and go on from where it is; the next assignment."""
+        """Fence the tape, and go on from its version; return the next assignment."""
         version = self.tape.fence(attempt)
         return self._note(self.client.call("rewind", _wire.RewindRequest(self.identity, attempt, version)))
 
@@ -176,7 +176,7 @@ def service(folder, policy="proportional", **job):
 
 
 def history(client, job="job", first=0, limit=1000):
-    """What the manager says of a job."""
+    """Return the manager's history of a job."""
     return client.call("history", _wire.HistoryRequest(job, first, limit))
 
 
@@ -191,13 +191,13 @@ def members(client):
 
 
 def iterations(client, **which):
-    """The numbers of those that are complete."""
+    """Return the numbers of the complete iterations."""
     return [record.iteration for record in history(client, **which).iterations]
 
 
 @pytest.fixture
 def client():
-    """Connects to any manager, to ask for the history."""
+    """A function that connects to a manager, to ask for the history."""
     with contextlib.ExitStack() as stack:
 
         def connect(address):
@@ -213,7 +213,7 @@ def client():
 
 @pytest.mark.slow
 def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
-    """Whenever it is killed, no step is left out or taken twice, and batch sizes follow what was learnt.
+    """No step is left out or repeated whenever the manager is killed, and batch sizes follow its models.
 
     The history has each iteration once, but for the last before a kill.
     """
@@ -224,7 +224,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
     tape.hold(bounds[0])
 
     def kept():
-        """The last iteration that is in the state; what there was no time to write is lost with a kill."""
+        """Return the last iteration in the state; later ones are lost with a kill."""
         with open_state(tmp_path) as reader:
             return max(
                 (r.iteration for run in reader.runs() for r in reader.last_records(run.run, 1)), default=-1
@@ -289,7 +289,7 @@ def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
 
 
 def test_a_second_manager_with_the_same_state_is_refused(tmp_path):
-    """As long as the first runs, even if that is killed; the error says which process has it."""
+    """The state is the first manager's while it runs, even if it is killed; the error names its process."""
     with signalled_process("manager", "--state", str(tmp_path)) as (first, _):
         with (
             pytest.raises(Exception, match=rf"in use by another manager, process {first.pid}: stop that one"),
@@ -323,7 +323,7 @@ def test_a_damaged_state_is_refused(tmp_path):
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A worker whose manager has stopped after three iterations; its fourth is assigned."""
+    """A worker whose manager has stopped after three iterations, with the fourth assigned."""
     tape = Tape()
     with serving(service(tmp_path)) as address:
         worker = Worker(address, "w", tape)
@@ -336,14 +336,14 @@ def stopped(tmp_path):
 
 
 def connected(worker, address):
-    """The same worker, in the same incarnation, through a new connection."""
+    """The same incarnation of the worker, through a new connection."""
     worker.client = Client(_wire.BatchSizeManager, address, "manager")
     return worker
 
 
 @pytest.mark.parametrize("way", ["report", "heartbeat", "join", "recover"])
 def test_members_are_known_again_by_any_call(tmp_path, stopped, way):
-    """Each says which attempt to go through; then the job goes on where the shards are."""
+    """Each call is answered with the new attempt; then the job goes on from the shards' version."""
     worker, part = stopped
     with serving(service(tmp_path)) as address:
         connected(worker, address)
@@ -366,7 +366,7 @@ def test_members_are_known_again_by_any_call(tmp_path, stopped, way):
 
 
 def test_strangers_are_not_taken_for_members(tmp_path, stopped):
-    """Another incarnation reports in vain."""
+    """The report of another incarnation is refused."""
     worker, part = stopped
     with serving(service(tmp_path)) as address:
         connected(worker, address)
@@ -377,7 +377,7 @@ def test_strangers_are_not_taken_for_members(tmp_path, stopped):
 
 
 def test_a_job_may_be_rewound_beyond_what_is_known(tmp_path, stopped, client):
-    """Where shards went back to a checkpoint, the history from there on is made anew."""
+    """The history is made again from the checkpoint that the shards went back to."""
     worker, _ = stopped
     with serving(service(tmp_path)) as address:
         connected(worker, address)
@@ -394,7 +394,7 @@ def test_a_job_may_be_rewound_beyond_what_is_known(tmp_path, stopped, client):
 
 
 def test_an_attempt_after_each_start(tmp_path, stopped):
-    """However often the manager is started, no attempt is begun twice, even if nobody comes in between."""
+    """No attempt is begun twice over restarts of the manager, even without a worker in between."""
     worker, _ = stopped
     for _ in range(2):
         with serving(service(tmp_path)):
@@ -405,7 +405,7 @@ def test_an_attempt_after_each_start(tmp_path, stopped):
 
 
 def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, client):
-    """After a grace period of their own; the others go on without them."""
+    """Missing members are taken out after a grace period; the others go on without them."""
     tape = Tape()
     with serving(service(tmp_path, workers=2)) as address:
         workers = [Worker(address, name, tape) for name in "ab"]
@@ -426,7 +426,7 @@ def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, clien
 
 
 def _orphaned(tmp_path, client, wait_until):
-    """A worker that died after three iterations, the only one of its job; its manager has stopped, too."""
+    """Return the only worker of a job, which died after three iterations, its manager stopped, too."""
     with serving(service(tmp_path, "learned", reconnect_grace=0.0)) as address:
         worker = Worker(address, "w", Tape())
         reply = worker.join()
@@ -439,9 +439,9 @@ def _orphaned(tmp_path, client, wait_until):
 
 
 def test_a_job_whose_workers_have_all_died_waits_for_others(tmp_path, client, wait_until):
-    """Whoever joins it, after a new start of the manager as before, goes on where it was.
+    """A worker that joins it later, also after a restart of the manager, goes on from its last iteration.
 
-    Who only seemed to have died is welcome, too.
+    A worker that only seemed to have died may join, too.
     """
     dead = _orphaned(tmp_path, client, wait_until)
     with serving(service(tmp_path)) as address:
@@ -456,7 +456,7 @@ def test_a_job_whose_workers_have_all_died_waits_for_others(tmp_path, client, wa
 
 
 def test_it_does_not_wait_for_ever(tmp_path, client, wait_until):
-    """After the time that jobs are kept for, whoever joins begins a run of its own."""
+    """A worker that joins after the time that jobs are kept for begins a new run."""
     dead = _orphaned(tmp_path, client, wait_until)
     with serving(service(tmp_path, keep=0.0)) as address:
         wait_until(lambda: _ended(tmp_path), "the job's end")
@@ -472,7 +472,7 @@ def _ended(folder):
 
 
 def test_what_a_policy_has_learnt_is_remembered(tmp_path, client, wait_until):
-    """It is there for the job's next life, and for reports."""
+    """A policy's models are in the state, for the restored job and for reports."""
     _orphaned(tmp_path, client, wait_until)
     with open_state(tmp_path) as reader:
         (run,) = reader.runs()
@@ -480,7 +480,7 @@ def test_what_a_policy_has_learnt_is_remembered(tmp_path, client, wait_until):
 
 
 def test_jobs_that_have_ended_stay_readable(tmp_path, client):
-    """By name, when the manager that ran them has gone; they do not come back."""
+    """Ended jobs are found by name after a restart of the manager, and are not restored."""
     with serving(service(tmp_path)) as address:
         Worker(address, "w", Tape()).train(5)
     with serving(service(tmp_path)) as address:
@@ -495,7 +495,7 @@ def test_jobs_that_have_ended_stay_readable(tmp_path, client):
 
 
 def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wait_until):
-    """They join it anew, and it begins as if nothing had been."""
+    """Workers of a job that has not started join it again after a restart, as a new one."""
     with serving(service(tmp_path, workers=2)) as address:
         waiting, asking = Worker(address, "a", Tape()), client(address)
         thread = in_background(waiting.join)
@@ -512,7 +512,7 @@ def _members(client):
 
 
 def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch, wait_until):
-    """What a long job has forgotten is read from its state, before and after a new start."""
+    """Iterations no longer in memory are read from the state, before and after a restart."""
     monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
     tape = Tape()
     with serving(service(tmp_path)) as address:
@@ -533,7 +533,7 @@ def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypa
 
 
 def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monkeypatch, wait_until):
-    """What is forgotten and not yet written is not passed over: it is told of by and by."""
+    """Iterations that are not yet written are not skipped: they are returned later."""
     monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
     tape = Tape()
     with serving(service(tmp_path)) as address:
@@ -560,7 +560,7 @@ def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monk
 
 @pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
 def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
-    """Whoever asks is told so, and what to do; the job's name is free."""
+    """Calls about such a job get an error with advice; the job's name is free."""
     numbers = {"ssp": {"staleness": 2}, "backup": {"replicas_to_aggregate": 1}}.get(mode, {})
     config = {"synchronisation": Synchronisation(mode, **numbers)}
     with serving(service(tmp_path, **config)) as address:
@@ -580,7 +580,7 @@ def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
 
 
 def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path):
-    """Whoever asks is told so, and what to do."""
+    """Calls about such a job get an error with advice."""
     with serving(service(tmp_path)) as address:
         worker = Worker(address, "w", Tape())
         request = join_request(worker.identity)
@@ -595,7 +595,7 @@ def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path)
 
 
 def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until, monkeypatch):
-    """Training goes on; the history says that a new start would forget, and when that is over."""
+    """Training goes on; the history reports the failure of writes, and its end."""
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
     monkeypatch.setattr("batchsize_manager.storage.state_writer._RETRY_SECONDS", 0.02)
     tape = Tape()
@@ -634,7 +634,7 @@ def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until
 def test_a_batch_of_another_size_is_given_out_once_that_is_in_the_file(
     tmp_path, client, wait_until, monkeypatch
 ):
-    """A manager that is started anew could not tell otherwise where the next batch begins."""
+    """A new batch size is written before a worker gets it: a restarted manager depends on it."""
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 240.0)
     monkeypatch.setattr("batchsize_manager.storage.state_writer._LONGEST_WAIT", 240.0)
     answers = []
@@ -674,7 +674,7 @@ def test_a_batch_of_another_size_is_given_out_once_that_is_in_the_file(
     ],
 )
 def test_attempts_are_checked(method, request_, message):
-    """A number that is none is refused, and named."""
+    """An invalid attempt is refused, and named."""
     with serving(ManagerService(ManagerConfig())) as address:
         worker = Worker(address, "w", Tape())
         part = worker.join().assignment

@@ -1,4 +1,4 @@
-"""ASP, SSP and backup workers: at random on the state machine, then with real services and workers."""
+"""ASP, SSP and backup workers: random events on the state machine, then real services and workers."""
 
 import contextlib
 import signal
@@ -66,7 +66,7 @@ def test_combinations_without_sense_are_refused(arguments, said):
     ],
 )
 def test_the_command_line_refuses_them_too(options, said):
-    """`evenpace manager` ends with one line that says what is wrong."""
+    """`evenpace manager` ends with one line that names the error."""
     result = CliRunner().invoke(cli, ["manager", *options])
     assert result.exit_code == 1
     assert said in result.output
@@ -78,7 +78,7 @@ NAMES = ["a", "b", "c", "d"]
 
 
 class AnyMode(RuleBasedStateMachine):
-    """Workers come, work at any pace and go, under any mode."""
+    """Workers that join, work at any pace and leave, in any mode."""
 
     @initialize(
         mode=st.sampled_from(["ssp", "asp", "backup"]),
@@ -107,13 +107,13 @@ class AnyMode(RuleBasedStateMachine):
         self.reports = {}  # iteration to the names and incarnations that reported it
 
     def forget_gone(self):
-        """Notice who was taken out."""
+        """Remove workers that were taken out."""
         for name in set(self.alive) - set(self.job.members):
             for of_names in (self.alive, self.has, self.due):
                 of_names.pop(name, None)
 
     def ask_all(self):
-        """Everybody without work asks for some, as the service does for who waits."""
+        """Let all workers without work ask for some, as the service does for waiting ones."""
         for name, incarnation in self.alive.items():
             if name in self.has:
                 continue
@@ -142,7 +142,7 @@ class AnyMode(RuleBasedStateMachine):
     @precondition(lambda self: len(self.alive) < len(NAMES))
     @rule(data=st.data())
     def join(self, data):
-        """A name that is free comes in."""
+        """Let a worker join under a free name."""
         name = data.draw(st.sampled_from([n for n in NAMES if n not in self.alive]))
         self.incarnations += 1
         self.job.join(name, f"i{self.incarnations}", Bounds(), self.now)
@@ -152,7 +152,7 @@ class AnyMode(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def leave(self, data):
-        """A member goes."""
+        """Let a member leave."""
         name = self.worker(data)
         self.job.leave(name, self.alive[name], self.now)
         self.forget_gone()
@@ -161,13 +161,13 @@ class AnyMode(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def break_off(self, data):
-        """A member's connection breaks."""
+        """Break a member's connection."""
         name = self.worker(data)
         self.job.disconnect(name, self.alive[name], self.now)
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))
     def tick(self, seconds):
-        """Time passes, and whoever is gone or silent is taken out."""
+        """Let time pass, so that gone or silent workers are taken out."""
         self.now += seconds
         self.job.tick(self.now)
         self.forget_gone()
@@ -176,7 +176,7 @@ class AnyMode(RuleBasedStateMachine):
     @precondition(lambda self: self.has)
     @rule(data=st.data(), times=st.integers(1, 6))
     def work(self, data, times):
-        """One member works for a while, as far as it has work."""
+        """Let one member work for a while, as far as it has work."""
         name = data.draw(st.sampled_from(sorted(self.has)))
         for _ in range(times):
             if name not in self.has:
@@ -192,7 +192,7 @@ class AnyMode(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_stuck(self):
-        """Once the job runs, somebody always has work."""
+        """Some worker always has work once the job runs."""
         assert self.job.attempts.failure is None
         assert set(self.job.members) == set(self.alive)
         assert self.has or not (self.job.members.started and self.alive)
@@ -205,7 +205,7 @@ class AnyMode(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_skipped_too_early(self):
-        """A complete iteration has all reports, or in backup enough, of those who are still there."""
+        """A complete iteration has all reports, or in backup enough, of the remaining members."""
         enough = self.sync.replicas_to_aggregate or len(NAMES)
         for record in self.job.history(0, 10**6):
             given = self.given.get(record.iteration, set())
@@ -247,14 +247,14 @@ class Cluster:
         return [self.sessions[name] for name in names]
 
     def parameters(self):
-        """What the parameter server has now, with its version."""
+        """Return the parameter server's present parameters, with their version."""
         assert self.observer.poll()
         now = np.empty(3)
         version = self.observer.pull(now)
         return version, now.tolist()
 
     def waits(self, name):
-        """Whether the manager keeps a worker waiting."""
+        """Return whether the manager keeps a worker waiting."""
         return name in self.service._jobs["default"].waiting
 
 
@@ -274,14 +274,14 @@ def cluster(synchronisation, workers, shards=1, **job):
 
 
 def finish(session, gradient):
-    """One iteration with a given gradient, the same for all elements."""
+    """Finish one iteration with a given gradient, the same for all elements."""
     session.stopwatch.start()
     session.gradient[:] = gradient
     return session.finish_iteration()
 
 
 class Runner:
-    """Goes through iterations in a thread, until `limit` are begun; notes each that it begins."""
+    """A thread that goes through iterations until `limit` are begun, and notes each."""
 
     def __init__(self, session, limit, gradient=1.0):
         self.begun = []
@@ -301,7 +301,7 @@ class Runner:
 
 @pytest.mark.parametrize("staleness", [0, 1, 5])
 def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
-    """Beside a worker that stands still in iteration c, the fast one does c + staleness, and then waits."""
+    """The fast worker does c + staleness, then waits, if another stands still in iteration c."""
     with cluster(Synchronisation("ssp", staleness), 2) as services:
         slow, fast = services.join("slow", "fast")
         runner = Runner(fast, 12)
@@ -320,7 +320,7 @@ def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
 
 
 def test_asp_fast_worker_never_waits():
-    """Beside a worker that stands still, the other goes through epochs, each push a step of its own."""
+    """A worker goes through epochs while another stands still, each push a step of its own."""
     with cluster(ASP, 2, shards=2) as services:
         slow, fast = services.join("slow", "fast")
         runner = Runner(fast, 250)
@@ -332,7 +332,7 @@ def test_asp_fast_worker_never_waits():
 
 
 def test_asp_newcomer_and_leaver():
-    """A worker that joins late starts beside the fastest with the parameters of then; others may go."""
+    """A late worker starts at the fastest's iteration with the present parameters; others may leave."""
     with cluster(ASP, 2) as services:
         slow, fast = services.join("slow", "fast")
         Runner(fast, 20).join()
@@ -348,7 +348,7 @@ def test_asp_newcomer_and_leaver():
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_backup_drops_exactly_the_late(shards):
-    """Each step is the mean of the gradients that came; the late one's is dropped, and it skips ahead."""
+    """Each step is the mean of the gradients that arrived; the late one is dropped, and it skips ahead."""
     sync = Synchronisation("backup", replicas_to_aggregate=2)
     with cluster(sync, 3, shards=shards) as services:
         a, b, c = services.join("a", "b", "c")
@@ -371,8 +371,8 @@ def test_backup_drops_exactly_the_late(shards):
         assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
 
 
-def test_backup_waits_for_all_who_are_left():
-    """When fewer are left than make a step, all of them do, and the slice of the one that went is lost."""
+def test_backup_waits_for_all_remaining_workers():
+    """All remaining workers make a step if they are fewer than it needs; a lost slice stays lost."""
     sync = Synchronisation("backup", replicas_to_aggregate=2)
     with cluster(sync, 2) as services:
         a, b = services.join("a", "b")
@@ -387,7 +387,7 @@ def test_backup_waits_for_all_who_are_left():
 @pytest.mark.parametrize("sync", [ASP, SSP], ids=["asp", "ssp"])
 @pytest.mark.parametrize("cut", [0.5, 1.0], ids=["broken", "unanswered"])
 def test_a_push_that_is_sent_again_counts_once(sync, cut):
-    """Whether the connection broke within a push or before its answer, the same push again is one step."""
+    """A push repeated after a break within it, or before its answer, is one step."""
     with serving(shard_service()) as address:
         worker = ShardWorker(address, LARGE, name=(job := f"job-{uuid.uuid4().hex}/run") + "/bsp")
         identity = worker.identity = idl.common.Identity(job, "w", "i")
@@ -411,7 +411,7 @@ def test_a_push_that_is_sent_again_counts_once(sync, cut):
 
 
 def test_workers_must_agree_on_the_mode():
-    """A worker that says something else than the first, or nothing, is told what the job runs with."""
+    """A worker with another mode than the first, or none, gets an error with the job's mode."""
     with serving(shard_service()) as address:
         worker = ShardWorker(address)
         wire = idl.common.Synchronisation("asp")
@@ -430,7 +430,7 @@ def test_workers_must_agree_on_the_mode():
 
 
 def test_a_deterministic_shard_takes_bsp_only():
-    """What depends on the order of arrival cannot be had from a shard that promises not to."""
+    """A deterministic shard refuses modes that depend on the order of arrival."""
     with serving(shard_service(deterministic=True)) as address:
         worker = ShardWorker(address)
         other = idl.common.Identity("other/run", "w", "i")
@@ -446,7 +446,7 @@ def test_a_deterministic_shard_takes_bsp_only():
 @pytest.mark.slow
 @pytest.mark.parametrize(("sync", "optimizer"), [("asp", "sgd"), ("ssp", "adam")])
 def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until, sync, optimizer):
-    """With nobody to be stale against, the modes are plain training, schedule included, to rounding."""
+    """One worker in these modes is plain training, schedule included, to rounding."""
     with LocalCluster(tmp_path, sync=sync, shards=2) as services:
         arguments = ["--optimizer", optimizer, "--out", str(tmp_path / "w.npy"), "--num-workers", "1"]
         services.start_worker("w", SCRIPT, arguments)

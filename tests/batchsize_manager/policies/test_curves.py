@@ -68,7 +68,7 @@ def test_fit_is_right_where_it_is_asked():
 
 
 def test_one_measurement_gives_the_usual_slope():
-    """From a single batch size, a time that grows with the batch is assumed."""
+    """A single batch size is fitted by a time that grows with the batch."""
     variances = np.full((1, len(SIZES)), np.inf)
     variances[0, 3] = 1e-3
     found = fit(SIZES[None], np.full((1, len(SIZES)), 2.0), variances, np.array([64.0]))

@@ -74,7 +74,7 @@ def test_sum_and_bounds_hold(problem):
 @settings(deadline=None)
 @given(problems(1, sum_of_minima))
 def test_no_worker_could_hand_a_sample_on(problem):
-    """With a granularity of 1, moving one sample off the slowest worker never helps, at any speeds."""
+    """Moving one sample off the slowest worker never helps at granularity 1, at any speeds."""
     speeds, total, limits = problem
     counts = split(speeds, total, limits)
 
