@@ -19,9 +19,7 @@ SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 
 def policy_of(driver, name, **options):
     """Change a driver's policy."""
-    policy = make_job_policy(
-        name, PolicyOptions(**{"models": driver.job.planner.policy.models(), **options})
-    )
+    policy = make_job_policy(name, PolicyOptions(**{"models": driver.job.planner.policy.models(), **options}))
     return driver.job.operations.change_policy(policy, "the policy", driver.now)
 
 

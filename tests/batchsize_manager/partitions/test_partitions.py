@@ -441,7 +441,13 @@ class Cluster(RuleBasedStateMachine):
         if chunk is None:
             return
         received = [ReceivedSample(process.peer, i, None, 1) for i in chunk.own]
-        call = (process.peer, chunk.receiver, chunk.number, received, [sample.index for sample in chunk.returned])
+        call = (
+            process.peer,
+            chunk.receiver,
+            chunk.number,
+            received,
+            [sample.index for sample in chunk.returned],
+        )
         self.late.append(call)
         if arrives:
             outcome = self.arrive(call)
