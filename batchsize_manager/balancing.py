@@ -1,8 +1,10 @@
 """The names of a job's policy and predictor, as a value that checks itself; `learning` makes the policies."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
+from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR, Tolerance
+from idl.settings import Setting, check_settings
 from predictors import PREDICTORS
 
 
@@ -19,17 +21,12 @@ class Balancing:
         ValueError: A name is unknown, or the tolerance out of its range.
     """
 
-    policy: str
-    predictor: str
-    tolerance: float
+    policy: Annotated[str, Setting(choices=POLICIES)]
+    predictor: Annotated[str, Setting(choices=PREDICTORS)]
+    tolerance: Tolerance
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"no policy {self.policy!r}; there are {', '.join(POLICIES)}")
-        if self.predictor not in PREDICTORS:
-            raise ValueError(f"no predictor {self.predictor!r}; there are {', '.join(PREDICTORS)}")
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
+        check_settings(self)
 
     @property
     def uses_predictor(self) -> bool:

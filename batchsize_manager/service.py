@@ -9,27 +9,24 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import idl
 from batchsize_manager import control, status
+from batchsize_manager.config import ManagerConfig
 from batchsize_manager.counters import LearningTally
 from batchsize_manager.hosted_job import HostedJob, Waiting
-from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Effects
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
-from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.model_registry import of_kinds
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.state_format import StateError
-from batchsize_manager.storage.state_writer import Retention, StateWriter
+from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_report, read_resume, read_spec
@@ -44,34 +41,6 @@ _wire = idl.batchsize_manager
 
 _ENDED_JOBS = 10
 _LINES = 50  # of one level, per second, of log about jobs
-
-
-@dataclass(frozen=True)
-class ManagerConfig:
-    """How a manager balances.
-
-    Attributes:
-        policy: A name in `batchsize_manager.policies.POLICIES`.
-        options: For the policy.
-        job: How it runs its jobs.
-        models: Folder in which each job's fitted models are kept; None for nowhere.
-        jobs: How many jobs at once.
-        members: How many workers in one job.
-        state: Folder in which jobs are remembered, for the next start of the manager; None for nowhere.
-        retention: How long those that have ended are.
-    """
-
-    policy: str = "proportional"
-    options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=0.02))
-    job: JobConfig = field(default_factory=JobConfig)
-    models: Path | None = None
-    jobs: int = 100
-    members: int = 5000
-    state: Path | None = None
-    retention: Retention = field(default_factory=Retention)
-
-    def __post_init__(self) -> None:
-        make_policy(self.policy, self.options)  # raises ValueError
 
 
 class ManagerService:

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 from collections.abc import Sequence
 
-from evenpace.observing import TRACE_EVERY, Observing
+from evenpace.observing import Observing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address
@@ -20,18 +20,18 @@ def connect(
     manager: str,
     ps: str | Sequence[str] = (),
     *,
-    job: str = "default",
+    job: str = SessionConfig.job,
     worker: str | None = None,
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     granularity: int = 1,
     device: str | None = None,
-    connect_timeout: float = 30.0,
-    barrier_timeout: float = 600.0,
+    connect_timeout: float = SessionConfig.connect_timeout,
+    barrier_timeout: float = SessionConfig.barrier_timeout,
     credentials: Credentials | None = None,
     metrics: str | None = None,
     traces: str | None = None,
-    trace_every: int = TRACE_EVERY,
+    trace_every: int = Observing.trace_every,
     insecure: bool = False,
 ) -> Session:
     """Make this process's session, in a script that is not started by `evenpace worker`.
@@ -61,12 +61,9 @@ def connect(
         ValueError: A value is not allowed (`InvalidRequestError` for addresses), or a session exists.
         AddressInUseError: Something listens at `metrics` already.
     """
-    if has_own_session():
-        raise InvalidRequestError("this process has a session already: evenpace.connect was called before")
-    shards = [ps] if isinstance(ps, str) else list(ps)
     config = SessionConfig(
         manager=Address.parse(manager),
-        shards=tuple(Address.parse(shard) for shard in shards),
+        shards=tuple(Address.parse(shard) for shard in ([ps] if isinstance(ps, str) else ps)),
         job=job,
         worker=worker or default_worker_name(),
         bounds=Bounds(
@@ -78,8 +75,24 @@ def connect(
         device=device,
     )
     address = Address.parse(metrics) if metrics else None
-    observing = Observing(address, traces=traces, trace_every=trace_every)
-    observing.check_worker(credentials, insecure=insecure)
+    return open_session(config, Observing(address, traces=traces, trace_every=trace_every), insecure=insecure)
+
+
+def open_session(config: SessionConfig, observing: Observing, *, insecure: bool) -> Session:
+    """Make this process's session, as `evenpace worker` does.
+
+    Args:
+        config: Where the services are, and what this worker is.
+        observing: How it lets itself be watched.
+        insecure: Whether other machines may read its figures without TLS.
+
+    Raises:
+        InvalidRequestError: A session exists, or others could read the figures.
+        AddressInUseError: Something listens where the figures are to be.
+    """
+    if has_own_session():
+        raise InvalidRequestError("this process has a session already: evenpace.connect was called before")
+    observing.check_worker(config.credentials, insecure=insecure)
     made = Session(config)
     beside = contextlib.ExitStack()
     beside.enter_context(observing.worker(made))

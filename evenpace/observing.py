@@ -5,9 +5,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.server import Security, Server
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ps.service import ParameterServerService
     from worker.session import Session
 
-METRICS_WORKERS = 64
-TRACE_EVERY = 100
-
 Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
 
 
@@ -31,26 +29,33 @@ Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
 class Observing:
     """Options of metrics and traces.
 
-    Attributes:
-        metrics: Address at which metrics can be scraped; None: nowhere.
-        metrics_workers: The most workers of a job for which the manager has metrics of each worker.
-        traces: URL of the collector that traces of iterations are sent to; None: no traces.
-        trace_every: Number of iterations of which one is traced.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
-    metrics: Address | None = None
-    metrics_workers: int = METRICS_WORKERS
-    traces: str | None = None
-    trace_every: int = TRACE_EVERY
+    metrics: Annotated[
+        Address | None,
+        Setting("Let Prometheus scrape figures here, over TLS where --tls is given; see `evenpace metrics`."),
+    ] = None
+    metrics_workers: Annotated[
+        int,
+        Setting("With --metrics: workers of larger jobs have no figures of their own.", least=0),
+    ] = 64
+    traces: Annotated[
+        str | None,
+        Setting(
+            "Send traces of iterations to this OpenTelemetry collector (OTLP over HTTP), as in "
+            "http://127.0.0.1:4318; needs evenpace[traces].",
+            metavar="URL",
+        ),
+    ] = None
+    trace_every: Annotated[
+        int,
+        Setting("With --traces: of so many iterations, one is traced; the same for all parts.", least=1),
+    ] = 100
 
     def __post_init__(self) -> None:
-        if self.metrics_workers < 0:
-            raise InvalidRequestError(f"metrics_workers {self.metrics_workers}: must be at least 0")
-        if self.trace_every < 1:
-            raise InvalidRequestError(f"trace_every {self.trace_every}: must be at least 1")
+        check_settings(self)
 
     def check(self, security: Security) -> None:
         """Check that a service may expose its metrics at that address.

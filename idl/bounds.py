@@ -1,6 +1,9 @@
 """The batch sizes that a worker can take."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from idl.settings import Setting, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +19,18 @@ class Bounds:
         ValueError: A number is out of its range.
     """
 
-    minimum: int = 1
-    maximum: int = 2**40
-    granularity: int = 1
+    minimum: Annotated[int, Setting("", name="min-batch-size", least=1)] = 1
+    maximum: Annotated[int, Setting("", name="max-batch-size", least=1)] = 2**40
+    granularity: Annotated[int, Setting("Batch sizes are multiples.", least=1)] = 1
 
     def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ValueError(f"minimum batch size {self.minimum}: must be at least 1")
+        check_settings(self)
         if self.maximum < self.minimum:
             raise ValueError(
                 f"maximum batch size {self.maximum}: must be at least the minimum, {self.minimum}"
             )
-        if not 1 <= self.granularity <= self.maximum:
-            raise ValueError(f"granularity {self.granularity}: must be from 1 to the maximum, {self.maximum}")
+        if self.granularity > self.maximum:
+            raise ValueError(f"granularity {self.granularity}: must be at most the maximum, {self.maximum}")
         if self.maximum // self.granularity * self.granularity < self.minimum:
             raise ValueError(
                 f"granularity {self.granularity}: no multiple of it lies from the minimum, {self.minimum}, "

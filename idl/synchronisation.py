@@ -4,8 +4,12 @@
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from idl.settings import Setting, check_settings, settings_of
 
 MODES = ("bsp", "ssp", "asp", "backup")
+STALENESS = 5  # LB-BSP, sections 5.1 and 5.3
 
 
 @dataclass(frozen=True)
@@ -13,29 +17,45 @@ class Synchronisation:
     """One of the synchronisation schemes that LB-BSP compares (sections 2.2 and 5.3).
 
     Attributes:
-        mode: "bsp": an iteration is one step with all workers' gradients. "ssp" (Ho et al., 2013) and "asp"
-            (Dean et al., 2012): each worker's gradient is a step of its own. "backup" (redundant execution;
-            Chen et al., 2016): an iteration is one step with the gradients that arrive first.
-        staleness: In ssp, iterations by which the fastest worker may be ahead of the slowest one's current
-            iteration; at least 0, with which all begin each iteration together. None in the other modes.
-        replicas_to_aggregate: In backup, the number of gradients that make a step; at least 1. None in the
-            others.
+        mode: In "bsp", an iteration is one step with everybody's gradient. In "ssp" (Ho et al., 2013) and
+            "asp" (Dean et al., 2012), each worker's gradient is a step of its own. In "backup" (redundant
+            execution; Chen et al., 2016), an iteration is one step with the gradients that come first.
+        staleness: Counted from the slowest worker's current iteration; 0, where all begin each iteration
+            together. None in the other modes.
+        replicas_to_aggregate: None in the other modes.
 
     Raises:
         ValueError: A value is out of its range, missing, or does not belong to the mode.
     """
 
-    mode: str = "bsp"
-    staleness: int | None = None
-    replicas_to_aggregate: int | None = None
+    mode: Annotated[
+        str,
+        Setting(
+            "How workers wait for each other: all of them in each iteration (bsp), within a bound (ssp), "
+            "never (asp), or for those that are first (backup).",
+            name="sync",
+            choices=MODES,
+        ),
+    ] = "bsp"
+    staleness: Annotated[
+        int | None,
+        Setting(
+            f"With ssp: iterations that the fastest may be ahead of the slowest.  [default: {STALENESS}]",
+            least=0,
+        ),
+    ] = None
+    replicas_to_aggregate: Annotated[
+        int | None,
+        Setting("With backup: gradients that make a step; the other workers are the backup.", least=1),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"synchronisation {self.mode!r}: there are {', '.join(MODES)}")
-        for name, owner, low in (("staleness", "ssp", 0), ("replicas_to_aggregate", "backup", 1)):
+        check_settings(self)
+        for name, owner in (("staleness", "ssp"), ("replicas_to_aggregate", "backup")):
             value = getattr(self, name)
-            if self.mode == owner and (value is None or value < low):
-                raise ValueError(f"{name} {value}: {owner} needs a number of at least {low}")
+            if self.mode == owner and value is None:
+                least = settings_of(Synchronisation)[name].least
+                raise ValueError(f"{name} {value}: {owner} needs a number of at least {least}")
             if self.mode != owner and value is not None:
                 raise ValueError(f"{name} {value}: belongs to {owner}, but the mode is {self.mode}")
 

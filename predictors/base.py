@@ -7,10 +7,12 @@ hands out the work as a value that can be sent to another process, and `take_fit
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from idl.settings import Setting, check_settings
 
 Array = NDArray[np.float64]
 
@@ -41,9 +43,7 @@ class PredictorOptions:
     """When, and on how much, predictors that learn make their fits.
 
     Attributes:
-        first_fit: Iterations before the first fit; until then the moving average predicts (LB-BSP,
-            section 4: 500).
-        refit_every: Iterations between fits.
+        first_fit: Until then the moving average predicts (LB-BSP, section 4: 500).
         fit_window: The most iterations that a fit is made on; the latest are taken.
         seed: Seed of a network's first weights and of the order of its samples.
 
@@ -51,20 +51,15 @@ class PredictorOptions:
         ValueError: A number is out of its range.
     """
 
-    first_fit: int = 500
-    refit_every: int = 100
-    fit_window: int = 1000
-    seed: int = 0
+    first_fit: Annotated[
+        int, Setting("Iterations before a predictor that learns is fitted first.", least=20)
+    ] = 500
+    refit_every: Annotated[int, Setting("Iterations between fits.", least=1)] = 100
+    fit_window: Annotated[int, Setting(least=20)] = 1000
+    seed: Annotated[int, Setting(least=0)] = 0
 
     def __post_init__(self) -> None:
-        if self.first_fit < 20:
-            raise ValueError(f"first_fit {self.first_fit}: must be at least 20 iterations")
-        if self.refit_every < 1:
-            raise ValueError(f"refit_every {self.refit_every}: must be at least 1 iteration")
-        if self.fit_window < 20:
-            raise ValueError(f"fit_window {self.fit_window}: must be at least 20 iterations")
-        if self.seed < 0:
-            raise ValueError(f"seed {self.seed}: must be at least 0")
+        check_settings(self)
 
 
 class Fit(Protocol):

@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Layout
@@ -17,6 +15,7 @@ from ps.asynchronous_shard import AsynchronousShard
 from ps.backup_shard import BackupShard
 from ps.checkpoint import ShardCheckpoint
 from ps.checkpoint_store import CheckpointStore, JobStore
+from ps.config import ParameterServerConfig
 from ps.log_fields import log_fields
 from ps.model_tensors import ModelTensors
 from ps.parameters import Parameters
@@ -29,45 +28,6 @@ log = logging.getLogger(__name__)
 _LINES = 50  # of one level of log about jobs, per second
 _FORGET_SECONDS = 600.0  # for which a job without connections stays in memory
 _SWEEP_SECONDS = 60.0  # between looks at the folder
-
-
-@dataclass(frozen=True)
-class ParameterServerConfig:
-    """Settings of a shard process.
-
-    Attributes:
-        deterministic: Whether gradients are summed in the order of their slices; see `ps.shard.Shard`.
-            Only for jobs that run with BSP.
-        memory_bytes: Bytes of parameters, over all jobs, and of state that waits for its parameters. The
-            gradients' sums and the optimiser's state come on top.
-        state: The folder for checkpoints, which no other process may use; None for no checkpoints.
-        checkpoint_every: Versions from one checkpoint to the next.
-        keep: Seconds after which a job without connections, whose files have not been written to, is removed
-            from the folder.
-        ledger: The folder for files that record each job's steps; None for no such files.
-
-    Raises:
-        ValueError: A number is out of its range, or a ledger is given without a folder for checkpoints.
-    """
-
-    deterministic: bool = False
-    memory_bytes: int = 4 * 2**30
-    state: Path | None = None
-    checkpoint_every: int = 100
-    keep: float = 86_400.0
-    ledger: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes {self.memory_bytes}: must be at least 1")
-        if self.checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every {self.checkpoint_every}: must be at least 1")
-        if not self.keep > 0:
-            raise ValueError(f"keep {self.keep}: must be more than 0 seconds")
-        if self.ledger is not None and self.state is None:
-            raise ValueError(
-                f"ledger {str(self.ledger)!r}: tells of checkpoints, too; give a folder for these as state"
-            )
 
 
 class Jobs:

@@ -14,8 +14,9 @@ from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.translation import read_assignment, read_groups, read_synchronisation, read_tensors
+from ps.config import ParameterServerConfig
 from ps.counters import TimedSink
-from ps.jobs import Jobs, ParameterServerConfig
+from ps.jobs import Jobs
 from ps.model_tensors import ModelTensors
 from ps.optimizers import check_optimizer
 from ps.shard_job import ShardJob, TensorSink

@@ -6,9 +6,10 @@ They are in files, which may be replaced while the process runs. Only the files'
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from idl.errors import InvalidRequestError
+from idl.settings import Setting
 from rpc.address import Address
 from rpc.reloaded_files import Reloaded
 
@@ -20,20 +21,26 @@ class Credentials:
     """The credentials of one side of a connection.
 
     Attributes:
-        ca: File of the certificates of the trusted authorities, one after another; PEM.
-        certificate: File of this side's certificate, followed by those that lead to its authority; PEM.
-        key: File of the certificate's private key; PEM, not encrypted.
-        token: File of a job's token, for clients.
-        token_text: A token that this process has made itself, in place of a file.
+        ca: Their certificates, one after another.
+        certificate: It is followed by those that lead to its authority.
+        key: It must not be encrypted.
+        token_text: In place of a token's file: a token that this process has made itself.
 
     Raises:
         InvalidRequestError: One or two of `ca`, `certificate` and `key` are missing.
     """
 
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    token: Path | None = None
+    ca: Annotated[Path | None, Setting("The authorities that are trusted, a PEM file.", folder=False)] = None
+    certificate: Annotated[Path | None, Setting("This side's, a PEM file.", folder=False)] = None
+    key: Annotated[Path | None, Setting("The certificate's key, a PEM file.", folder=False)] = None
+    token: Annotated[
+        Path | None,
+        Setting(
+            "With the job's token, where the services ask for one; see `evenpace token`.",
+            name="token-file",
+            folder=False,
+        ),
+    ] = None
     token_text: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
 """Limits on a server's peers, and the counters that enforce them. No sockets, no clock."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypeVar
 
-from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from rpc import codec
 
 T = TypeVar("T")
@@ -17,49 +17,61 @@ class ServerLimits:
     Attributes:
         frame_bytes: Longest message, its bulk field left out.
         bulk_bytes: Longest bulk field; 0 where there are none.
-        connections: Connections at once.
-        calls_in_flight: Unanswered calls on one connection.
+        calls_in_flight: The most unanswered calls on one connection.
         handshake_timeout: Seconds from a connection's start to its first whole message, TLS and
             authentication included.
         request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
             progress), and for a peer to take any of its answer.
         idle_timeout: Seconds without any message, while no call is being answered.
-        address_connections: Connections from one address.
-        strangers: Connections of peers that have not authenticated themselves yet, by TLS or a token. With
-            one more, the oldest is closed of the address that has the most of them.
-        stranger_frame_bytes: Longest message of a peer that has not authenticated itself.
-        stranger_calls: Calls of a peer that has not authenticated itself.
-        calls_per_second: Calls of one connection, in the long run. A second's worth may come at once; then
-            calls are refused as unavailable, and after another second's worth of these the connection is
-            closed.
-        unfinished_bytes: Bytes of messages that have not arrived completely, bulk fields left out, over all
-            connections.
-        unsent_bytes: Bytes of answers that one peer has not taken, before nothing more is read from it.
+        strangers: A peer is one until it has proved by TLS or a token who it is. Where there are more, the
+            oldest goes of the address that has the most of them.
+        stranger_frame_bytes: Longest message of a stranger.
+        stranger_calls: The most calls of a stranger.
+        calls_per_second: A second's worth may come at once; then calls are refused as unavailable, and after
+            another second's worth of these the connection is closed.
+        unfinished_bytes: Bulk fields do not count.
 
     Raises:
         InvalidRequestError: A limit other than `bulk_bytes` is not above 0.
     """
 
-    frame_bytes: int = 2**20
-    bulk_bytes: int = codec.MAX_FRAME - 2**20
-    connections: int = 10_000
-    calls_in_flight: int = 64
-    handshake_timeout: float = 10.0
-    request_timeout: float = 20.0
-    idle_timeout: float = 3600.0
-    address_connections: int = 6_000
-    strangers: int = 1_000
-    stranger_frame_bytes: int = 4_000
-    stranger_calls: int = 8
-    calls_per_second: float = 10_000.0
-    unfinished_bytes: int = 2**28
-    unsent_bytes: int = 2**24
+    frame_bytes: Annotated[int, Setting(least=1)] = 2**20
+    bulk_bytes: Annotated[int, Setting(least=0)] = codec.MAX_FRAME - 2**20
+    connections: Annotated[int, Setting("Peers at once.", name="max-connections", least=1)] = 10_000
+    calls_in_flight: Annotated[int, Setting(least=1)] = 64
+    handshake_timeout: Annotated[float, Setting(above=0)] = 10.0
+    request_timeout: Annotated[float, Setting(above=0)] = 20.0
+    idle_timeout: Annotated[float, Setting(above=0)] = 3600.0
+    address_connections: Annotated[
+        int, Setting("Of them, from one address.", name="max-address-connections", least=1)
+    ] = 6_000
+    strangers: Annotated[
+        int, Setting("Of them, that have not authenticated themselves yet.", name="max-strangers", least=1)
+    ] = 1_000
+    stranger_frame_bytes: Annotated[int, Setting(least=1)] = 4_000
+    stranger_calls: Annotated[int, Setting(least=1)] = 8
+    calls_per_second: Annotated[
+        float, Setting("Of one connection, in the long run.", name="max-calls-per-second", above=0)
+    ] = 10_000.0
+    unfinished_bytes: Annotated[
+        int,
+        Setting(
+            "Of messages that have not arrived as a whole, over all connections.",
+            name="max-unfinished-bytes",
+            least=1,
+        ),
+    ] = 2**28
+    unsent_bytes: Annotated[
+        int,
+        Setting(
+            "Of answers that one peer has not taken, before no more of its calls are.",
+            name="max-unsent-bytes",
+            least=1,
+        ),
+    ] = 2**24
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0 and (field.name, value) != ("bulk_bytes", 0):
-                raise InvalidRequestError(f"{field.name} {value!r}: must be above 0")
+        check_settings(self)
 
 
 class Rate:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from idl.errors import AddressInUseError, ConnectionLostError, InvalidRequestError
+from idl.settings import Setting
 from rpc.address import Address
 from rpc.counters import ServerTally
 from rpc.credentials import Credentials
@@ -39,16 +40,24 @@ class Security:
     """The authentication that a server requires of its peers.
 
     Attributes:
-        credentials: Certificates for TLS; every peer must have one of their authorities. None: no TLS.
-        token_keys: File of the keys that tokens are checked with. None: no tokens.
-        insecure: Whether the server may be reached from other machines without both.
-        token_key: A key in place of `token_keys`, which a service that all of them trust has given to this
-            server and its clients.
+        credentials: For TLS; every peer must have a certificate of its authorities. None: no TLS.
+        token_key: Instead of `token_keys`: a key that this server and its callers were told by a service that
+            all of them trust.
     """
 
     credentials: Credentials | None = None
-    token_keys: Path | None = None
-    insecure: bool = False
+    token_keys: Annotated[
+        Path | None,
+        Setting(
+            "Ask for tokens that are signed with a key of this file; see `evenpace token`.",
+            name="token-key",
+            folder=False,
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        Setting("Listen to other machines without TLS or without tokens: for networks that are trusted."),
+    ] = False
     token_key: bytes | None = field(default=None, repr=False)
 
     @property

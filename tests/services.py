@@ -27,7 +27,8 @@ from batchsize_manager.partitions.service import DataPartitionService, Partition
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.bench.processes import server
 from evenpace.processes import LISTENING, end_process
-from ps.service import ParameterServerConfig, ParameterServerService
+from ps.config import ParameterServerConfig
+from ps.service import ParameterServerService
 from rpc import codec, tokens
 from rpc.address import Address
 from rpc.client import Client

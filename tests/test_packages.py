@@ -9,7 +9,7 @@ from tests import ROOT
 
 BELOW = {
     "idl": set(),
-    "predictors": set(),
+    "predictors": {"idl"},
     "rpc": {"idl"},
     "batchsize_manager": {"predictors", "rpc", "idl"},
     "ps": {"rpc", "idl"},

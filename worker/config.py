@@ -3,10 +3,12 @@
 import os
 import socket
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from idl import check
 from idl.bounds import Bounds
 from idl.plan import JobSpec
+from idl.settings import Setting
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -22,34 +24,44 @@ class SessionConfig:
     """Addresses of the services, and properties of this worker.
 
     Attributes:
-        manager: The BatchSizeManager's address.
-        shards: The addresses of the parameter server's shards, in the same order for every worker; empty
-            where the workers all-reduce their gradients.
-        job: The job's name.
-        worker: This worker's name, unique in the job.
-        bounds: The batch sizes that it can take.
+        shards: In the same order for every worker.
+        bounds: What batch sizes it can take.
         connect_timeout: Seconds in which each service must be reached.
-        barrier_timeout: Seconds for which the other workers may keep this one waiting.
-        silence: Seconds for which a service may send nothing before its connection counts as broken, and the
-            call is repeated; a service answers every two seconds while a call waits for other workers.
-        credentials: This worker's certificate and token; None where the services require neither.
-        device: The kind of device that this worker computes on, in words; None for the GPU's name, or the
-            CPU's name and number of cores.
+        barrier_timeout: Seconds for which the others may keep this worker waiting.
+        silence: Seconds for which a service may say nothing before its connection counts as broken, and the
+            call is made anew; one that waits for others says so every two seconds.
+        credentials: This worker's certificate and token; None where the services ask for neither.
 
     Raises:
         ValueError: A value is not allowed.
     """
 
-    manager: Address
-    shards: tuple[Address, ...] = ()
-    job: str = "default"
-    worker: str = field(default_factory=default_worker_name)
+    manager: Annotated[Address, Setting("The BatchSizeManager.")]
+    shards: Annotated[
+        tuple[Address, ...],
+        Setting(
+            "A shard of the parameter server; may be repeated. Left out: the script reduces gradients "
+            "itself.",
+            name="ps",
+        ),
+    ] = ()
+    job: Annotated[str, Setting("The job's name.")] = "default"
+    worker: Annotated[
+        str,
+        Setting("This worker's name, unique in the job.  [default: rank-RANK or HOST-PID]", name="name"),
+    ] = field(default_factory=default_worker_name)
     bounds: Bounds = field(default_factory=Bounds)
     connect_timeout: float = 30.0
     barrier_timeout: float = 600.0
     silence: float = 10.0
     credentials: Credentials | None = None
-    device: str | None = None
+    device: Annotated[
+        str | None,
+        Setting(
+            "Of which kind it is, in words; whoever joins starts as others of its kind do.  "
+            "[default: the GPU's name, or the CPU's and its cores]"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.device is not None:

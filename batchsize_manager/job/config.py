@@ -1,7 +1,10 @@
 """How a manager runs its jobs: a value that checks itself."""
 
 from dataclasses import dataclass, field
+from math import inf
+from typing import Annotated
 
+from idl.settings import Setting, check_settings
 from idl.synchronisation import Synchronisation
 
 
@@ -10,49 +13,65 @@ class JobConfig:
     """How a manager runs its jobs. Times are in seconds.
 
     Attributes:
-        workers: The job starts when so many have joined.
-        lookahead: Iterations that are planned ahead of the reports; 0 is the paper's blocking mode.
-        report_timeout: For how long others wait for a member's report, or are ahead of a member that reports
-            nothing, before the member is taken out; longer where iterations are longer than a tenth of it.
+        report_timeout: For as long, others may be ahead of a member that reports nothing. Where iterations
+            are longer than a tenth of it, it is longer, too.
         reconnect_grace: In which a member whose connection broke may come back.
-        synchronisation: How the members wait for each other.
-        release: Whether members without which the job would be faster are taken out of it.
-        keep: For how long a job whose last member has died is kept, so that others may go on with it.
-        heartbeat: Between two heartbeats of a worker; 0 where none are wanted.
-        silence: Without a report or a heartbeat, after which a member is suspended.
-        absence: Of silence, after which a suspended member is taken out.
         return_grace: In which a member may come back after the manager was started again.
-        scale_batch: Whether the batch size follows the number of members: `total_batch_size` is that of
-            `workers` members then.
 
     Raises:
         ValueError: A number is out of its range.
     """
 
-    workers: int = 1
-    lookahead: int = 0
-    report_timeout: float = 120.0
-    reconnect_grace: float = 1.0
+    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+    lookahead: Annotated[
+        int,
+        Setting(
+            "Iterations planned ahead of the reports, for GPUs: workers need not wait for their batch sizes.",
+            least=0,
+        ),
+    ] = 0
+    report_timeout: Annotated[
+        float,
+        Setting("Seconds that others wait for a worker before it is taken out.", above=0, below=inf),
+    ] = 120.0
+    reconnect_grace: Annotated[float, Setting(least=0, below=inf)] = 1.0
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
-    release: bool = False
-    keep: float = 600.0
-    heartbeat: float = 2.0
-    silence: float = 10.0
-    absence: float = 600.0
-    return_grace: float = 30.0
-    scale_batch: bool = False
+    release: Annotated[
+        bool, Setting("Take workers out without which the job is faster, instead of only saying so.")
+    ] = False
+    keep: Annotated[
+        float,
+        Setting(
+            "Seconds that a job waits for other workers where those that are left cannot go on.",
+            name="keep-job",
+            least=0,
+            below=inf,
+        ),
+    ] = 600.0
+    heartbeat: Annotated[
+        float, Setting("Seconds between a worker's signs of life; 0 for none.", least=0, below=inf)
+    ] = 2.0
+    silence: Annotated[
+        float,
+        Setting(
+            "Seconds without one, after which others do a worker's part. It is welcome when it is back.",
+            above=0,
+            below=inf,
+        ),
+    ] = 10.0
+    absence: Annotated[
+        float, Setting("Seconds without one, after which such a worker is taken out.", least=0, below=inf)
+    ] = 600.0
+    return_grace: Annotated[float, Setting(least=0, below=inf)] = 30.0
+    scale_batch: Annotated[
+        bool,
+        Setting(
+            "Let the batch follow the number of workers: the size that scripts give is that of --workers."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers {self.workers}: must be at least 1")
-        if self.lookahead < 0:
-            raise ValueError(f"lookahead {self.lookahead}: must be at least 0")
-        for name in ("report_timeout", "silence"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} {getattr(self, name)}: must be above 0 s")
-        for name in ("reconnect_grace", "keep", "heartbeat", "absence", "return_grace"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least 0 s")
+        check_settings(self)
         if self.heartbeat >= self.silence:
             raise ValueError(f"heartbeat {self.heartbeat}: must be below silence, {self.silence} s")
         sync = self.synchronisation

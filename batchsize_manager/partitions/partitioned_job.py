@@ -8,8 +8,10 @@ slower to faster workers; then all count from 0 again. Events come in through `j
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.settings import Setting, check_settings
 from idl.traversal import Traversal
 
 _NEW = -1  # the generation of a member that has not reported yet, and holds no other's samples
@@ -20,29 +22,25 @@ class PartitionsConfig:
     """Options of the balance between parts.
 
     Attributes:
-        workers: Workers that must have joined before a job starts.
-        max_gap: Traversals by which a part may be ahead of another before samples move.
-        silence: Seconds without a report after which a worker is taken out.
-        move_timeout: Seconds after which unfinished moves are given up.
+        move_timeout: Seconds after which moves that are not done are given up.
 
     Raises:
         ValueError: A number is out of its range.
     """
 
-    workers: int = 1
-    max_gap: float = 2.0
-    silence: float = 30.0
-    move_timeout: float = 300.0
+    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+    max_gap: Annotated[
+        float,
+        Setting("Traversals by which a part may be ahead of another before samples move.", above=0),
+    ] = 2.0
+    silence: Annotated[
+        float,
+        Setting("Seconds without a report after which a worker is taken out.", above=0, below=math.inf),
+    ] = 30.0
+    move_timeout: Annotated[float, Setting(above=0, below=math.inf)] = 300.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers {self.workers}: must be at least 1")
-        if not self.max_gap > 0:
-            raise ValueError(f"max_gap {self.max_gap}: must be above 0")
-        if not 0 < self.silence < float("inf"):
-            raise ValueError(f"silence {self.silence}: must be above 0 s")
-        if not 0 < self.move_timeout < float("inf"):
-            raise ValueError(f"move_timeout {self.move_timeout}: must be above 0 s")
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)

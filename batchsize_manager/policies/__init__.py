@@ -7,6 +7,7 @@ It has no clock and no wire. To add one, write a module with a subclass of `Poli
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from batchsize_manager.policies.base import Observation, Participant, Policy, Split
 from batchsize_manager.policies.even import Even
@@ -14,7 +15,13 @@ from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggl
 from batchsize_manager.policies.learned import Learned
 from batchsize_manager.policies.model_registry import ModelRegistry, RegistryPolicy
 from batchsize_manager.policies.proportional import Proportional
-from predictors import Models, Predictor, PredictorOptions, make_predictor
+from idl.settings import Setting, check_settings
+from predictors import PREDICTORS, Models, Predictor, PredictorOptions, make_predictor
+
+Tolerance = Annotated[
+    float,
+    Setting("Keep batch sizes while they are predicted to be this close to the best.", least=0, below=1),
+]
 
 
 @dataclass(frozen=True)
@@ -23,28 +30,30 @@ class PolicyOptions:
 
     Attributes:
         predictor: A name in `predictors.PREDICTORS`.
-        tolerance: How much slower than the best a split may be before it is changed; see `Proportional`
-            and `Learned`.
+        tolerance: As a share of the best split's time; see `Proportional` and `Learned`.
         learning: Options of predictors that learn.
         models: Fitted models, from which policies start for workers that join; see `make_job_policy`.
-        step_size: Samples that `leader_straggler` moves at a time at first; see `LeaderStraggler`.
 
     Raises:
         ValueError: A value is not allowed.
     """
 
-    predictor: str = "ema"
-    tolerance: float = 0.0
+    predictor: Annotated[str, Setting("", choices=PREDICTORS)] = "ema"
+    tolerance: Tolerance = 0.0
     learning: PredictorOptions = field(default_factory=PredictorOptions)
     models: Models = field(default_factory=dict)
-    step_size: int = STEP_SIZE
+    step_size: Annotated[
+        int,
+        Setting(
+            "Samples that the policy leader_straggler moves at a time, until it has come past the "
+            "equilibrium.",
+            least=1,
+        ),
+    ] = STEP_SIZE
 
     def __post_init__(self) -> None:
+        check_settings(self)
         self.make_predictor()  # raises ValueError
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(f"tolerance {self.tolerance}: must be at least 0 and below 1")
-        if self.step_size < 1:
-            raise ValueError(f"step_size {self.step_size}: must be at least 1")
 
     def make_predictor(self) -> Predictor:
         """Make the predictor that these options name."""

@@ -27,8 +27,9 @@ from batchsize_manager.storage.changes import (
     Members,
     Rewound,
 )
+from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
-from batchsize_manager.storage.state_writer import Retention, StateWriter
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.records import IterationRecord
 from rpc.limited_log import LimitedLog
 

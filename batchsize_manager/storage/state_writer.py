@@ -16,11 +16,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from batchsize_manager.storage.changes import Change, Completed, Ended, Logged, compact, weight
+from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from rpc.counters import Histogram
@@ -33,38 +33,6 @@ _PENDING = 400_000  # records of workers' iterations that may wait to be written
 _RETRY_SECONDS = 1.0
 _LONGEST_WAIT = 1.0  # seconds that an answer waits for the disk at most
 _CLOSE_SECONDS = 10.0
-_DAY = 86400.0
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Limits of what is kept.
-
-    Attributes:
-        runs: Number of ended runs that are kept, the latest.
-        days: Days for which ended runs are kept; None: no limit.
-        nbytes: Bytes of workers' records in each run; the oldest iterations make room for others. 0: no
-            limit.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    runs: int = 100
-    days: float | None = None
-    nbytes: int = 2**29
-
-    def __post_init__(self) -> None:
-        if self.runs < 0:
-            raise ValueError(f"keep-runs {self.runs}: must be at least 0")
-        if self.days is not None and not 0 <= self.days < float("inf"):
-            raise ValueError(f"keep-days {self.days}: must be at least 0")
-        if self.nbytes < 0:
-            raise ValueError(f"keep-mib {self.nbytes / 2**20}: must be at least 0")
-
-    def oldest(self, now: float) -> float:
-        """Return the time before which ended runs are deleted; like `now` in seconds since 1970."""
-        return 0.0 if self.days is None else now - self.days * _DAY
 
 
 class _Gate:

@@ -9,7 +9,8 @@ from typing import Any
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from ps.service import ParameterServerConfig, ParameterServerService
+from ps.config import ParameterServerConfig
+from ps.service import ParameterServerService
 from rpc.address import Address
 from rpc.limits import ServerLimits
 from rpc.server import Server

@@ -20,7 +20,7 @@ from evenpace.cli.figures import fig6, fig7, fig8
 from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
-from evenpace.cli.observing import metrics
+from evenpace.cli.metrics import metrics
 from evenpace.cli.overview import status, top
 from evenpace.cli.paper_figures import paper_figures
 from evenpace.cli.partitions import partitions

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchsize_manager.policies import POLICIES
-from evenpace.cli.options import example, json_path, learning, limit_kind, tolerance, user_mistakes
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import POLICIES, PolicyOptions
+from evenpace.cli.options import example, json_path, limit_kind, user_mistakes
+from evenpace.cli.settings import option
 from evenpace.cli.values import whole_numbers
 from predictors import PREDICTORS, PredictorOptions
 
@@ -149,7 +151,8 @@ def bench_recovery(
     multiple=True,
     help="Beside ema; may be repeated.  [default: all]",
 )
-@learning()
+@option(PredictorOptions, "first_fit")
+@option(PredictorOptions, "refit_every")
 @click.option(
     "--warm-up",
     type=click.IntRange(0),
@@ -302,7 +305,7 @@ def bench_train(
     help="From then on it takes FACTOR times as long as measured; may be repeated, `none` for no change.  "
     "[default: the worker with most samples takes twice as long from the middle on]",
 )
-@tolerance
+@option(PolicyOptions, "tolerance", TOLERANCE)
 @click.option(
     "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
 )

@@ -5,8 +5,10 @@ from typing import Any
 
 import click
 
-from batchsize_manager.policies import POLICIES
-from evenpace.cli.options import example, limit_kind, ps_shards, tolerance, user_mistakes
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import POLICIES, PolicyOptions
+from evenpace.cli.options import example, limit_kind, ps_shards, user_mistakes
+from evenpace.cli.settings import option
 from predictors import PREDICTORS
 from rpc.address import Address
 
@@ -35,7 +37,7 @@ from rpc.address import Address
     help="Of the balanced run.",
 )
 @click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
-@tolerance
+@option(PolicyOptions, "tolerance", TOLERANCE)
 @ps_shards
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @limit_kind

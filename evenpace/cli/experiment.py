@@ -6,17 +6,19 @@ from typing import Any, TypeVar
 
 import click
 
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import (
     example,
     json_path,
-    learning,
     limit_kind,
     out_folder,
     ps_shards,
-    tolerance,
     user_mistakes,
 )
+from evenpace.cli.settings import option
 from evenpace.cli.values import whole_numbers
+from predictors import PredictorOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,14 +104,15 @@ def _run_options(function: F) -> F:
             help="Iterations that random contention is on, or off.",
         ),
         click.option("--seed", type=click.IntRange(0), default=1, show_default=True),
-        learning(first_fit=100),
+        option(PredictorOptions, "first_fit", 100),
+        option(PredictorOptions, "refit_every"),
         click.option(
             "--reuse",
             type=click.Path(path_type=Path, exists=True),
             default=None,
             help="Start predictors from kept models: a file, or a folder of them.",
         ),
-        tolerance,
+        option(PolicyOptions, "tolerance", TOLERANCE),
         click.option(
             "--target",
             type=click.FloatRange(0, 1),
@@ -130,8 +133,8 @@ def _run_options(function: F) -> F:
         ps_shards,
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
     ]
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function
 
 
@@ -227,14 +230,15 @@ def fig10(workload: str, out: Path, **options: Any) -> None:
 @click.option("--workers", default="32,64,96", show_default=True, metavar="COUNT,...")
 @click.option("--iterations", type=click.IntRange(20), default=600, show_default=True)
 @click.option("--predictor", default="auto", show_default=True)
-@learning(first_fit=200)
+@option(PredictorOptions, "first_fit", 200)
+@option(PredictorOptions, "refit_every")
 @json_path
 def fig11(
     workers: str, iterations: int, predictor: str, first_fit: int, refit_every: int, json_path: Path | None
 ) -> None:
     """Figure 11 of LB-BSP: what balancing costs, with simulated workers over real connections."""
     from evenpace.lab.experiments.overhead import run
-    from predictors import PREDICTORS, PredictorOptions
+    from predictors import PREDICTORS
 
     with user_mistakes():
         counts = whole_numbers("workers", workers, 1)
@@ -278,7 +282,6 @@ def _compare(
     from evenpace.lab.experiments.run import RunConfig
     from evenpace.lab.experiments.workloads import Training
     from evenpace.launch import parse_shares
-    from predictors import PredictorOptions
 
     if containers:
         require_engine()

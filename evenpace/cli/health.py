@@ -4,8 +4,11 @@ from typing import Any
 
 import click
 
-from evenpace.cli.options import as_client, example
+from evenpace.cli.options import example
+from evenpace.cli.peers import as_client
+from evenpace.cli.settings import ADDRESS
 from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
+from rpc.address import Address
 from rpc.credentials import Credentials
 
 _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
@@ -13,8 +16,8 @@ _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 
 @click.command()
 @example("evenpace health --manager 127.0.0.1:4300 --ps 127.0.0.1:4400")
-@click.option("--manager", default=None, metavar="HOST:PORT", help="A BatchSizeManager.")
-@click.option("--ps", "shards", multiple=True, metavar="HOST:PORT", help="A shard; may be repeated.")
+@click.option("--manager", type=ADDRESS, default=None, help="A BatchSizeManager.")
+@click.option("--ps", "shards", type=ADDRESS, multiple=True, help="A shard; may be repeated.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -24,7 +27,7 @@ _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 )
 @as_client
 def health(
-    manager: str | None, shards: tuple[str, ...], timeout: float, credentials: Credentials | None
+    manager: Address | None, shards: tuple[Address, ...], timeout: float, credentials: Credentials | None
 ) -> None:
     """Call services; status 0 if each answers, else 1 and a line that says which does not.
 
@@ -46,7 +49,7 @@ def health(
 
 def _call(
     definition: type,
-    address: str,
+    address: Address,
     name: str,
     method: str,
     request: Any,
@@ -54,12 +57,11 @@ def _call(
     credentials: Credentials | None,
 ) -> None:
     """Ask for a job that there is not: to be told so is the sign of life, and costs the service nothing."""
-    from rpc.address import Address
     from rpc.client import Client
 
     client = Client(
         definition,
-        Address.parse(address),
+        address,
         name,
         connect_timeout=timeout,
         call_timeout=timeout,

@@ -6,9 +6,12 @@ from typing import Any
 
 import click
 
+from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
-from evenpace.cli.options import F, as_client, example, user_mistakes
-from predictors import PREDICTORS
+from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.peers import as_client
+from evenpace.cli.settings import ADDRESS, option
+from rpc.address import Address
 from rpc.credentials import Credentials
 
 
@@ -17,21 +20,18 @@ def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
 
     @click.option(
         "--manager",
+        type=ADDRESS,
         default="127.0.0.1:4300",
         show_default=True,
-        metavar="HOST:PORT",
         help="The BatchSizeManager that runs the job.",
     )
     @as_client
     @functools.wraps(function)
-    def command(manager: str, credentials: Credentials | None, **others: Any) -> None:
+    def command(manager: Address, credentials: Credentials | None, **others: Any) -> None:
         from evenpace.overview.client import ManagerClient
-        from rpc.address import Address
 
-        with user_mistakes():
-            address = Address.parse(manager)
-            with ManagerClient(address, credentials) as client:
-                click.echo(function(client, **others))
+        with user_mistakes(), ManagerClient(manager, credentials) as client:
+            click.echo(function(client, **others))
 
     return command
 
@@ -55,15 +55,17 @@ def _command(name: str, text: str) -> Callable[[F], Any]:
 @_command("policy", "evenpace job policy digits learned --tolerance 0.05")
 @click.argument("name", metavar="JOB")
 @click.argument("policy", type=click.Choice(tuple(POLICIES)), metavar="POLICY")
-@click.option(
-    "--predictor",
-    type=click.Choice(tuple(PREDICTORS)),
-    help="Of speeds, where the policy goes by one.  [default: the present one]",
+@option(
+    Balancing,
+    "predictor",
+    None,
+    "Of speeds, where the policy goes by one.  [default: the present one]",
 )
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, 1, max_open=True),
-    help="Keep batch sizes while predicted to be this close to the best.  [default: the present one]",
+@option(
+    Balancing,
+    "tolerance",
+    None,
+    "Keep batch sizes while predicted to be this close to the best.  [default: the present one]",
 )
 def _policy(client: Any, name: str, policy: str, predictor: str | None, tolerance: float | None) -> str:
     """Split batches by another policy from now on.

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evenpace.cli.options import as_client, example
+from evenpace.cli.options import example
+from evenpace.cli.peers import as_client
+from evenpace.cli.settings import ADDRESS
 from idl.errors import InvalidRequestError
+from rpc.address import Address
 from rpc.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -27,9 +30,9 @@ _SPEC = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
 
 _manager = click.option(
     "--manager",
+    type=ADDRESS,
     default=_MANAGER,
     show_default=True,
-    metavar="HOST:PORT",
     help="The BatchSizeManager.",
 )
 
@@ -40,18 +43,17 @@ _manager = click.option(
 @_manager
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
 @as_client
-def status(job: str | None, manager: str, as_json: bool, credentials: Credentials | None) -> None:
+def status(job: str | None, manager: Address, as_json: bool, credentials: Credentials | None) -> None:
     """Show a manager's jobs, or one JOB with its workers: who slows whom, and what balancing brings.
 
     Status 0 if the manager answers, else 1. Where it asks for tokens, showing all jobs needs one of all jobs.
     """
     from evenpace.overview.client import ManagerClient
-    from rpc.address import Address
 
-    with ManagerClient(Address.parse(manager), credentials, _TIMEOUT) as client:
+    with ManagerClient(manager, credentials, _TIMEOUT) as client:
         feed = _look(client, job, manager)
     if as_json:
-        click.echo(json.dumps(_for_json(feed, manager), indent=1, allow_nan=False))
+        click.echo(json.dumps(_for_json(feed, str(manager)), indent=1, allow_nan=False))
         return
     _show(feed, job)
 
@@ -69,7 +71,9 @@ def status(job: str | None, manager: str, as_json: bool, credentials: Credential
 )
 @click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
 @as_client
-def top(job: str | None, manager: str, interval: float, once: bool, credentials: Credentials | None) -> None:
+def top(
+    job: str | None, manager: Address, interval: float, once: bool, credentials: Credentials | None
+) -> None:
     """Watch a manager's jobs, or one JOB, live: the slowest workers first.
 
     Keys: up and down choose a job, Enter shows it, b goes back, q ends. While the manager cannot be
@@ -77,19 +81,18 @@ def top(job: str | None, manager: str, interval: float, once: bool, credentials:
     """
     from evenpace.cli.top import watch
     from evenpace.overview.client import ManagerClient
-    from rpc.address import Address
 
-    with ManagerClient(Address.parse(manager), credentials, _TIMEOUT) as client:
+    with ManagerClient(manager, credentials, _TIMEOUT) as client:
         if once or not sys.stdout.isatty() or _console().is_dumb_terminal:
             feed = _look(client, job, manager)
             if not once:
                 click.echo("The output is no terminal that can be drawn on: shown once.", err=True)
             _show(feed, job)
         else:
-            watch(_console(), client, job, manager, interval)
+            watch(_console(), client, job, str(manager), interval)
 
 
-def _look(client: "ManagerClient", job: str | None, manager: str) -> "Feed":
+def _look(client: "ManagerClient", job: str | None, manager: Address) -> "Feed":
     """The jobs as they are, with their past, as far as it can be read in a few seconds."""
     from evenpace.overview.feed import Feed
 

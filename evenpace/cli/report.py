@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
-from evenpace.cli.options import as_client, example, user_mistakes
+from evenpace.cli.options import example, user_mistakes
+from evenpace.cli.peers import as_client
+from evenpace.cli.settings import ADDRESS
+from rpc.address import Address
 from rpc.credentials import Credentials
 
 _LISTED = 50  # runs
@@ -29,7 +32,7 @@ _ID = 8  # characters of a run's id: enough to tell it from others
     default=None,
     help="From a manager's --state; the manager may be running.",
 )
-@click.option("--manager", default=None, metavar="HOST:PORT", help="From a manager that runs.")
+@click.option("--manager", type=ADDRESS, default=None, help="From a manager that runs.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -49,7 +52,7 @@ _ID = 8  # characters of a run's id: enough to tell it from others
 def report(
     run: str | None,
     state: Path | None,
-    manager: str | None,
+    manager: Address | None,
     out: Path | None,
     json_path: Path | None,
     list_runs: bool,
@@ -102,7 +105,7 @@ def _write(source: Any, out: Path | None, json_path: Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def _opened(state: Path | None, manager: str | None, credentials: Credentials | None) -> Iterator[Any]:
+def _opened(state: Path | None, manager: Address | None, credentials: Credentials | None) -> Iterator[Any]:
     """The runs that there are, of a state or of a manager."""
     from evenpace.reports.run_list import LiveRuns, StoredRuns
 
@@ -113,10 +116,9 @@ def _opened(state: Path | None, manager: str | None, credentials: Credentials | 
             yield StoredRuns(reader, f"the manager's state in {state}")
         return
     from evenpace.overview.client import ManagerClient
-    from rpc.address import Address
 
     assert manager is not None
-    with ManagerClient(Address.parse(manager), credentials) as client:
+    with ManagerClient(manager, credentials) as client:
         yield LiveRuns(client, f"the manager at {manager}")
 
 

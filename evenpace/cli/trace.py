@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evenpace.cli.options import F, as_client, example, user_mistakes
+from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.peers import as_client
+from evenpace.cli.settings import option
+from rpc.address import Address
 from rpc.credentials import Credentials
+from worker.config import SessionConfig
 
 if TYPE_CHECKING:  # importing them takes a while
     from evenpace.lab.traces import Trace, TraceRecorder
@@ -55,8 +59,8 @@ def _made(function: F) -> F:
         ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
     )
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function
 
 
@@ -153,8 +157,8 @@ def trace_contention(
 
 @trace.command("live")
 @example("evenpace trace live --manager 10.0.0.1:4300 --out trace.csv")
-@click.option("--manager", required=True, metavar="HOST:PORT", help="The BatchSizeManager.")
-@click.option("--job", default="default", show_default=True, help="The job's name.")
+@option(SessionConfig, "manager")
+@option(SessionConfig, "job")
 @_out
 @click.option(
     "--idle",
@@ -164,7 +168,7 @@ def trace_contention(
     help="Seconds without a new iteration after which to stop.",
 )
 @as_client
-def trace_live(manager: str, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
+def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
     """Record a job, until it ends: one that is running, is about to start, or has just ended.
 
     A file that is there is continued if it has the same run of the job, so the command may be stopped and
@@ -173,9 +177,8 @@ def trace_live(manager: str, job: str, out: Path, idle: float, credentials: Cred
     with user_mistakes():
         from evenpace.lab.traces import TraceRecorder
         from evenpace.observer import Observer
-        from rpc.address import Address
 
-        observer = Observer(Address.parse(manager), (), job, credentials)
+        observer = Observer(manager, (), job, credentials)
         with contextlib.closing(observer), contextlib.closing(TraceRecorder(out)) as recorder:
             rows, why = _follow(observer, recorder, job, idle)
     click.echo(f"{why}: {rows:,} new rows in {out}")

@@ -3,12 +3,16 @@
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from rpc.address import Address
 from rpc.credentials import Credentials
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+_HTTP = Address("127.0.0.1", 4380)
 
 
 @dataclass(frozen=True)
@@ -16,38 +20,50 @@ class PageConfig:
     """The configuration of the page: its manager, its address, and its limits.
 
     Attributes:
-        manager: The manager's address.
-        http: The address to listen on; port 0 takes a free one.
-        credentials: Credentials for the manager; the certificate is the page's, too.
-        names: Further names or addresses under which browsers may call the page.
-        insecure: Whether other machines may reach the page without TLS.
-        viewers: The most viewers who may follow at once.
-        request_timeout: Seconds from a connection's start or last answer until its next request is whole.
-        interval: Seconds between polls of the manager while there are viewers.
-        idle_interval: Seconds between polls without viewers.
+        http: Where to listen; port 0 takes a free one.
+        credentials: For the manager; their certificate is the page's, too.
+        request_timeout: From a connection's start or last answer.
+        interval: Seconds from one look at the manager to the next while somebody looks.
+        idle_interval: Likewise, while nobody does.
 
     Raises:
-        InvalidRequestError: A value is not allowed, or other machines could reach the page without TLS.
+        InvalidRequestError: A value is not allowed.
     """
 
-    manager: Address
-    http: Address
+    manager: Annotated[Address, Setting("The BatchSizeManager.")]
+    http: Annotated[Address, Setting("")] = _HTTP
     credentials: Credentials = field(default_factory=Credentials)
-    names: tuple[str, ...] = ()
-    insecure: bool = False
-    viewers: int = 100
-    request_timeout: int = 20
-    interval: float = 1.0
+    names: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Another name under which browsers may call the page; may be repeated.",
+            name="http-name",
+            metavar="NAME|IP",
+        ),
+    ] = ()
+    insecure: Annotated[
+        bool, Setting("Listen to other machines without TLS: for networks that are trusted.")
+    ] = False
+    viewers: Annotated[int, Setting("Who may follow at once.", name="max-viewers", least=1)] = 100
+    request_timeout: Annotated[
+        int,
+        Setting("Seconds for a connection to send a whole request; then it is closed.", least=1),
+    ] = 20
+    interval: Annotated[float, Setting(above=0)] = 1.0
     idle_interval: float = 10.0
 
     def __post_init__(self) -> None:
+        check_settings(self)
         for name in self.names:
             if not _NAME.fullmatch(name) and not _is_address(name):
                 raise InvalidRequestError(f"name {name!r}: must be a host's name or address, without a port")
-        for what in ("viewers", "request_timeout", "interval"):
-            value = getattr(self, what)
-            if not value > 0:
-                raise InvalidRequestError(f"{what} {value}: must be above 0")
+
+    def check(self) -> None:
+        """See whether the page may be served there.
+
+        Raises:
+            InvalidRequestError: Others could reach it without TLS.
+        """
         check_http(self.http, self.credentials, insecure=self.insecure)
 
     @property

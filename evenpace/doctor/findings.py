@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from idl.settings import Setting, check_settings
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -52,31 +53,29 @@ class Subject:
     """The machine and the services to check.
 
     Attributes:
-        manager: Address of a manager, if any.
-        shards: Addresses of shards.
-        partitions: Address of a DataPartitionManager, if any.
-        state: Folder for `--state`, if any.
-        credentials: Certificate and token for calls.
-        timeout: Seconds for each step of a call.
-        root: Folder with `/proc`, `/sys` and `/dev`.
-        ports: Ports of this machine that services will listen on.
+        state: For a service's `--state`.
+        credentials: For calls.
+        root: Below which `/proc`, `/sys` and `/dev` are looked up.
+        ports: Of this machine, which services will want to listen on.
 
     Raises:
         ValueError: The timeout is not above 0.
     """
 
-    manager: Address | None = None
-    shards: tuple[Address, ...] = ()
-    partitions: Address | None = None
-    state: Path | None = None
+    manager: Annotated[Address | None, Setting("A BatchSizeManager to call.")] = None
+    shards: Annotated[tuple[Address, ...], Setting("A shard to call; may be repeated.", name="ps")] = ()
+    partitions: Annotated[Address | None, Setting("A DataPartitionManager to call.")] = None
+    state: Annotated[
+        Path | None,
+        Setting("A folder that a service is to keep its state in. A file is written there for a moment."),
+    ] = None
     credentials: Credentials = field(default_factory=Credentials)
-    timeout: float = 2.0
+    timeout: Annotated[float, Setting("Seconds for each step of a call.", above=0)] = 2.0
     root: Path = Path("/")
     ports: tuple[int, ...] = (4300, 4400)
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"timeout {self.timeout!r}: must be above 0 seconds")
+        check_settings(self)
 
 
 Check = Callable[[Subject], Iterable[Finding]]

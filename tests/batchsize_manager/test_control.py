@@ -418,8 +418,8 @@ def running():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("nonsense",), "no policy 'nonsense'; there are even, proportional, leader_straggler, learned"),
-        (("proportional", "nonsense"), "no predictor 'nonsense'; there are memoryless, ema"),
+        (("nonsense",), "policy 'nonsense': there are even, proportional, leader_straggler, learned"),
+        (("proportional", "nonsense"), "predictor 'nonsense': there are memoryless, ema"),
         (("even", "ema"), "predictor 'ema': policy even has none, only proportional"),
         (("proportional", "ema", 1.0), r"tolerance 1.0: must be at least 0 and below 1"),
         (("proportional", "ema", -0.5), "tolerance -0.5: must be a finite number from 0 to 1"),

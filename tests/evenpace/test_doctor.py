@@ -787,7 +787,7 @@ def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
 
 def test_the_timeout_is_above_zero():
     """A time-out of 0 is refused."""
-    with pytest.raises(ValueError, match="must be above 0 seconds"):
+    with pytest.raises(ValueError, match=r"timeout 0\.0: must be above 0"):
         Subject(timeout=0.0)
 
 

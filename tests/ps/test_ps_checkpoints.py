@@ -17,7 +17,8 @@ from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.checkpoint_store import CheckpointStore
-from ps.jobs import Jobs, ParameterServerConfig
+from ps.config import ParameterServerConfig
+from ps.jobs import Jobs
 from ps.model_tensors import ModelTensors
 from ps.optimizers import DTYPES
 from ps.shard import Shard

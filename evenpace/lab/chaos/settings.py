@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from evenpace.lab.chaos.schedule import KINDS
+from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
 
@@ -13,16 +15,7 @@ class Settings:
     """One run.
 
     Attributes:
-        minutes: For which faults come.
-        seed: Of the faults.
         kinds: Those that come, by their names in `KINDS`; None for all that can be brought about here.
-        workers: Of each job.
-        shards: Of the parameter server.
-        link_mib: MiB per second that each connection of a worker carries either way.
-        lookahead: Iterations that the manager plans ahead.
-        jobs: How many train at once.
-        deterministic: Whether the end must have the same bits as without a fault; then faults befall the
-            manager and the links to shards only.
         gap: Seconds between two moments at which faults come, on average.
         pause: Seconds that each iteration of a worker takes longer, as if it computed more.
         checkpoint_every: Versions between two checkpoints of a shard.
@@ -31,28 +24,38 @@ class Settings:
         ValueError: A value is not allowed.
     """
 
-    minutes: float
-    seed: int
+    minutes: Annotated[float, Setting("For which faults come.", above=0)] = 2.0
+    seed: Annotated[int, Setting("Of the faults.", least=0)] = 0
     kinds: Sequence[str] | None = None
-    workers: int = 5
-    shards: int = 2
-    link_mib: float = 3.0
-    lookahead: int = 0
-    jobs: int = 1
-    deterministic: bool = False
+    workers: Annotated[int, Setting("Of each job.", least=1, most=32)] = 5
+    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
+    link_mib: Annotated[
+        float,
+        Setting(
+            "MiB per second that each of a worker's connections carries, either way. A push is of 0.3 MiB, "
+            "shared among the shards, and so is a pull.",
+            above=0,
+        ),
+    ] = 3.0
+    lookahead: Annotated[int, Setting("See `evenpace manager`.", least=0)] = 0
+    jobs: Annotated[int, Setting("That train at once.", least=1, most=8)] = 1
+    deterministic: Annotated[
+        bool,
+        Setting(
+            "Let faults befall the manager and the links to shards only: the final parameters must have the "
+            "bits of a run without faults, which follows."
+        ),
+    ] = False
     gap: float = 4.0
     pause: float = 0.02
     checkpoint_every: int = 20
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise ValueError(f"minutes {self.minutes}: must be above 0")
+        check_settings(self)
         if unknown := sorted(set(self.wanted) - set(KINDS)):
             raise ValueError(f"faults {', '.join(unknown)}: there are {', '.join(KINDS)}")
         if not self.wanted:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
-        if not self.link_mib > 0:
-            raise ValueError(f"link_mib {self.link_mib}: must be above 0")
         if self.deterministic and (wrong := sorted(_TAKE_WORKERS_OUT & set(self.wanted))):
             raise ValueError(
                 f"faults {', '.join(wrong)}: take workers out, after which other bits are to be expected; "

@@ -229,7 +229,7 @@ def test_largest_remainder_is_worse():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((0,), "minimum batch size 0"),
+        ((0,), "minimum 0: must be at least 1"),
         ((5, 4), "maximum batch size 4.* 5"),
         ((1, 4, 0), "granularity 0"),
         ((1, 4, 5), "granularity 5.* 4"),

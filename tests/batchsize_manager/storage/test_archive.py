@@ -21,8 +21,8 @@ from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.storage.archive import Archive
+from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_format import STATE_FILE
-from batchsize_manager.storage.state_writer import Retention
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report

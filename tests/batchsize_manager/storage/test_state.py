@@ -30,10 +30,11 @@ from batchsize_manager.storage.changes import (
     Members,
     Rewound,
 )
+from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError, pack_records, unpack_records
 from batchsize_manager.storage.state_reader import open_state
-from batchsize_manager.storage.state_writer import Retention, StateWriter
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
@@ -593,5 +594,5 @@ def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
 @pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])
 def test_what_is_kept_checks_itself(wrong):
     """The error names a limit that is out of range."""
-    with pytest.raises(ValueError, match=f"keep-{next(iter(wrong))} .*must be at least 0"):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*must be at least 0"):
         Retention(**wrong)

@@ -319,7 +319,7 @@ def test_bad_settings(changes, said):
     """The error names the value."""
     settings = {"manager": Address("127.0.0.1", 1), "http": Address("127.0.0.1", 2)}
     with pytest.raises(InvalidRequestError, match=said):
-        PageConfig(**settings | changes)
+        PageConfig(**settings | changes).check()
 
 
 def _rights(page, headers=None):

@@ -317,8 +317,8 @@ def test_many_workers_are_summed_up(tmp_path):
     ("options", "message"),
     [
         (["--trace", "missing.csv"], "missing.csv"),
-        (["--first-fit", "5"], "first_fit 5: must be at least 20"),
-        (["--refit-every", "0"], "refit_every 0: must be at least 1"),
+        (["--first-fit", "5"], "'--first-fit': 5 is not in the range x>=20"),
+        (["--refit-every", "0"], "'--refit-every': 0 is not in the range x>=1"),
         (["--warm-up", "2000", "--no-timing"], "warm-up 2000: no speed is left to count"),
         (["--timing-workers", "1,many"], "timing-workers '1,many': give whole numbers from 1"),
         (["--timing-workers", "0"], "timing-workers '0': give whole numbers from 1"),
@@ -327,7 +327,7 @@ def test_many_workers_are_summed_up(tmp_path):
 def test_wrong_options_are_one_clear_line(options, message):
     """The error names the option, its value and what is allowed."""
     result = invoke(*options)
-    assert result.exit_code == 1
+    assert result.exit_code in (1, 2)
     assert message in result.output
     assert "Traceback" not in result.output
 

@@ -1,0 +1,52 @@
+"""What a BatchSizeManager is told when it starts: a value that checks itself."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
+from batchsize_manager.storage.retention import Retention
+from idl.settings import Setting, check_settings
+
+TOLERANCE = 0.02
+"""Of policies, unless a manager is told another; that of the paper is 0."""
+
+
+@dataclass(frozen=True)
+class ManagerConfig:
+    """How a manager balances, how many jobs it takes, and what it keeps of them.
+
+    Attributes:
+        policy: A name in `batchsize_manager.policies.POLICIES`.
+        options: For the policy.
+        job: How it runs its jobs.
+        retention: How much of jobs that have ended is remembered.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    policy: Annotated[str, Setting("", choices=POLICIES)] = "proportional"
+    options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=TOLERANCE))
+    job: JobConfig = field(default_factory=JobConfig)
+    models: Annotated[
+        Path | None,
+        Setting("Keep what predictors have learnt in this folder, a file for each job.", folder=True),
+    ] = None
+    jobs: Annotated[int, Setting("More at once are refused.", name="max-jobs", least=1)] = 100
+    members: Annotated[int, Setting("Workers of one job; more are refused.", name="max-members", least=1)] = (
+        5000
+    )
+    state: Annotated[
+        Path | None,
+        Setting(
+            "Remember jobs in this folder: a manager that is started again with it goes on with them.",
+            folder=True,
+        ),
+    ] = None
+    retention: Retention = field(default_factory=Retention)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        make_policy(self.policy, self.options)  # raises ValueError

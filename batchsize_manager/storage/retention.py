@@ -1,0 +1,51 @@
+"""How much of its past a manager keeps: a value that checks itself."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated
+
+from idl.settings import Setting, check_settings
+
+_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much is remembered.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    runs: Annotated[
+        int,
+        Setting(
+            "With --state: jobs that have ended and are still remembered, at most.", name="keep-runs", least=0
+        ),
+    ] = 100
+    days: Annotated[
+        float | None,
+        Setting(
+            "With --state: for so long after their end, at most.  [default: no limit]",
+            name="keep-days",
+            least=0,
+            below=inf,
+        ),
+    ] = None
+    nbytes: Annotated[
+        int,
+        Setting(
+            "With --state: MiB of each job's history, of which the oldest iterations are forgotten; 0 for "
+            "all. An iteration takes about 53 bytes for each worker.",
+            name="keep-mib",
+            least=0,
+            unit=2**20,
+        ),
+    ] = 2**29
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def oldest(self, now: float) -> float:
+        """What ended before is forgotten; like `now` in seconds since 1970."""
+        return 0.0 if self.days is None else now - self.days * _DAY

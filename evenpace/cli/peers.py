@@ -1,0 +1,93 @@
+"""What commands share that listen to others or call them."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evenpace.cli.options import F
+from evenpace.cli.settings import configured
+from idl.errors import InvalidRequestError
+from rpc.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
+from rpc.limits import ServerLimits
+from rpc.server import Security
+
+_FILES = {"ca": CA_FILE, "certificate": CERTIFICATE_FILE, "key": KEY_FILE}
+
+
+def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every service, which get to the command as `security` and `limits`."""
+
+    @_with_credentials("token")
+    @configured(Security, "security")
+    @configured(ServerLimits, "limits")
+    @functools.wraps(function)
+    def command(security: Security, credentials: Credentials | None, **others: Any) -> Any:
+        return function(security=replace(security, credentials=credentials), **others)
+
+    return command
+
+
+def as_client(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that calls services, which get to the command as `credentials`."""
+    return _with_credentials()(function)
+
+
+def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of credentials, which get to the command as `credentials`: None if none is given."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @configured(Credentials, "credentials", without=without)
+        @functools.wraps(function)
+        def given(credentials: Credentials, **others: Any) -> Any:
+            return function(credentials=None if credentials == Credentials() else credentials, **others)
+
+        @click.option(
+            "--tls",
+            "folder",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=None,
+            metavar="DIR",
+            help="Speak TLS with the files of this folder, from `evenpace certs issue`.",
+        )
+        @functools.wraps(given)
+        def command(folder: Path | None, **values: Any) -> Any:
+            if folder is not None:
+                if any(values[name] is not None for name in _FILES):
+                    raise InvalidRequestError("give --tls, or --ca, --certificate and --key, not both")
+                values |= {name: folder / file for name, file in _FILES.items()}
+            return given(**values)
+
+        return command
+
+    return add
+
+
+def with_parent(function: F) -> F:
+    """The option that ties a process to the one that started it."""
+    return click.option(
+        "--parent",
+        type=int,
+        hidden=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_end_with_parent,
+        help="End when this process ends.",
+    )(function)
+
+
+def _end_with_parent(context: click.Context, option: click.Parameter, parent: int | None) -> None:
+    if parent is not None:
+        from worker.parent import end_with_parent
+
+        end_with_parent(parent)
+
+
+def announce(address: Any) -> None:
+    """Say where a service listens, to whoever started it."""
+    from evenpace.processes import LISTENING
+
+    click.echo(f"{LISTENING}{address}")

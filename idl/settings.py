@@ -1,0 +1,95 @@
+"""What there is to know of a configuration's fields: their help, their options, and what is allowed.
+
+A field says it once, where it stands:
+
+    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+
+The configuration checks itself by it, and the command line (`evenpace.cli.settings`) makes an option of it.
+Nothing is known here of options but their names.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from idl.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What there is to know of a configuration's field; it stands in the field's `Annotated`.
+
+    Attributes:
+        help: What a user is told of the option for it; None where there is no option.
+        name: The option's name, if it is not the field's.
+        metavar: What stands for a value in the option's help; None: what its type says.
+        least: The smallest number that is allowed.
+        above: Numbers must be above it.
+        most: The largest number that is allowed.
+        below: Numbers must be below it; `math.inf` refuses infinity.
+        choices: The texts that are allowed; all, if there are none.
+        unit: The option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes.
+        folder: Whether a path that exists must be a folder's, or must not; None: either is allowed.
+    """
+
+    help: str | None = None
+    name: str | None = None
+    metavar: str | None = None
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: Collection[str] = ()
+    unit: int = 1
+    folder: bool | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Check a field's value; None is left to the field's type.
+
+        Raises:
+            InvalidRequestError: The value is not allowed; the message says what is.
+        """
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise InvalidRequestError(f"{name} {value!r}: there are {', '.join(self.choices)}")
+        bounds = [
+            (words, bound, holds)
+            for attribute, (words, holds) in _BOUNDS.items()
+            if (bound := getattr(self, attribute)) is not None
+        ]
+        if not all(holds(value, bound) for _, bound, holds in bounds):  # no bound holds for NaN
+            allowed = " and ".join(f"{words} {bound}" for words, bound, _ in bounds)
+            raise InvalidRequestError(f"{name} {value}: must be {allowed}")
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+@functools.cache
+def settings_of(config: type) -> dict[str, Setting]:
+    """The settings of a configuration's class, by their fields' names; fields without one are left out."""
+    hints = get_type_hints(config, include_extras=True)
+    return {
+        name: extra
+        for name, hint in hints.items()
+        for extra in getattr(hint, "__metadata__", ())
+        if isinstance(extra, Setting)
+    }
+
+
+def check_settings(config: Any) -> None:
+    """Check the fields of a configuration that have a setting.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; the message names the field, the value and what is.
+    """
+    for name, setting in settings_of(config.__class__).items():
+        setting.check(name, getattr(config, name))

@@ -1,0 +1,57 @@
+"""How a shard process serves: a value that checks itself. It needs no PyTorch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from idl.settings import Setting, check_settings
+
+
+@dataclass(frozen=True)
+class ParameterServerConfig:
+    """How a shard process serves.
+
+    Attributes:
+        deterministic: The order is that of their slices; see `ps.shard.Shard`. Only for jobs that run with
+            BSP.
+        memory_bytes: Those of all jobs together, and state that waits for its parameters. Sums and the
+            optimiser's state come on top.
+        checkpoint_every: An iteration is a version of the parameters.
+
+    Raises:
+        ValueError: A number is out of its range, or there is a ledger without a folder for checkpoints.
+    """
+
+    deterministic: Annotated[
+        bool,
+        Setting("Sum gradients in a fixed order: runs with the same splits are the same to the last bit."),
+    ] = False
+    memory_bytes: Annotated[
+        int, Setting("Of parameters, at most.", name="memory-mib", least=1, unit=2**20)
+    ] = 4 * 2**30
+    state: Annotated[
+        Path | None,
+        Setting(
+            "Keep checkpoints in this folder, and go on from them: jobs that run with bsp outlive the shard. "
+            "Each shard needs a folder of its own.",
+            folder=True,
+        ),
+    ] = None
+    checkpoint_every: Annotated[int, Setting("Iterations from one checkpoint to the next.", least=1)] = 100
+    keep: Annotated[
+        float,
+        Setting(
+            "Seconds after which a job is removed from the folder that nobody is connected for.", above=0
+        ),
+    ] = 86_400.0
+    ledger: Annotated[
+        Path | None,
+        Setting("With --state: write down every step of each job in this folder.", folder=True),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.ledger is not None and self.state is None:
+            raise ValueError(
+                f"ledger {str(self.ledger)!r}: tells of checkpoints, too; give a folder for these as state"
+            )
