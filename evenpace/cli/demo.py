@@ -5,11 +5,10 @@ from typing import Any
 
 import click
 
-from batchsize_manager.config import TOLERANCE
-from batchsize_manager.policies import POLICIES, PolicyOptions
+from batchsize_manager.config import TOLERANCE, ManagerConfig
+from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import example, limit_kind, ps_shards, user_mistakes
-from evenpace.cli.settings import option
-from predictors import PREDICTORS
+from evenpace.cli.settings import ADDRESS, option
 from rpc.address import Address
 
 
@@ -29,14 +28,8 @@ from rpc.address import Address
 @click.option(
     "--batch-size", type=click.IntRange(1), default=None, help="Over all workers.  [default: by data set]"
 )
-@click.option(
-    "--policy",
-    type=click.Choice(list(POLICIES)),
-    default="proportional",
-    show_default=True,
-    help="Of the balanced run.",
-)
-@click.option("--predictor", type=click.Choice(list(PREDICTORS)), default="ema", show_default=True)
+@option(ManagerConfig, "policy", text="Of the balanced run.")
+@option(PolicyOptions, "predictor")
 @option(PolicyOptions, "tolerance", TOLERANCE)
 @ps_shards
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
@@ -50,9 +43,9 @@ from rpc.address import Address
 )
 @click.option(
     "--http",
+    type=ADDRESS,
     default="127.0.0.1:0",
     show_default=True,
-    metavar="HOST:PORT",
     help="Where the live page is; port 0 takes a free one.",
 )
 @click.option("--no-http", is_flag=True, help="No live page.")
@@ -71,7 +64,7 @@ def demo(
     seed: int,
     limit_kind: Any,
     out: Path,
-    http: str,
+    http: Address,
     no_http: bool,
     json_path: Path | None,
 ) -> None:
@@ -91,6 +84,6 @@ def demo(
             seed=seed,
             limit_kind=limit_kind,
             out=out,
-            http=None if no_http else Address.parse(http),
+            http=None if no_http else http,
         )
         run_demo(config, json_path)

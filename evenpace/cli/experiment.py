@@ -229,7 +229,7 @@ def fig10(workload: str, out: Path, **options: Any) -> None:
 @example("evenpace experiment fig11 --workers 32,64,96 --predictor auto")
 @click.option("--workers", default="32,64,96", show_default=True, metavar="COUNT,...")
 @click.option("--iterations", type=click.IntRange(20), default=600, show_default=True)
-@click.option("--predictor", default="auto", show_default=True)
+@option(PolicyOptions, "predictor", "auto")
 @option(PredictorOptions, "first_fit", 200)
 @option(PredictorOptions, "refit_every")
 @json_path
@@ -238,13 +238,9 @@ def fig11(
 ) -> None:
     """Figure 11 of LB-BSP: what balancing costs, with simulated workers over real connections."""
     from evenpace.lab.experiments.overhead import run
-    from predictors import PREDICTORS
 
     with user_mistakes():
         counts = whole_numbers("workers", workers, 1)
-        if predictor not in PREDICTORS:
-            raise ValueError(f"predictor {predictor!r}: there are {', '.join(PREDICTORS)}")
-        PredictorOptions(first_fit=first_fit, refit_every=refit_every)  # raises ValueError
     run(counts, iterations, predictor, first_fit, refit_every, json_path)
 
 
@@ -285,7 +281,6 @@ def _compare(
 
     if containers:
         require_engine()
-    PredictorOptions(first_fit=first_fit, refit_every=refit_every)  # raises ValueError
     if settle > iterations - 2:
         raise ValueError(f"settle {settle}: must leave at least two of {iterations} iterations")
     cores = parse_shares(shares)

@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
+from batchsize_manager.config import ManagerConfig
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.experiment import BATCH_SIZES
 from evenpace.cli.options import example, json_path, limit_kind, out_folder, ps_shards, user_mistakes
+from evenpace.cli.settings import option
 from evenpace.cli.values import by_workload, positive_number, share, whole_number
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,8 +86,8 @@ def _comparison_options(workloads: str) -> Callable[[F], F]:
 
 def _all(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
+        for one in reversed(options):
+            function = one(function)
         return function
 
     return add
@@ -178,7 +180,7 @@ def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | Non
 @click.command()
 @example("evenpace experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="digits", show_default=True)
-@click.option("--policy", type=click.Choice(list(POLICIES)), default="leader_straggler", show_default=True)
+@option(ManagerConfig, "policy", "leader_straggler")
 @_shares(_SMALL_SHARES)
 @click.option("--iterations", type=click.IntRange(20), default=300, show_default=True)
 @click.option(

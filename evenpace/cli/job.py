@@ -9,7 +9,7 @@ import click
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.options import F, example, user_mistakes
-from evenpace.cli.peers import as_client
+from evenpace.cli.peers import MANAGER, as_client
 from evenpace.cli.settings import ADDRESS, option
 from rpc.address import Address
 from rpc.credentials import Credentials
@@ -21,7 +21,7 @@ def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
     @click.option(
         "--manager",
         type=ADDRESS,
-        default="127.0.0.1:4300",
+        default=MANAGER,
         show_default=True,
         help="The BatchSizeManager that runs the job.",
     )

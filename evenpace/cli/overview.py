@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evenpace.cli.options import example
-from evenpace.cli.peers import as_client
+from evenpace.cli.peers import MANAGER, as_client
 from evenpace.cli.settings import ADDRESS
 from idl.errors import InvalidRequestError
 from rpc.address import Address
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from evenpace.overview.client import ManagerClient
     from evenpace.overview.feed import Feed, FollowedJob
 
-_MANAGER = "127.0.0.1:4300"  # where `evenpace manager` listens
 _TIMEOUT = 5.0  # seconds for each answer
 _CATCHING_UP = 10.0  # seconds of a long job's past that is waited for
 _SUMMARY = (
@@ -31,7 +30,7 @@ _SPEC = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
 _manager = click.option(
     "--manager",
     type=ADDRESS,
-    default=_MANAGER,
+    default=MANAGER,
     show_default=True,
     help="The BatchSizeManager.",
 )

@@ -15,6 +15,9 @@ from rpc.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
 
+MANAGER = "127.0.0.1:4300"
+"""Where a manager listens, and is looked for, unless it is said."""
+
 _FILES = {"ca": CA_FILE, "certificate": CERTIFICATE_FILE, "key": KEY_FILE}
 
 

@@ -11,7 +11,7 @@ import click
 from batchsize_manager.config import ManagerConfig
 from evenpace.cli.logs import always_log
 from evenpace.cli.options import example, limit_kind, user_mistakes
-from evenpace.cli.peers import announce, as_client, as_server, with_parent
+from evenpace.cli.peers import MANAGER, announce, as_client, as_server, with_parent
 from evenpace.cli.settings import ADDRESS, configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.observing import Observing
@@ -38,7 +38,7 @@ def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @example("evenpace manager --listen 0.0.0.0:4300 --tls secrets/manager --token-key tokens.key --workers 4")
-@click.option("--listen", type=ADDRESS, default="127.0.0.1:4300", show_default=True)
+@click.option("--listen", type=ADDRESS, default=MANAGER, show_default=True)
 @_paper_staleness
 @configured(ManagerConfig, "config")
 @click.option(

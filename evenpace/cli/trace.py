@@ -2,20 +2,29 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import as_client
-from evenpace.cli.settings import option
+from evenpace.cli.settings import configured, option
+from evenpace.lab.traces import (
+    Perturbation,
+    Trace,
+    TraceRecorder,
+    contention_trace,
+    read_usage,
+    usage_trace,
+    write_trace,
+)
 from rpc.address import Address
 from rpc.credentials import Credentials
 from worker.config import SessionConfig
 
-if TYPE_CHECKING:  # importing them takes a while
-    from evenpace.lab.traces import Trace, TraceRecorder
+if TYPE_CHECKING:  # importing it takes a while
     from evenpace.observer import Observer
 
 _POLL_SECONDS = 0.5
@@ -36,27 +45,11 @@ def _out(function: F) -> F:
     )(function)
 
 
-def _made(function: F) -> F:
+def _made(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of all traces that are made up."""
     options = (
         click.option("--iterations", type=int, default=2000, show_default=True),
-        click.option(
-            "--noise",
-            type=float,
-            default=0.05,
-            show_default=True,
-            help="Relative standard deviation of each speed.",
-        ),
-        click.option(
-            "--spikes", type=float, default=0.03, show_default=True, help="Share of iterations with a spike."
-        ),
-        click.option(
-            "--spike-factor",
-            type=float,
-            default=0.5,
-            show_default=True,
-            help="Of its speed that a worker has left in a spike.",
-        ),
+        configured(Perturbation, "perturbation"),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
     )
     for add in reversed(options):
@@ -81,9 +74,7 @@ def trace_usage(
     vms: str | None,
     iterations: int,
     iterations_per_step: int,
-    noise: float,
-    spikes: float,
-    spike_factor: float,
+    perturbation: Perturbation,
     seed: int,
 ) -> None:
     """Make a trace from machines' usage: how fast workers would be beside those who used them.
@@ -94,15 +85,13 @@ def trace_usage(
     not steps enough.
     """
     with user_mistakes():
-        from evenpace.lab.traces import Perturbation, read_usage, usage_trace
-
         made = usage_trace(
             read_usage(usage_path),
             workers=workers,
             machines=vms.split(",") if vms is not None else (),
             iterations=iterations,
             iterations_per_step=iterations_per_step,
-            perturbation=Perturbation(noise, spikes, spike_factor),
+            perturbation=perturbation,
             seed=seed,
         )
         _write(made, out)
@@ -133,15 +122,11 @@ def trace_contention(
     longest: int,
     usage_noise: float,
     iterations: int,
-    noise: float,
-    spikes: float,
-    spike_factor: float,
+    perturbation: Perturbation,
     seed: int,
 ) -> None:
     """Make a trace of contention that comes and goes abruptly, in the middle of iterations."""
     with user_mistakes():
-        from evenpace.lab.traces import Perturbation, contention_trace
-
         made = contention_trace(
             workers=workers,
             iterations=iterations,
@@ -149,7 +134,7 @@ def trace_contention(
             shortest=shortest,
             longest=longest,
             usage_noise=usage_noise,
-            perturbation=Perturbation(noise, spikes, spike_factor),
+            perturbation=perturbation,
             seed=seed,
         )
         _write(made, out)
@@ -175,7 +160,6 @@ def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: 
     started again. A worker's first iteration is left out: the usage before it is not known.
     """
     with user_mistakes():
-        from evenpace.lab.traces import TraceRecorder
         from evenpace.observer import Observer
 
         observer = Observer(manager, (), job, credentials)
@@ -184,7 +168,7 @@ def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: 
     click.echo(f"{why}: {rows:,} new rows in {out}")
 
 
-def _follow(observer: "Observer", recorder: "TraceRecorder", job: str, idle: float) -> tuple[int, str]:
+def _follow(observer: "Observer", recorder: TraceRecorder, job: str, idle: float) -> tuple[int, str]:
     """Record until the job ends; how many rows, and why it was the end.
 
     Raises:
@@ -222,9 +206,7 @@ def _follow(observer: "Observer", recorder: "TraceRecorder", job: str, idle: flo
             time.sleep(_POLL_SECONDS)
 
 
-def _write(made: "Trace", out: Path) -> None:
-    from evenpace.lab.traces import write_trace
-
+def _write(made: Trace, out: Path) -> None:
     write_trace(made, out)
     rows = sum(len(series.iterations) for series in made.values())
     click.echo(f"{rows:,} rows of {len(made)} workers in {out}")

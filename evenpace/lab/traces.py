@@ -20,13 +20,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.policies import Observation
 from idl.records import IterationRecord
+from idl.settings import Setting, check_settings
 from predictors import Array
 
 COLUMNS = ("worker", "iteration", "speed", "cpu", "memory")
@@ -301,26 +302,20 @@ def _open(path: Path) -> TextIO:
 class Perturbation:
     """What nobody can foresee: each iteration's speed is multiplied by noise, and at times by a spike.
 
-    Attributes:
-        noise: Relative standard deviation of the noise, which is log-normal with a mean of 1.
-        spikes: Probability that an iteration is a spike.
-        spike_factor: Of its speed that a worker has left in a spike.
+    The noise is log-normal with a mean of 1.
 
     Raises:
         ValueError: A number is out of its range.
     """
 
-    noise: float = 0.05
-    spikes: float = 0.03
-    spike_factor: float = 0.5
+    noise: Annotated[float, Setting("Relative standard deviation of each speed.", least=0, most=1)] = 0.05
+    spikes: Annotated[float, Setting("Share of iterations with a spike.", least=0, most=1)] = 0.03
+    spike_factor: Annotated[
+        float, Setting("Of its speed that a worker has left in a spike.", above=0, most=1)
+    ] = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise <= 1:
-            raise ValueError(f"noise {self.noise}: must be from 0 to 1")
-        if not 0 <= self.spikes <= 1:
-            raise ValueError(f"spikes {self.spikes}: must be from 0 to 1")
-        if not 0 < self.spike_factor <= 1:
-            raise ValueError(f"spike_factor {self.spike_factor}: must be above 0 and at most 1")
+        check_settings(self)
 
     @property
     def mean(self) -> float:

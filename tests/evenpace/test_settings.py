@@ -15,6 +15,7 @@ from evenpace.cli.settings import configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
 from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.traces import Perturbation
 from evenpace.observing import Observing
 from idl.errors import EvenpaceError
 from idl.settings import Setting, check_settings, settings_of
@@ -208,6 +209,8 @@ COMMANDS = {
     "dashboard": (PageConfig(HERE),),
     "doctor": (Subject(),),
     "chaos": (Settings(),),
+    "trace usage": (Perturbation(),),
+    "trace contention": (Perturbation(),),
 }
 NO_OPTION = {
     ("ps", "metrics_workers"),
@@ -240,9 +243,11 @@ def settled(config):
 )
 def test_an_option_has_the_default_and_the_help_of_its_field(command, config, one, setting):
     """For every field of a configuration that has an option."""
+    group, _, name = command.rpartition(" ")
+    made = (cli.commands[group] if group else cli).commands[name]
     flag = "--" + (setting.name or one.name).replace("_", "-")
-    (found,) = (param for param in cli.commands[command].params if flag in param.opts)
-    context = click.Context(cli.commands[command])
+    (found,) = (param for param in made.params if flag in param.opts)
+    context = click.Context(made)
     if found.required:
         assert one.default is MISSING
         assert one.default_factory is MISSING
