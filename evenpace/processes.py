@@ -1,4 +1,7 @@
-"""Processes of ours: started to log as this one does, and ended so that none stays behind."""
+"""Processes of ours: started, frozen, killed, started again and ended, each by its own id.
+
+They log as this process does, and none of them stays behind. This module must not know what they do.
+"""
 
 import contextlib
 import os
@@ -7,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from evenpace.logs import options_in_force
 from idl.errors import EvenpaceError, UnavailableError
@@ -17,31 +22,156 @@ from rpc.address import Address
 
 _START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
 _STOP_SECONDS = 5.0  # for processes to end by themselves, before they are killed
+_LAST_LINES = 15  # of a log, in messages
 LISTENING = "listening on "  # what a service prints, followed by its address
 
 
 class ProcessFailedError(EvenpaceError):
-    """A process of the cluster ended with an error; the message has the end of its log."""
+    """A process ended with an error; the message has the end of its log."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
-    """One process of the cluster, and the file of its log."""
+    """One process from its first start to its end, through any number of restarts; a context manager.
+
+    Attributes:
+        name: For people.
+        command: Its arguments, or a function that gives them, called with the number of starts before.
+        log: Where its errors go and, unless it `listens`, its output, one start after the other.
+        role: "manager", "shard" or "worker".
+        environment: Variables added to those of this process.
+        listens: Whether its standard output, where it says where it listens, is a pipe to this process.
+        hears: Whether its standard input is a pipe from this process.
+        popen: Its last start; None before the first.
+        starts: How often it was started.
+        since: When it was started last, by the monotonic clock.
+    """
 
     name: str
-    popen: "subprocess.Popen[bytes]"
+    command: Sequence[str] | Callable[[int], Sequence[str]]
     log: Path
+    role: str = "worker"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    listens: bool = False
+    hears: bool = False
+    popen: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    starts: int = field(default=0, init=False)
+    since: float = field(default=0.0, init=False)
+    _logged: int = field(default=0, init=False)  # bytes of the log before the last start
+    _address: Address | None = field(default=None, init=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.popen is not None and self.popen.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The id of its last start."""
+        assert self.popen is not None, f"{self.name} was never started"
+        return self.popen.pid
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, waited for if it has not said so yet.
+
+        Raises:
+            UnavailableError: It does not say so in time.
+            ProcessFailedError: It failed.
+        """
+        if self._address is None:
+            self._address = self._read_address()
+        return self._address
+
+    def line(self, starts: int) -> Sequence[str]:
+        """Return what is run after so many starts."""
+        return self.command(starts) if callable(self.command) else self.command
+
+    def start(self) -> None:
+        """Start it, or start it again after its end."""
+        self._close_pipes()
+        with self.log.open("ab" if self.starts else "wb") as stream:
+            if self.starts:
+                stream.write(f"--- start {self.starts}\n".encode())
+                stream.flush()
+            self._logged, self._address = stream.tell(), None
+            self.popen = subprocess.Popen(
+                self.line(self.starts),
+                stdin=subprocess.PIPE if self.hears else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self.listens else stream,
+                stderr=stream,
+                env={**os.environ, **self.environment},
+                # Ctrl-C in the terminal is for us: we end the others, in order.
+                start_new_session=True,
+            )
+        self.starts += 1
+        self.since = time.monotonic()
+
+    def kill(self) -> None:
+        """Let it have no time to do anything."""
+        assert self.popen is not None
+        self.popen.kill()
+
+    def pause(self) -> None:
+        """Freeze it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on, if it was frozen and has not been killed meanwhile."""
+        if self.running:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def end(self, seconds: float = _STOP_SECONDS) -> None:
+        """End it, politely first; see `end_process`."""
+        if self.popen is not None and self.popen.poll() is None:
+            end_process(self.popen, seconds)
+        self._close_pipes()
+
+    def tail(self) -> str:
+        """Return the end of what its last start has logged."""
+        with self.log.open("rb") as stream:
+            stream.seek(self._logged)
+            lines = stream.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
 
     def failure(self) -> ProcessFailedError:
-        """Return the error of its failure, with the end of its log."""
-        tail = self.log.read_text(errors="replace").splitlines()[-15:]
-        text = "\n  ".join(tail)
-        code = self.popen.returncode
-        return ProcessFailedError(f"{self.name} ended with status {code}; its log, {self.log}:\n  {text}")
+        """Return an error that says how it ended, with the end of its log."""
+        assert self.popen is not None
+        text = self.tail().replace("\n", "\n  ")
+        return ProcessFailedError(
+            f"{self.name} ended with status {self.popen.returncode}; its log, {self.log}:\n  {text}"
+        )
+
+    def _read_address(self) -> Address:
+        assert self.popen is not None
+        assert self.popen.stdout is not None
+        ready, _, _ = select.select([self.popen.stdout], [], [], _START_SECONDS)
+        if not ready:
+            raise UnavailableError(f"{self.name} did not start within {_START_SECONDS:g} s; see {self.log}")
+        line = self.popen.stdout.readline().decode()
+        if not line.startswith(LISTENING):
+            self.popen.wait()
+            raise self.failure()
+        return Address.parse(line.removeprefix(LISTENING).strip())
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.popen.stdin, self.popen.stdout) if self.popen is not None else ():
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def command_line(command: str, *arguments: str, program: Sequence[str] = ("evenpace",)) -> list[str]:
-    """Return the command line of an `evenpace` command that logs as this process does and ends with it.
+    """Return what starts a command of ours, to log as this process does and to end with it.
 
     Args:
         command: The command, such as "manager".
@@ -52,33 +182,21 @@ def command_line(command: str, *arguments: str, program: Sequence[str] = ("evenp
     return [*start, *options_in_force(), command, "--parent", str(os.getpid()), *arguments]
 
 
-def read_address(process: Process) -> Address:
-    """Wait until a service prints the address where it listens.
-
-    Raises:
-        UnavailableError: It does not print it in time.
-        ProcessFailedError: The process failed.
-    """
-    stream = process.popen.stdout
-    assert stream is not None
-    ready, _, _ = select.select([stream], [], [], _START_SECONDS)
-    if not ready:
-        raise UnavailableError(f"{process.name} did not start within {_START_SECONDS:g} s; see {process.log}")
-    line = stream.readline().decode()
-    if not line.startswith(LISTENING):
-        process.popen.wait()
-        raise process.failure()
-    return Address.parse(line.removeprefix(LISTENING).strip())
-
-
 def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS) -> None:
     """End a process by SIGTERM, or by SIGKILL if it has not ended after `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         popen.send_signal(signal.SIGTERM)
         popen.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
-    deadline = time.monotonic() + seconds
     try:
-        popen.wait(max(0.0, deadline - time.monotonic()))
+        popen.wait(seconds)
     except subprocess.TimeoutExpired:
         popen.kill()
         popen.wait()
+
+
+def state(pid: int) -> str:
+    """Return the kernel's letter for a process: "R", "S", "T" for stopped, "Z"; "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -46,7 +46,7 @@ IMPORTED = (
     "evenpace.context",
     "evenpace.dashboard.page_server",
     "evenpace.lab.experiments.flexrr",
-    "evenpace.lab.experiments.workloads",
+    "evenpace.lab.workloads.by_name",
     "evenpace.launch",
     "evenpace.serve",
     "evenpace.torch",

@@ -12,7 +12,7 @@ from torch import nn
 
 import evenpace
 from evenpace.lab.data import ImageSet, load
-from evenpace.lab.demo.model import make_model
+from evenpace.lab.workloads.digits import make_model
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def demo(
     json_path: Path | None,
 ) -> None:
     """Train on uneven workers, first with an even split, then balanced, and compare."""
-    from evenpace.lab.demo.run import DemoConfig, run_demo
+    from evenpace.lab.demo import DemoConfig, run_demo
 
     with user_mistakes():
         config = DemoConfig.from_options(

@@ -272,11 +272,11 @@ def _compare(
     ps_shards: int,
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
-    from evenpace.lab.experiments import schedule as schedules
+    from evenpace.lab.experiments import contention_schedule as schedules
     from evenpace.lab.experiments.comparison import Evaluator, compare
     from evenpace.lab.experiments.containers import require_engine
-    from evenpace.lab.experiments.run import RunConfig
-    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.experiments.contended import ContendedConfig
+    from evenpace.lab.workloads.by_name import Training
     from evenpace.launch import parse_shares
 
     if containers:
@@ -301,7 +301,7 @@ def _compare(
     total = batch_size or BATCH_SIZES[workload]
     if total > evaluator.samples:
         raise ValueError(f"batch size {total}: {workload} has {evaluator.samples} samples to train on")
-    config = RunConfig(
+    config = ContendedConfig(
         training=training,
         elements=evaluator.elements,
         shares=cores,

@@ -237,7 +237,7 @@ def fig8(
     from evenpace.lab.experiments import figure_plots, migration
     from evenpace.lab.experiments.comparison import Evaluator
     from evenpace.lab.experiments.unequal import UnequalConfig
-    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.workloads.by_name import Training
     from evenpace.launch import parse_shares
     from evenpace.reports.files import write_json
 
@@ -289,7 +289,7 @@ def _compare(
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
     from evenpace.lab.experiments.coordination import Job, Setting, choose, compare
-    from evenpace.lab.experiments.workloads import Training
+    from evenpace.lab.workloads.by_name import Training
     from evenpace.launch import parse_shares
 
     names = list(dict.fromkeys(workloads.split(",")))

@@ -1,66 +1,122 @@
-"""A cluster on this machine: a manager, a parameter server's shards and workers, each a process.
+"""The runner of the lab: a manager, shards of a parameter server and workers, each a process of this machine.
 
-Whatever happens to the process that started them, none of them stays behind.
+Whatever happens to the process that started them, none of them stays behind. This module must not know what
+they are for.
 """
 
+import contextlib
 import os
-import subprocess
+import random
+import socket
+import sys
+import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from evenpace.cpu_limits import LimitKind, remove_leftovers
-from evenpace.processes import Process, command_line, end_process, read_address
+from evenpace.lab.proxy import Proxy
+from evenpace.processes import Process, command_line
 from rpc.address import Address
 from rpc.credentials import Credentials
 
+LOOPBACK = "127.0.0.1"
+MANAGER = "manager"
+_POLL_SECONDS = 0.2
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-@dataclass
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process of a cluster is started in.
+
+    Attributes:
+        prefix: A command to start it through, which becomes it, such as `nsenter`.
+        program: What runs the command line; see `evenpace.processes.command_line`.
+        environment: Variables added to those of this process.
+    """
+
+    prefix: Sequence[str] = ()
+    program: Sequence[str] = ("evenpace",)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CpuShare:
+    """What a worker may use of this machine's CPUs.
+
+    Attributes:
+        cores: From its first iteration on; None for no limit.
+        cpu: The CPU that it stays on, if it does.
+        kind: See `evenpace.cpu_limits.limit_cpu`.
+    """
+
+    cores: float | None = None
+    cpu: int | None = None
+    kind: LimitKind = "auto"
+
+
 class LocalCluster:
-    """A context manager that starts processes and stops them all at its end.
+    """A context manager that starts a manager and shards, then workers on request, and stops all at its end.
 
     Args:
         folder: Where the processes' logs go.
-        policy: The manager's.
-        predictor: The manager's.
-        tolerance: The manager's.
         workers: How many the job waits for.
         shards: Processes of the parameter server.
-        deterministic: Whether gradients are summed in the order of their slices.
-        report_timeout: Seconds; see `batchsize_manager.job.config.JobConfig`.
-        sync: The manager's mode; see `idl.synchronisation.Synchronisation`.
-        staleness: In the mode ssp; None for the manager's default.
-        replicas_to_aggregate: In the mode backup.
-        manager_options: More options of `evenpace manager`.
         host: The address of this machine that the services listen on.
         credentials: For all of them, if they are to speak TLS; the token is for the workers.
         token_key: For the services, if they are to ask for tokens.
-        prefixes: By process name: a command to start it through, which becomes it, such as `nsenter`.
+        manager_options: More options of `evenpace manager`.
+        shard_options: More options of `evenpace ps`, by the shard's name.
+        surroundings: What each process is started in, by its name.
+        ports: Where the services listen, the manager first; none for free ones. With them, an address is
+            known before its service listens, and is that of its next start.
+        proxy: Through which workers reach the services, by links such as "w0>ps-1"; None for no proxy.
+        manager: Options of `evenpace manager` by name, such as `policy="even"`; None for the default.
+
+    Attributes:
+        processes: In the order of their starts.
+        shares: What workers may use of the CPUs, by name.
+        manager: Where the manager listens.
+        shard_addresses: Where the shards listen, in order.
     """
 
-    folder: Path
-    policy: str = "proportional"
-    predictor: str = "ema"
-    tolerance: float = 0.02
-    workers: int = 1
-    shards: int = 1
-    deterministic: bool = False
-    report_timeout: float = 120.0
-    sync: str = "bsp"
-    staleness: int | None = None
-    replicas_to_aggregate: int | None = None
-    manager_options: Sequence[str] = ()
-    host: str = "127.0.0.1"
-    credentials: Credentials | None = None
-    token_key: Path | None = None
-    prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    processes: list[Process] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 1,
+        shards: int = 1,
+        host: str = LOOPBACK,
+        credentials: Credentials | None = None,
+        token_key: Path | None = None,
+        manager_options: Sequence[str] = (),
+        shard_options: Callable[[str], Sequence[str]] = lambda name: (),
+        surroundings: Callable[[str], Surroundings] = lambda name: Surroundings(),
+        ports: Sequence[int] = (),
+        proxy: Proxy | None = None,
+        **manager: object,
+    ) -> None:
+        self.folder = folder
+        self.workers = workers
+        self.shards = [f"ps-{number}" for number in range(shards)]
+        self.processes: list[Process] = []
+        self.shares: dict[str, CpuShare] = {}
         self._id = uuid.uuid4().hex[:8]
+        self._host = host
+        self._credentials = credentials or Credentials()
+        self._token_key = token_key
+        named = {name.replace("_", "-"): value for name, value in manager.items() if value is not None}
+        options = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+        self._manager_options = ["--workers", str(workers), *options, *manager_options]
+        self._shard_options = shard_options
+        self._surroundings = surroundings
+        self._ports = dict(zip([MANAGER, *self.shards], ports, strict=False))
+        self._proxy = proxy
 
     def __enter__(self) -> Self:
         try:
@@ -70,153 +126,251 @@ class LocalCluster:
             raise
         return self
 
-    def start(self) -> None:
-        """Start the services, and wait until they listen."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        manager = self._start(
-            "manager",
-            "manager",
-            *("--listen", f"{self.host}:0", "--workers", str(self.workers)),
-            *("--policy", self.policy, "--predictor", self.predictor),
-            *("--tolerance", str(self.tolerance)),
-            *("--report-timeout", str(self.report_timeout)),
-            *self._synchronisation(),
-            *self._security(),
-            *self.manager_options,
-        )
-        option = [*self._security(), *["--deterministic"] * self.deterministic]
-        shards = [
-            self._start(f"ps-{i}", "ps", "--listen", f"{self.host}:0", *option) for i in range(self.shards)
-        ]
-        self.manager = self._address(manager)
-        self.shard_addresses = tuple(self._address(shard) for shard in shards)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 
-    def start_worker(
+    @property
+    def services(self) -> list[str]:
+        """Their names, the manager first."""
+        return [MANAGER, *self.shards]
+
+    @property
+    def manager(self) -> Address:
+        """Where the manager listens."""
+        return self.address(MANAGER)
+
+    @property
+    def shard_addresses(self) -> tuple[Address, ...]:
+        """Where the shards listen, in order."""
+        return tuple(map(self.address, self.shards))
+
+    def __getitem__(self, name: str) -> Process:
+        return next(process for process in self.processes if process.name == name)
+
+    def address(self, service: str) -> Address:
+        """Return where a service listens, past any proxy; waits until it does, unless it was told where."""
+        port = self._ports.get(service)
+        return self[service].address if port is None else Address(self._host, port)
+
+    def prepare(self) -> None:
+        """Set up the services, and start none."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in self.services:
+            command, options = ("manager", self._manager_options) if name == MANAGER else ("ps", None)
+            listen = f"{self._host}:{self._ports.get(name, 0)}"
+            more = options if options is not None else self._shard_options(name)
+            self._add(name, command, ["--listen", listen, *self._security(), *more])
+
+    def start(self) -> None:
+        """Start the services, and wait until they listen."""
+        self.prepare()
+        for process in self.processes:
+            process.start()
+        for name in self.services:
+            self.address(name)
+
+    def add_worker(
         self,
         name: str,
-        script: Path,
-        arguments: Sequence[str] = (),
-        cpu_share: float | None = None,
-        limit_kind: LimitKind = "auto",
+        script: str | Path,
+        arguments: Sequence[str] | Callable[[int], Sequence[str]] = (),
         options: Mapping[str, str] | None = None,
+        share: CpuShare | None = None,
     ) -> Process:
-        """Start a training script as a worker.
+        """Set up a training script as a worker, without starting it.
 
         Args:
             name: The worker's.
             script: The script.
-            arguments: Its arguments.
-            cpu_share: Cores that it may use from its first iteration on; None for no limit.
-            limit_kind: See `evenpace.cpu_limits.limit_cpu`.
+            arguments: Its arguments, or a function that gives them by the number of starts before.
             options: More options of `evenpace worker`, by name.
+            share: What it may use of this machine's CPUs; None for all.
         """
-        flags = self._credentials(for_worker=True)
-        for shard in self.shard_addresses:
-            flags += ["--ps", str(shard)]
-        if cpu_share is not None:
-            flags += ["--cpu-share", str(cpu_share), "--limit-kind", limit_kind]
+        reached = {service: str(self._way(name, service)) for service in self.services}
+        line = ["--manager", reached[MANAGER], "--name", name, *self._security(for_worker=True)]
+        for shard in self.shards:
+            line += ["--ps", reached[shard]]
         for option, value in (options or {}).items():
-            flags += [option, value]
-        return self._start(
-            name,
-            "worker",
-            *("--manager", str(self.manager), "--name", name, "--limit-name", f"{self._id}-{name}"),
-            *flags,
-            str(script),
-            *arguments,
-        )
+            line += [option, value]
+        line.append(str(script))
+        if share is not None:
+            self.shares[name] = share
+        if callable(arguments):
+            return self._add(name, "worker", lambda starts: [*line, *arguments(starts)])
+        return self._add(name, "worker", [*line, *arguments])
+
+    def start_worker(
+        self,
+        name: str,
+        script: str | Path,
+        arguments: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        share: CpuShare | None = None,
+    ) -> Process:
+        """Start a training script as a worker; see `add_worker`."""
+        process = self.add_worker(name, script, arguments, options, share)
+        process.start()
+        return process
+
+    def start_other(self, name: str, command: Sequence[str]) -> Process:
+        """Start a process of any other kind, which is watched and stopped like a worker."""
+        process = Process(name, command, self.folder / f"{name}.log")
+        self.processes.append(process)
+        process.start()
+        return process
+
+    def pid(self, name: str) -> int:
+        """Return the id of a process, as this machine numbers it."""
+        return self[name].pid
+
+    def limit_name(self, worker: str) -> str:
+        """Return the name of a worker's CPU limit; what is left of it is removed with the cluster."""
+        return f"{self._id}-{worker}"
 
     def check(self) -> bool:
-        """Whether workers are still running.
+        """Return whether workers are still running.
 
         Raises:
             ProcessFailedError: A process failed, or a service ended.
         """
         running = False
         for process in self.processes:
-            code = process.popen.poll()
-            if code is None:
-                running = running or not self._is_service(process)
-            elif code or self._is_service(process):
+            if process.running:
+                running = running or process.role == "worker"
+            elif process.role != "worker" or (process.popen is not None and process.popen.returncode):
                 raise process.failure()
         return running
 
+    def wait(self) -> None:
+        """Wait until all workers have ended well.
+
+        Raises:
+            ProcessFailedError: A process failed, or a service ended.
+        """
+        while self.check():
+            time.sleep(_POLL_SECONDS)
+
     def stop(self) -> None:
-        """End all processes: politely first."""
-        running = [p for p in self.processes if p.popen.poll() is None]
-        # Workers first, so that they can still say goodbye to the services.
-        for services in (False, True):
-            for process in running:
-                if self._is_service(process) == services:
-                    end_process(process.popen)
-        for process in self.processes:
-            if process.popen.stdout is not None:
-                process.popen.stdout.close()
+        """End all processes: politely first, and workers first, so that they can still say goodbye."""
+        for roles in (("worker",), ("manager", "shard")):
+            for process in self.processes:
+                if process.role in roles:
+                    process.end()
         remove_leftovers(self._id)
 
-    def _synchronisation(self) -> list[str]:
-        """The manager's options for it."""
-        options = ["--sync", self.sync]
-        if self.staleness is not None:
-            options += ["--staleness", str(self.staleness)]
-        if self.replicas_to_aggregate is not None:
-            options += ["--replicas-to-aggregate", str(self.replicas_to_aggregate)]
-        return options
+    def _way(self, worker: str, service: str) -> Address:
+        """Where a worker reaches a service."""
+        address = self.address(service)
+        return self._proxy.add(f"{worker}>{service}", address) if self._proxy is not None else address
 
-    def _security(self) -> list[str]:
-        """The services' options for whom they talk to."""
-        options = self._credentials()
-        if self.token_key is not None:
-            options += ["--token-key", str(self.token_key)]
-        if not Address(self.host, 0).is_loopback and (self.credentials is None or self.token_key is None):
-            options += ["--insecure"]  # a network within this machine, made for an experiment
-        return options
+    def _add(
+        self, name: str, command: str, arguments: Sequence[str] | Callable[[int], Sequence[str]]
+    ) -> Process:
+        """Set a process of ours up, whose arguments may depend on how often it was started before."""
 
-    def _credentials(self, *, for_worker: bool = False) -> list[str]:
-        files = self.credentials or Credentials()
-        named = {"--ca": files.ca, "--certificate": files.certificate, "--key": files.key}
-        if for_worker:
-            named["--token-file"] = files.token
-        return [word for name, file in named.items() if file is not None for word in (name, str(file))]
+        def line(starts: int) -> list[str]:
+            return self._line(name, command, arguments(starts) if callable(arguments) else arguments)
 
-    def _address(self, process: Process) -> Address:
-        """Where a service can be reached, once it listens."""
-        return read_address(process)
-
-    def _is_service(self, process: Process) -> bool:
-        return process.name == "manager" or process.name.startswith("ps-")
-
-    def _start(self, name: str, command: str, *arguments: str) -> Process:
+        role = {"manager": "manager", "ps": "shard"}.get(command, "worker")
         log = self.folder / f"{name}.log"
-        line = [*self.prefixes.get(name, ()), *command_line(command, *arguments)]
-        with log.open("wb") as stream:
-            popen = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=stream if command == "worker" else subprocess.PIPE,
-                stderr=stream,
-                # Ctrl-C in the terminal is for us: we stop the others, in order.
-                start_new_session=True,
-            )
-        process = Process(name, popen, log)
+        listens = role != "worker" and name not in self._ports
+        process = Process(name, line, log, role, self._surroundings(name).environment, listens)
         self.processes.append(process)
         return process
 
+    def _line(self, name: str, command: str, arguments: Sequence[str]) -> list[str]:
+        """What runs a command of ours under a name."""
+        around = self._surroundings(name)
+        limits = self._limits(name)
+        return [*around.prefix, *command_line(command, *limits, *arguments, program=around.program)]
 
-def pick_cpus(shares: Sequence[float]) -> list[int]:
-    """A CPU for each worker, the largest share first, each on the CPU with the least to do.
+    def _limits(self, name: str) -> list[str]:
+        """Options of `evenpace worker` for what a worker may use of the CPUs; none for services."""
+        share = self.shares.get(name, CpuShare())
+        options = [] if share.cpu is None else ["--cpu", str(share.cpu)]
+        if share.cores is not None:
+            options += ["--cpu-share", str(share.cores), "--limit-kind", share.kind]
+            options += ["--limit-name", self.limit_name(name)]
+        return options
+
+    def _security(self, *, for_worker: bool = False) -> list[str]:
+        """Options for whom a process talks to."""
+        files = self._credentials
+        named = {"--ca": files.ca, "--certificate": files.certificate, "--key": files.key}
+        named |= {"--token-file": files.token} if for_worker else {"--token-key": self._token_key}
+        options = [word for name, file in named.items() if file is not None for word in (name, str(file))]
+        open_to_all = files.ca is None or self._token_key is None
+        if not for_worker and not Address(self._host, 0).is_loopback and open_to_all:
+            options += ["--insecure"]  # a network within this machine, made for an experiment
+        return options
+
+
+@contextlib.contextmanager
+def service(
+    *arguments: str,
+    module: str | None = None,
+    host: str = LOOPBACK,
+    prefix: Sequence[str] = (),
+    log: Path | None = None,
+) -> Iterator[Process]:
+    """Run a single service on a free port, from when it listens until the end of `with`.
+
+    Args:
+        arguments: Of `evenpace`, but for `--listen`, such as "manager", "--workers", "3"; or of the module.
+        module: Another one that is run, which listens on a free port of loopback.
+        host: The address of this machine that it listens on.
+        prefix: A command to start it through, which becomes it, such as `nsenter`.
+        log: Where what it logs goes; None for a file that is removed with it.
+
+    Raises:
+        UnavailableError: It does not listen in time.
+        ProcessFailedError: It failed.
+    """
+    if module is not None:
+        line = [sys.executable, "-m", module, *arguments]
+    else:
+        command, *rest = arguments
+        line = command_line(command, "--listen", f"{host}:0", *rest)
+    with tempfile.TemporaryDirectory(prefix="evenpace-service-") as folder:
+        name = module or arguments[0]
+        process = Process(name, [*prefix, *line], log or Path(folder) / "log", MANAGER, listens=True)
+        with process:
+            process.address  # noqa: B018 - waits for it
+            yield process
+
+
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports that services can have again and again.
+
+    The kernel must not give them to anybody's outgoing connection while a service is away; nor may another
+    run choose them that begins at the same time.
+    """
+    draw = random.Random()
+    first = int(_EPHEMERAL.read_text().split()[0])
+    free: list[int] = []
+    while len(free) < count:
+        port = draw.randrange(10_000, max(first, 10_100))
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError:
+                continue
+        if port not in free:
+            free.append(port)
+    return free
+
+
+def share_cpus(cores: Sequence[float], kind: LimitKind) -> list[CpuShare]:
+    """Give each worker its cores on one CPU: the largest share first, each on the CPU with the least to do.
 
     Left to the scheduler, two large shares meet on one CPU now and then, and for some iterations get less
     than they may use: noise that has nothing to do with how batches are split.
     """
     load = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
-    placed = [0] * len(shares)
-    for worker in sorted(range(len(shares)), key=lambda i: -shares[i]):
+    placed = [0] * len(cores)
+    for worker in sorted(range(len(cores)), key=lambda i: -cores[i]):
         placed[worker] = min(load, key=lambda cpu: load[cpu])
-        load[placed[worker]] += shares[worker]
-    return placed
+        load[placed[worker]] += cores[worker]
+    return [CpuShare(share, cpu, kind) for share, cpu in zip(cores, placed, strict=True)]

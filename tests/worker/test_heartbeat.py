@@ -9,7 +9,7 @@ import numpy as np
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.chaos.proxy import Proxy
+from evenpace.lab.proxy import Proxy
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError
 from idl.plan import JobSpec

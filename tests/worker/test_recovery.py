@@ -11,7 +11,7 @@ import pytest
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.chaos.proxy import Proxy
+from evenpace.lab.proxy import Proxy
 from evenpace.observer import Observer
 from idl.errors import ConnectionLostError, NotMemberError
 from tests.float64 import SCRIPT, train_alone

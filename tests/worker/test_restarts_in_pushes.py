@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from evenpace.lab.chaos.proxy import Proxy
+from evenpace.lab.proxy import Proxy
 from idl.layout import Group, Layout
 from idl.plan import JobSpec
 from tests.services import restartable_manager, serving, shard_service

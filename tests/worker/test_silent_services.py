@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import idl
-from evenpace.lab.chaos.proxy import Proxy
+from evenpace.lab.proxy import Proxy
 from idl.errors import InvalidRequestError, NotYetError
 from rpc.client import Client
 from tests.least_squares import Worker, services

@@ -6,12 +6,9 @@ It starts processes, reads what they measured, and compares; how they train is i
 import contextlib
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +21,16 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from evenpace.cpu_limits import LimitKind, remove_leftovers
+from evenpace.cpu_limits import LimitKind
 from evenpace.lab import data as data_sets
 from evenpace.lab.bench import output
-from evenpace.lab.cluster import LocalCluster, pick_cpus
+from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.data import ImageSet
-from evenpace.lab.demo.model import make_model
+from evenpace.lab.workloads.digits import make_model
 from evenpace.launch import parse_shares
-from evenpace.processes import Process, end_process
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
-_POLL_SECONDS = 0.2
 _EVALUATED_AT_ONCE = 256  # test images
 
 
@@ -115,72 +110,37 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
 
 def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]:
     """Train once; what each rank wrote."""
+    ranks = len(config.shares)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
+        cluster = LocalCluster(folder, workers=ranks, shards=1 if mode == "ps" else 0)
+        stack.callback(cluster.stop)
         services = []
         if mode != "ddp":
-            cluster = stack.enter_context(
-                LocalCluster(folder, workers=len(config.shares), shards=1 if mode == "ps" else 0)
-            )
-            services = ["--manager", str(cluster.manager)]
-            services += ["--ps", *map(str, cluster.shard_addresses)]
-        workers = stack.enter_context(_workers(config, mode, services, folder))
-        _wait(workers)
-        return [dict(np.load(folder / f"{rank}.npz")) for rank in range(len(config.shares))]
-
-
-@contextlib.contextmanager
-def _workers(
-    config: TrainConfig, mode: str, services: Sequence[str], folder: Path
-) -> Iterator[list[Process]]:
-    """Start a process for each worker, and end them all at the end."""
-    label = uuid.uuid4().hex[:8]
-    workers: list[Process] = []
-    try:
-        for rank, (share, cpu) in enumerate(zip(config.shares, pick_cpus(config.shares), strict=True)):
+            cluster.start()
+            services = ["--manager", str(cluster.manager), "--ps", *map(str, cluster.shard_addresses)]
+        for rank, share in enumerate(share_cpus(config.shares, config.limit_kind)):
             values = {
                 "mode": mode,
                 "store": folder / "store",
-                "share": share,
-                "limit-kind": config.limit_kind,
+                "share": share.cores,
+                "limit-kind": share.kind,
                 "data": config.data,
-                "name": f"{label}-{rank}",
+                "name": cluster.limit_name(str(rank)),
                 "out": folder / f"{rank}.npz",
                 "rank": rank,
-                "ranks": len(config.shares),
-                "cpu": cpu,
+                "ranks": ranks,
+                "cpu": share.cpu,
                 "parent": os.getpid(),
                 "epochs": config.epochs,
                 "batch-size": config.total_batch_size,
                 "seed": config.seed,
             }
-            line = [sys.executable, "-m", "evenpace.lab.bench.train_worker", *services]
-            for option, value in values.items():
-                line += [f"--{option}", str(value)]
-            log = folder / f"worker-{rank}.log"
-            with log.open("wb") as stream:
-                popen = subprocess.Popen(
-                    line, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
-                )
-            workers.append(Process(f"worker-{rank}", popen, log))
-        yield workers
-    finally:
-        for worker in workers:
-            end_process(worker.popen)
-        remove_leftovers(label)
-
-
-def _wait(workers: Sequence[Process]) -> None:
-    """Wait until all have ended well.
-
-    Raises:
-        ProcessFailedError: One has not.
-    """
-    while any(worker.popen.poll() is None for worker in workers):
-        time.sleep(_POLL_SECONDS)
-        for worker in workers:
-            if worker.popen.poll():
-                raise worker.failure()
+            options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
+            line = [sys.executable, "-m", "evenpace.lab.bench.train_worker", *services, *options]
+            cluster.start_other(f"worker-{rank}", line)
+        cluster.wait()
+        return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
 
 
 def _summary(

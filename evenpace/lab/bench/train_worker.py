@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenpace
 from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.data import load
-from evenpace.lab.demo.model import make_model
+from evenpace.lab.workloads.digits import make_model
 from evenpace.launch import pin
 from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent

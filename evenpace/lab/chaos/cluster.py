@@ -12,9 +12,9 @@ from evenpace.lab.chaos import clocks, disks, train_worker
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.processes import Supervised, Supervisor, free_ports
-from evenpace.lab.chaos.proxy import Proxy
 from evenpace.lab.chaos.schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.proxy import Proxy
 from evenpace.overview.client import ManagerClient
 from evenpace.processes import command_line
 from idl.errors import EvenpaceError

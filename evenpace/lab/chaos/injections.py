@@ -14,8 +14,8 @@ from typing import Protocol
 from evenpace.lab.chaos import clocks, processes, witness
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.processes import Supervised, Supervisor
-from evenpace.lab.chaos.proxy import Link, Proxy
 from evenpace.lab.chaos.schedule import Fault
+from evenpace.lab.proxy import Link, Proxy
 
 _CLOCK_TOLERANCE = 5.0  # seconds
 _STOPPING_SECONDS = 60.0  # for a process to be seen stopped

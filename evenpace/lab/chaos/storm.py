@@ -22,8 +22,8 @@ from evenpace.lab.chaos.injections import (
     Together,
     clock_jump,
 )
-from evenpace.lab.chaos.proxy import Link
 from evenpace.lab.chaos.schedule import KINDS, MANAGER, Fault, links_of
+from evenpace.lab.proxy import Link
 
 _UNTIL_OUT = "freeze-until-out"
 _EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it

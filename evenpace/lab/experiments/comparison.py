@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from evenpace.lab.experiments import analysis, plots
-from evenpace.lab.experiments.run import Run, RunConfig, Snapshot, run_scheme
-from evenpace.lab.experiments.schedule import write_schedule
+from evenpace.lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
+from evenpace.lab.experiments.contention_schedule import write_schedule
+from evenpace.lab.experiments.scheme_run import Snapshot
 from evenpace.lab.experiments.schemes import Scheme
-from evenpace.lab.experiments.workloads import Training
+from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
 from evenpace.reports import files
 
@@ -81,7 +82,7 @@ def _renew_statistics(workload: Workload) -> None:
 
 def compare(
     schemes: Sequence[Scheme],
-    config: RunConfig,
+    config: ContendedConfig,
     evaluator: Evaluator,
     target: float | None = None,
     console: Console | None = None,
@@ -133,13 +134,13 @@ def compare(
     return figures
 
 
-def _run(scheme: Scheme, config: RunConfig, console: Console) -> Run:
+def _run(scheme: Scheme, config: ContendedConfig, console: Console) -> ContendedRun:
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        return run_scheme(scheme, config, progress)
+        return run_contended(scheme, config, progress)
 
 
-def _figures(run: Run, evaluator: Evaluator, settle: int) -> Figures:
+def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
     """What one run showed by itself; times in seconds, shares from 0 to 1."""
     scheme, records = run.scheme, run.records[settle:]
     iteration = run.iteration_time(settle)
@@ -248,7 +249,7 @@ _ITERATION_COLUMNS = (
 )
 
 
-def _iteration_rows(run: Run) -> list[list[Any]]:
+def _iteration_rows(run: ContendedRun) -> list[list[Any]]:
     parts = ("batch_size", "batch_processing_time", "waiting_time", "cpu_usage", "memory_usage")
     return [
         [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evenpace.lab.experiments.schedule import Schedule, Task
+from evenpace.lab.experiments.contention_schedule import Schedule, Task
 from idl.errors import EvenpaceError
 from worker.resources import cgroups
 

@@ -21,7 +21,7 @@ from evenpace.lab.experiments import efficiency
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
-from evenpace.lab.experiments.workloads import Training
+from evenpace.lab.workloads.by_name import Training
 from evenpace.reports import files
 
 Figures = dict[str, Any]
@@ -146,7 +146,7 @@ def compare(
                         scheme,
                         _with_seed(config, seed),
                         setting.out / name / f"{scheme.name.replace(':', '-')}-{seed}",
-                        lambda done, task=task: progress.update(task, completed=done),  # type: ignore[misc]
+                        lambda done, _, task=task: progress.update(task, completed=done),  # type: ignore[misc]
                     )
                     shown = _run_figures(run, evaluator, config, round(setting.settle * job.iterations))
                     entry["schemes"][scheme.name]["runs"].append({"seed": seed, **shown})

@@ -6,6 +6,7 @@ Here each worker has a network namespace of its own, and the kernel bounds that 
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,20 +95,14 @@ def run_migration(
         task = progress.add_task(f"lb-bsp:{policy}", total=config.iterations)
         fired: list[int] = []  # the iteration in which the cut came
 
-        def watch(iterations: int) -> None:
+        def watch(iterations: int, records: Sequence[Any]) -> None:
+            progress.update(task, completed=iterations)
             if cut is not None and network is not None and iterations >= cut.iteration and not fired:
                 network.limit(cut.worker, cut.mbit)
                 fired.append(iterations)
                 progress.update(task, description=f"lb-bsp:{policy}, bandwidth cut")
 
-        run = run_unequal(
-            Scheme(f"lb-bsp:{policy}", policy),
-            config,
-            folder,
-            lambda done: progress.update(task, completed=done),
-            network,
-            watch,
-        )
+        run = run_unequal(Scheme(f"lb-bsp:{policy}", policy), config, folder, watch, network)
     whole = equilibrium.course(run.records, config.total_batch_size)
     figures: Figures = {
         "workload": config.training.name,

@@ -5,52 +5,44 @@ between the schemes is how workers of different speed wait for each other, not w
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evenpace.cpu_limits import LimitKind
-from evenpace.lab.cluster import LocalCluster, pick_cpus
-from evenpace.lab.experiments.run import RunTooShortError, Snapshot
+from evenpace.lab.cluster import LOOPBACK, LocalCluster, Surroundings
+from evenpace.lab.experiments.scheme_run import (
+    RunConfig,
+    RunTooShortError,
+    Snapshot,
+    followed,
+    manager_options,
+    training,
+)
 from evenpace.lab.experiments.schemes import Scheme
-from evenpace.lab.experiments.workloads import Training
 from evenpace.lab.network import Network
 from evenpace.observer import Observer
 from idl.errors import NotMemberError
+from rpc.address import Address
 
-_POLL_SECONDS = 0.05
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
 _BEYOND = 10  # times a run's updates, for which a worker without barriers would go on
-_LOOPBACK = "127.0.0.1"
-_SCRIPT = Path(__file__).with_name("train.py")
 
 
-@dataclass(frozen=True)
-class UnequalConfig:
-    """What is the same for every scheme.
+@dataclass(frozen=True, kw_only=True)
+class UnequalConfig(RunConfig):
+    """What is the same for every scheme; an asynchronous one makes as many updates as a synchronous one.
 
     Attributes:
-        training: What is trained.
-        elements: Parameters of its model.
-        shares: Cores that each worker may use.
-        iterations: Of a synchronous scheme; an asynchronous one makes as many updates.
-        total_batch_size: Samples of an iteration, over all workers.
         snapshots: Of the parameters in a run, about; 0 for none.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
-        shards: Processes of the parameter server.
+
+    Raises:
+        ValueError: There are fewer samples than workers.
     """
 
-    training: Training
-    elements: int
-    shares: tuple[float, ...]
-    iterations: int
-    total_batch_size: int
     snapshots: int = 30
-    limit_kind: LimitKind = "auto"
-    shards: int = 1
 
     def __post_init__(self) -> None:
         if self.total_batch_size < len(self.shares):
@@ -85,9 +77,10 @@ def run_unequal(
     scheme: Scheme,
     config: UnequalConfig,
     folder: Path,
-    show: Callable[[int], None],
+    watch: Callable[[int, Sequence[Any]], None],
     network: Network | None = None,
-    watch: Callable[[int], None] = lambda iterations: None,
+    more: Sequence[str] = (),
+    end: Callable[[Address], None] = lambda manager: None,
 ) -> UnequalRun:
     """Run a scheme to its end.
 
@@ -98,9 +91,11 @@ def run_unequal(
         scheme: What to run; not one with backup workers or stealing.
         config: What is the same for all.
         folder: For the logs.
-        show: Called with the iterations that are done, to show how far it is.
+        watch: Called with how many iterations are done, or updates as of so many, and with the records of the
+            finished iterations, soon after each.
         network: Where each worker gets a place; None for this machine's own loopback.
-        watch: Called with the finished iterations, soon after each.
+        more: Further options of `evenpace manager`.
+        end: Called with the manager's address when the workers have ended.
 
     Raises:
         EvenpaceError: A process failed; the message says which, and why.
@@ -109,54 +104,34 @@ def run_unequal(
     places = {} if network is None else {name: network.prefix(i) for i, name in enumerate(names)}
     cluster = LocalCluster(
         folder.resolve(),
-        policy=scheme.policy,
-        predictor=scheme.predictor or "ema",
         workers=len(names),
         shards=config.shards,
-        sync=scheme.sync,
-        staleness=scheme.staleness,
-        host=_LOOPBACK if network is None else network.host,
-        prefixes=places,
+        host=LOOPBACK if network is None else network.host,
+        surroundings=lambda name: Surroundings(places.get(name, ())),
+        manager_options=more,
+        **manager_options(scheme, config),
     )
-    with cluster:
-        _start_workers(cluster, scheme, config, names)
-        observer = Observer(cluster.manager, cluster.shard_addresses)
-        follower = _Follower(observer, scheme, config)
-        try:
-            while not follower.over:
-                running = cluster.check()
-                time.sleep(_POLL_SECONDS)
-                if observer.poll():
-                    follower.look(time.monotonic())
-                    show(follower.done)
-                    watch(len(observer.iterations))
-                if not running and not follower.over:
-                    raise RunTooShortError(
-                        f"{scheme.name}: the workers ended after {follower.done} of {config.iterations} "
-                        f"iterations; see {folder}"
-                    )
-            while scheme.synchronous and cluster.check():  # they have nothing left to do but to end
-                time.sleep(_POLL_SECONDS)
-        finally:
-            observer.close()
-    records = [record.plain() for record in observer.iterations]
-    return UnequalRun(scheme, records, follower.snapshots)
-
-
-def _start_workers(cluster: LocalCluster, scheme: Scheme, config: UnequalConfig, names: list[str]) -> None:
     # Without barriers a fast worker makes more than its part of the updates; who has enough stops the run,
     # and if that comes late, all are to be there still.
     iterations = config.iterations if scheme.synchronous else _BEYOND * config.updates
     length = ["--batch-size", str(config.total_batch_size), "--iterations", str(iterations)]
-    for name, share, cpu in zip(names, config.shares, pick_cpus(config.shares), strict=True):
-        cluster.start_worker(
-            name,
-            _SCRIPT,
-            [config.training.name, *config.training.arguments, *length],
-            cpu_share=share,
-            limit_kind=config.limit_kind,
-            options={"--cpu": str(cpu)},
-        )
+    with training(cluster, config, config.shares, lambda rank: length) as observer:
+        follower = _Follower(observer, scheme, config)
+        for _ in followed(cluster, observer):
+            follower.look(time.monotonic())
+            watch(follower.done, observer.iterations)
+            if follower.over:
+                break
+        else:
+            raise RunTooShortError(
+                f"{scheme.name}: the workers ended after {follower.done} of {config.iterations} "
+                f"iterations; see {folder}"
+            )
+        if scheme.synchronous:  # they have nothing left to do but to end
+            cluster.wait()
+        end(cluster.manager)
+    records = [record.plain() for record in observer.iterations]
+    return UnequalRun(scheme, records, follower.snapshots)
 
 
 class _Follower:

@@ -27,8 +27,8 @@ from evenpace.lab.chaos.injections import (
     clock_jump,
 )
 from evenpace.lab.chaos.processes import Supervised, Supervisor
-from evenpace.lab.chaos.proxy import Proxy
 from evenpace.lab.chaos.schedule import Fault
+from evenpace.lab.proxy import Proxy
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 

@@ -13,7 +13,7 @@ import pytest
 
 from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
-from evenpace.lab.experiments.schedule import Schedule, Task
+from evenpace.lab.experiments.contention_schedule import Schedule, Task
 from tests.services import cpu_seconds
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")

@@ -9,12 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.experiments import overhead
-from evenpace.lab.experiments import run as experiment_run
+from evenpace.lab.experiments import overhead, scheme_run
 from evenpace.lab.experiments.overhead import run as measure_overhead
 from evenpace.lab.experiments.schemes import SCHEMES, choose_schemes
-from evenpace.lab.experiments.workloads import WORKLOADS, Training
 from evenpace.lab.traces import read_trace
+from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from predictors import PREDICTORS
 from tests.samples import write_svmlight
 from tests.scripts import keep_pace
@@ -65,8 +64,8 @@ def test_every_workload_can_be_made(name):
 @pytest.fixture
 def wait_for_the_observer(tmp_path, monkeypatch):
     """Let no run get far ahead of whoever follows it, and starts and ends the competitors."""
-    keep_pace.hold_workers(monkeypatch, experiment_run, tmp_path / "seen")
-    keep_pace.follow_observer(monkeypatch, experiment_run, tmp_path / "seen")
+    keep_pace.hold_workers(monkeypatch, scheme_run, tmp_path / "seen")
+    keep_pace.follow_observer(monkeypatch, scheme_run, tmp_path / "seen")
 
 
 @needs_stress_ng

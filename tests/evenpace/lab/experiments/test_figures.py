@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 from evenpace.cli.values import by_workload
 from evenpace.lab import network
-from evenpace.lab.experiments import coordination, migration, unequal
+from evenpace.lab.experiments import coordination, migration, scheme_run, unequal
 from tests.samples import write_svmlight
 from tests.scripts import keep_pace
 
@@ -40,17 +40,17 @@ def seen(tmp_path):
 @pytest.fixture
 def wait_for_the_first_snapshot(seen, monkeypatch):
     """Let no run begin before its first snapshot has been taken, however late whoever takes it is."""
-    take, start_workers = unequal._Follower._take, unequal._start_workers
+    take, training = unequal._Follower._take, unequal.training
 
     def start(*arguments):
         seen.unlink(missing_ok=True)
-        start_workers(*arguments)
+        return training(*arguments)
 
     def taken(follower, *arguments):
         take(follower, *arguments)
         keep_pace.tell(seen, 10**9)
 
-    monkeypatch.setattr(unequal, "_start_workers", start)
+    monkeypatch.setattr(unequal, "training", start)
     monkeypatch.setattr(unequal._Follower, "_take", taken)
 
 
@@ -73,7 +73,7 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     tmp_path, samples, monkeypatch, seen, wait_for_the_first_snapshot, runs
 ):
     """Every scheme makes its updates and is evaluated from start to end; shares are those of BSP."""
-    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.002)
+    keep_pace.hold_workers(monkeypatch, scheme_run, seen, worker_0=0.0005, worker_1=0.002)
     iterations = 20
     result = experiment(
         *("fig6", "--workloads", "svm", "--schemes", "asp,lb-bsp", "--policy", "proportional"),
@@ -119,8 +119,8 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
 @pytest.mark.slow
 def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
-    keep_pace.hold_workers(monkeypatch, unequal, seen, worker_0=0.0005, worker_1=0.0005)
-    keep_pace.follow_observer(monkeypatch, unequal, seen)  # which cuts in the middle
+    keep_pace.hold_workers(monkeypatch, scheme_run, seen, worker_0=0.0005, worker_1=0.0005)
+    keep_pace.follow_observer(monkeypatch, scheme_run, seen)  # which cuts in the middle
     result = experiment(
         *("fig8", "--workload", "svm", "--policy", "proportional", "--shares", "0.8,0.8"),
         *("--iterations", 32, "--batch-size", 160, "--cut-worker", 1, "--cut-to", 3),

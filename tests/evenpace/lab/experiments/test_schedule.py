@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpace.lab.experiments.schedule import (
+from evenpace.lab.experiments.contention_schedule import (
     Schedule,
     Task,
     random_schedule,

@@ -1,106 +1,64 @@
-"""Runs one scheme: a cluster with limited workers, competitors beside them, and what all this shows."""
+"""Runs one scheme with competitors beside its workers, and keeps what all this shows."""
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 from rich.progress import Progress
 
-from evenpace.cpu_limits import LimitKind
-from evenpace.lab.cluster import LocalCluster, pick_cpus
+from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments.containers import ContainerCluster
-from evenpace.lab.experiments.contention import Contention, Place, ProcessPlace
-from evenpace.lab.experiments.schedule import Schedule
+from evenpace.lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
+from evenpace.lab.experiments.contention_schedule import Schedule
+from evenpace.lab.experiments.scheme_run import (
+    RunConfig,
+    RunTooShortError,
+    Snapshot,
+    followed,
+    manager_options,
+    training,
+)
 from evenpace.lab.experiments.schemes import Scheme
-from evenpace.lab.experiments.workloads import Training
 from evenpace.lab.traces import TraceRecorder
 from evenpace.observer import Observer
-from evenpace.processes import Process
-from idl.errors import EvenpaceError
 
-_POLL_SECONDS = 0.05  # how soon competitors follow the schedule
 _RECENT = 10  # iterations whose mean time is taken for the current one's
 _SNAPSHOTS = 15  # of the parameters in a run, about; for the curves of loss and accuracy
-_SCRIPT = Path(__file__).with_name("train.py")
 
 
-class RunTooShortError(EvenpaceError):
-    """A run ended before anything could be seen of it."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What is the same for every scheme.
+@dataclass(frozen=True, kw_only=True)
+class ContendedConfig(RunConfig):
+    """What is the same for every scheme; each worker makes all iterations, whatever the scheme.
 
     Attributes:
-        training: What is trained.
-        elements: Parameters of its model.
-        shares: Cores that each worker may use.
-        iterations: Of each worker.
         settle: First iterations, which are left out of means and errors.
-        total_batch_size: Samples of an update, over all workers.
         schedule: Who is disturbed when.
         memory_bytes: What a worker's shares of memory in the schedule refer to.
         first_fit: Iterations before a predictor that learns is fitted.
         refit_every: Iterations between fits.
-        tolerance: The manager's.
         reuse: Models to start predictors from: a file or a folder.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
-        shards: Processes of the parameter server.
         containers: Whether each part runs in a container, instead of being a process of this machine.
         out: Folder for the logs.
     """
 
-    training: Training
-    elements: int
-    shares: tuple[float, ...]
-    iterations: int
     settle: int
-    total_batch_size: int
     schedule: Schedule
     memory_bytes: int
     first_fit: int
     refit_every: int
-    tolerance: float
     reuse: Path | None
-    limit_kind: LimitKind
-    shards: int
     containers: bool
     out: Path
 
 
-class ProcessCluster(LocalCluster):
-    """A cluster of processes, as an experiment needs to know it."""
-
-    def place(self, process: Process, cores: float, memory_bytes: int, cpu: int | None) -> ProcessPlace:
-        """Where competitors of a worker run: beside it."""
-        return ProcessPlace(process.popen.pid, cores, memory_bytes, cpu)
-
-    def manager_pid(self) -> int:
-        """The manager's process."""
-        return self.processes[0].popen.pid
-
-
-Cluster = ProcessCluster | ContainerCluster
-
-
 @dataclass(frozen=True)
-class Snapshot:
-    """The parameters at one moment of a run."""
-
-    seconds: float  # since training began
-    updates: int
-    parameters: NDArray[Any]  # (elements,)
-
-
-@dataclass(frozen=True)
-class Run:
+class ContendedRun:
     """What a run showed; times in seconds.
 
     Attributes:
@@ -134,7 +92,7 @@ class Run:
         return self.workers * (last.seconds - first.seconds) / (last.updates - first.updates)
 
 
-def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
+def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -> ContendedRun:
     """Run a scheme to its end.
 
     Args:
@@ -151,31 +109,33 @@ def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
     folder = (config.out / scheme.name.replace(":", "-")).resolve()
-    cluster = (ContainerCluster if config.containers else ProcessCluster)(
+    cluster = (ContainerCluster if config.containers else LocalCluster)(
         folder,
-        policy=scheme.policy,
-        predictor=scheme.predictor or "ema",
-        tolerance=config.tolerance,
         workers=workers,
         shards=config.shards,
-        sync=scheme.sync,
-        staleness=scheme.staleness,
+        **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        manager_options=_manager_options(config, folder),
+        first_fit=config.first_fit,
+        refit_every=config.refit_every,
+        models=folder / "models",
+        reuse=config.reuse.resolve() if config.reuse is not None else None,
     )
-    with cluster:
-        places = _start_workers(cluster, scheme, config, shares, batch_size)
-        observer = Observer(cluster.manager, cluster.shard_addresses)
+
+    def arguments(rank: int) -> list[str]:
+        words = ["--one-by-one", "--workers", str(workers)] if scheme.one_by_one else []
+        words += ["--board", str(folder / "board")] if scheme.stealing else []
+        words += ["--rank", str(rank), "--iterations", str(config.iterations)]
+        return [*words, "--batch-size", str(batch_size)]
+
+    with training(cluster, config, shares, arguments) as observer:
+        places = [_place(cluster, rank, share, config) for rank, share in enumerate(shares)]
         watch = _Watch(observer, config, cluster)
         contention = Contention(config.schedule.of_first(workers), places)
         task = progress.add_task(scheme.name, total=config.iterations)
-        try:
+        with contextlib.closing(contention):
             watch.until_end(contention, lambda done: progress.update(task, completed=done))
-        finally:
-            contention.close()
-            observer.close()
         _write_trace(observer, folder / "trace.csv")
-        return Run(
+        return ContendedRun(
             scheme,
             [record.plain() for record in observer.iterations],
             watch.snapshots,
@@ -186,6 +146,14 @@ def run_scheme(scheme: Scheme, config: RunConfig, progress: Progress) -> Run:
         )
 
 
+def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
+    """Where competitors of a worker run: beside it, or in its container."""
+    name = f"worker-{rank}"
+    if isinstance(cluster, ContainerCluster):
+        return ContainerPlace(cluster.container(name), cores, config.memory_bytes)
+    return ProcessPlace(cluster.pid(name), cores, config.memory_bytes, cluster.shares[name].cpu)
+
+
 def _write_trace(observer: Observer, path: Path) -> None:
     """Keep the workers' speeds and usage, for `evenpace bench predictors`."""
     path.unlink(missing_ok=True)  # a recorder would continue it
@@ -194,45 +162,14 @@ def _write_trace(observer: Observer, path: Path) -> None:
     recorder.close()
 
 
-def _manager_options(config: RunConfig, folder: Path) -> list[str]:
-    options = ["--first-fit", str(config.first_fit), "--refit-every", str(config.refit_every)]
-    options += ["--models", str(folder / "models")]
-    if config.reuse is not None:
-        options += ["--reuse", str(config.reuse.resolve())]
-    return options
-
-
-def _start_workers(
-    cluster: Cluster, scheme: Scheme, config: RunConfig, shares: Sequence[float], batch_size: int
-) -> list[Place]:
-    arguments = [config.training.name]
-    if scheme.one_by_one:
-        arguments += ["--one-by-one", "--workers", str(len(shares))]
-    if scheme.stealing:
-        arguments += ["--board", str(cluster.folder / "board")]
-    length = ["--batch-size", str(batch_size), "--iterations", str(config.iterations)]
-    places: list[Place] = []
-    for rank, (share, cpu) in enumerate(zip(shares, pick_cpus(shares), strict=True)):
-        process = cluster.start_worker(
-            f"worker-{rank}",
-            _SCRIPT,
-            [*arguments, "--rank", str(rank), *config.training.arguments, *length],
-            cpu_share=share,
-            limit_kind=config.limit_kind,
-            options={"--cpu": str(cpu)},
-        )
-        places.append(cluster.place(process, share, config.memory_bytes, cpu))
-    return places
-
-
 class _Watch:
     """Follows a run: keeps the competitors to their schedule, and takes snapshots."""
 
-    def __init__(self, observer: Observer, config: RunConfig, cluster: Cluster) -> None:
+    def __init__(self, observer: Observer, config: ContendedConfig, cluster: LocalCluster) -> None:
         self._observer = observer
         self._config = config
         self._cluster = cluster
-        self._manager = psutil.Process(cluster.manager_pid())
+        self._manager = psutil.Process(cluster.pid("manager"))
         self._parameters = np.empty(config.elements, dtype=np.float32)
         self._done, self._done_at = 0, 0.0  # iterations, and when that was first seen
         self.snapshots: list[Snapshot] = []
@@ -252,9 +189,8 @@ class _Watch:
         in_iterations = self._config.schedule.unit == "iterations"
         began, cpu_before = 0.0, 0.0
         complete = True  # all workers are there
-        while self._cluster.check():
-            time.sleep(_POLL_SECONDS)
-            if not self._observer.poll() or not self._observer.iterations:
+        for _ in followed(self._cluster, self._observer):
+            if not self._observer.iterations:
                 continue
             now, done = time.monotonic(), len(self._observer.iterations)
             if not began:
@@ -273,8 +209,6 @@ class _Watch:
                 f"too little of {self._config.iterations} iterations was seen: ask for more"
             )
         self._take(time.monotonic() - began)
-        self._observer.poll()
-        show(len(self._observer.iterations))
 
     def _progress(self, now: float) -> float:
         """Iterations that are done, and about how much of the current one: tasks come in the middle, too."""

@@ -9,8 +9,8 @@ import torch
 
 import evenpace
 from evenpace.lab.experiments.flexrr import Board, positions
-from evenpace.lab.experiments.workloads import WORKLOADS, Training
 from evenpace.lab.workloads import common
+from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from evenpace.lab.workloads.common import Workload
 from idl.plan import Assignment, JobSpec, permutation
 from worker.session import Session

@@ -1,0 +1,291 @@
+"""The demo: the same training on the same uneven workers, split evenly, then balanced."""
+
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from evenpace.cpu_limits import LimitKind, limit_cpu
+from evenpace.dashboard.config import check_http
+from evenpace.dashboard.listening import address_of, listen
+from evenpace.lab.experiments import analysis
+from evenpace.lab.experiments.comparison import Evaluator
+from evenpace.lab.experiments.schemes import Scheme
+from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
+from evenpace.lab.workloads.by_name import Training
+from evenpace.launch import parse_shares
+from evenpace.reports import demo, files
+from idl.errors import InvalidRequestError
+from idl.measures import waiting_share
+from rpc.address import Address
+
+_SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss and accuracy
+_RECENT = 10  # iterations that the live table is over
+
+_ITERATIONS = 84  # about so many, unless epochs are given
+_TOTAL_BATCH_SIZES = {"digits": 720}  # by data set; others have the next
+_TOTAL_BATCH_SIZE = 512
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What the demo trains, and on what.
+
+    Attributes:
+        shares: Cores that each worker may use.
+        data: As `evenpace.lab.data.load` takes it.
+        epochs: Passes over the data; None for about 84 iterations.
+        total_batch_size: Samples of a batch, over all workers.
+        policy: Of the balanced run.
+        predictor: Of the balanced run.
+        tolerance: Of the balanced run.
+        shards: Processes of the parameter server.
+        seed: Of the model's first parameters and of the samples' order.
+        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
+        out: Folder for the report and the logs.
+        http: Where the live page is, on loopback; None for no page.
+    """
+
+    shares: tuple[float, ...]
+    data: str
+    epochs: int | None
+    total_batch_size: int
+    policy: str
+    predictor: str
+    tolerance: float
+    shards: int
+    seed: int
+    limit_kind: LimitKind
+    out: Path
+    http: Address | None = None
+
+    @classmethod
+    def from_options(
+        cls, shares: str, data: str, epochs: int | None, total_batch_size: int | None, **rest: Any
+    ) -> "DemoConfig":
+        """Read the command line's values.
+
+        Raises:
+            InvalidRequestError: A value is not allowed.
+        """
+        batch_size = total_batch_size or _TOTAL_BATCH_SIZES.get(data.partition(":")[0], _TOTAL_BATCH_SIZE)
+        return cls(parse_shares(shares), data, epochs, batch_size, **rest)
+
+    @property
+    def ideal_speedup(self) -> float:
+        """What the shares alone allow: the even split goes at the pace of the slowest worker."""
+        return sum(self.shares) / (len(self.shares) * min(self.shares))
+
+    @property
+    def workers(self) -> dict[str, float]:
+        """Each worker's name and share."""
+        return {f"worker-{i}": share for i, share in enumerate(self.shares)}
+
+
+def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
+    """Run both trainings, show them live, and write the report.
+
+    Args:
+        config: What to run.
+        json_path: Where the summary goes, too.
+
+    Returns:
+        The summary.
+
+    Raises:
+        EvenpaceError: A process failed; the message has the end of its log.
+        ValueError: The data cannot be read, or do not fit the options.
+    """
+    console = Console()
+    if config.http is not None:
+        # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
+        config = replace(config, http=_page_address(config.http))
+        console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
+    os.nice(10)  # watching must not slow down what is watched
+    training = Training("digits", ("--data", config.data, "--seed", str(config.seed)))
+    evaluator = Evaluator(training)
+    data = config.data.partition(":")[0]
+    if config.total_batch_size > evaluator.samples:
+        raise InvalidRequestError(
+            f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
+        )
+    per_epoch = -(-evaluator.samples // config.total_batch_size)
+    epochs = config.epochs or max(1, _ITERATIONS // per_epoch)
+    kind, kind_name = _choose_limit(config.limit_kind)
+    console.print(
+        f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
+        f"{kind_name}; {data}, batches of {config.total_batch_size}, {epochs} epochs"
+    )
+    trained = UnequalConfig(
+        training=training,
+        elements=evaluator.elements,
+        shares=config.shares,
+        iterations=per_epoch * epochs,
+        total_batch_size=config.total_batch_size,
+        tolerance=config.tolerance,
+        limit_kind=kind,
+        shards=config.shards,
+        snapshots=_SNAPSHOTS,
+    )
+    schemes = (Scheme("even", "even", config.predictor), Scheme("balanced", config.policy, config.predictor))
+    taken = {scheme.name: _train(config, trained, scheme, console) for scheme in schemes}
+    runs = {name: _figures(run, evaluator, trained) for name, run in taken.items()}
+    even, balanced = (run.snapshots[-1].parameters for run in taken.values())
+    full: dict[str, Any] = {
+        "shares": config.workers,
+        "iterations": len(runs["even"]["iterations"]),
+        "total_batch_size": config.total_batch_size,
+        "data": data,
+        "limit_kind": kind_name,
+        "seed": config.seed,
+        "speedup": runs["even"]["iteration_s_median"] / runs["balanced"]["iteration_s_median"],
+        "ideal_speedup": config.ideal_speedup,
+        "parameters_max_abs_diff": float(np.abs(even - balanced).max()),
+        "runs": runs,
+    }
+    files.write_json(full, config.out / "report.json")
+    demo.write_html(full, config.out / "report.html")
+    summary = _summary(full)
+    if json_path is not None:
+        files.write_json(summary, json_path)
+    _print_summary(console, full, config.out)
+    return summary
+
+
+def _page_address(http: Address) -> Address:
+    """Where the page will be: with a port in the place of 0.
+
+    Raises:
+        InvalidRequestError: Others could reach it there.
+        AddressInUseError, ConnectionLostError: It cannot be there.
+    """
+    check_http(http, None, insecure=False)
+    with listen(http) as listener:
+        return address_of(listener)
+
+
+def _train(config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console) -> UnequalRun:
+    """Run one of the two trainings, and show it until its end."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
+    page = () if config.http is None else ("--http", str(config.http))
+    with Live(bar, console=console, refresh_per_second=4) as live:
+
+        def watch(done: int, records: Sequence[Any]) -> None:
+            bar.update(task, completed=done, description=f"{scheme.name} ({scheme.policy})")
+            if records:
+                live.update(Group(bar, _table(config, records[-_RECENT:])))
+
+        run = run_unequal(scheme, trained, config.out / scheme.name, watch, more=page)
+    if not console.is_terminal:
+        console.line()  # there, rich leaves the last one open
+    return run
+
+
+def _table(config: DemoConfig, recent: Sequence[Any]) -> Table:
+    """The workers over the last iterations."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
+        table.add_column(column, justify="left" if column == "worker" else "right")
+    latest = {part.worker: part for part in recent[-1].workers}
+    for worker, share in config.workers.items():
+        parts = [part for record in recent for part in record.workers if part.worker == worker]
+        if worker not in latest or not parts:
+            table.add_row(worker, f"{share:g}", "-", "-", "-", "-")
+            continue
+        times = [part.batch_processing_time for part in parts]
+        table.add_row(
+            worker,
+            f"{share:g}",
+            str(latest[worker].batch_size),
+            f"{statistics.median(times) * 1e3:.0f}",
+            f"{waiting_share(sum(part.waiting_time for part in parts), sum(times)):.0%}",
+            f"{sum(part.batch_size for part in parts) / sum(times):.0f}",
+        )
+    return table
+
+
+def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
+    """What one run showed."""
+    whole = [record for record in run.records if record["total"] == trained.total_batch_size]
+    workers = len(trained.shares)
+    progress = [
+        {
+            "time_s": point["seconds"],
+            "iteration": point["updates"] // workers,
+            "loss": point["loss"],
+            "accuracy": point["accuracy"],
+        }
+        for point in evaluator.curve(run.snapshots)
+    ]
+    return {
+        "policy": run.scheme.policy,
+        "iteration_s_median": statistics.median(record["duration"] for record in run.records),
+        "waiting_share": analysis.waiting_share(run.records),
+        "accuracy": progress[-1]["accuracy"],
+        "wall_s": progress[-1]["time_s"],
+        "batch_sizes": {
+            name: part["batch_size"] for name, part in (whole or run.records)[-1]["workers"].items()
+        },
+        "iterations": run.records,
+        "progress": progress,
+    }
+
+
+def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
+    """Try out which kind of limit works here; for `limit_cpu`, and in words."""
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as child:
+        try:
+            with limit_cpu(child.pid, 0.5, "probe", wanted) as limit:
+                name = limit.kind
+        finally:
+            child.kill()
+    return ("cgroup" if name.startswith("cgroup") else "duty-cycle"), name
+
+
+def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("iteration_s_median", "waiting_share", "accuracy")
+    even, balanced = full["runs"]["even"], full["runs"]["balanced"]
+    return {
+        "shares": list(full["shares"].values()),
+        "iterations": full["iterations"],
+        "total_batch_size": full["total_batch_size"],
+        "even": {key: even[key] for key in keys},
+        "balanced": {
+            **{key: balanced[key] for key in keys},
+            "batch_sizes": list(balanced["batch_sizes"].values()),
+        },
+        "speedup": full["speedup"],
+        "ideal_speedup": full["ideal_speedup"],
+        "parameters_max_abs_diff": full["parameters_max_abs_diff"],
+    }
+
+
+def _print_summary(console: Console, full: Mapping[str, Any], out: Path) -> None:
+    table = Table(title="Even against balanced", title_justify="left")
+    for column in ("run", "iteration ms", "waiting", "accuracy", "batch sizes"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for name, run in full["runs"].items():
+        table.add_row(
+            name,
+            f"{run['iteration_s_median'] * 1e3:.0f}",
+            f"{run['waiting_share']:.0%}",
+            f"{run['accuracy']:.1%}",
+            " ".join(str(size) for size in run["batch_sizes"].values()),
+        )
+    console.print(table)
+    console.print(
+        f"Balanced is {full['speedup']:.2f} times as fast as even (the shares allow "
+        f"{full['ideal_speedup']:.2f}); the final parameters differ by "
+        f"{full['parameters_max_abs_diff']:.1e} at most."
+    )
+    console.print(f"Report: {out / 'report.html'}, {out / 'report.json'}", soft_wrap=True)
