@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import idl
-from evenpace.lab.bench.processes import served
+from evenpace.lab.cluster import service
 from evenpace.metrics.catalogue import METRICS
 from evenpace.processes import end_process
 from rpc.client import Client
@@ -79,10 +79,7 @@ def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
         cluster = Observed(folder)
 
         def start(name, part, *arguments, options=options):
-            service = served(
-                "evenpace", part, "--listen", "127.0.0.1:0", *arguments, *options, log=folder / f"{name}.log"
-            )
-            running = stack.enter_context(service)
+            running = stack.enter_context(service(part, *arguments, *options, log=folder / f"{name}.log"))
             cluster.popens[name] = running.popen
             return running.address
 

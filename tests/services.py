@@ -25,7 +25,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.bench.processes import server
+from evenpace.lab.cluster import service
 from evenpace.processes import LISTENING, end_process
 from ps.config import ParameterServerConfig
 from ps.service import ParameterServerService
@@ -43,31 +43,29 @@ ANYWHERE = Address("127.0.0.1", 0)
 # -- processes
 
 
+@contextlib.contextmanager
+def service_process(*arguments: str) -> Iterator[Address]:
+    """A real service of `evenpace` on a free port."""
+    with service(*arguments) as process:
+        yield process.address
+
+
 def manager_process(*options: str) -> contextlib.AbstractContextManager[Address]:
     """A real `evenpace manager` on a free port."""
-    return server("evenpace", "manager", "--listen", str(ANYWHERE), *options)
+    return service_process("manager", *options)
 
 
 def shard_process(*options: str) -> contextlib.AbstractContextManager[Address]:
     """A real `evenpace ps` on a free port."""
-    return server("evenpace", "ps", "--listen", str(ANYWHERE), *options)
+    return service_process("ps", *options)
 
 
 @contextlib.contextmanager
-def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", Address]]:
+def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", Address]]:
     """A real service, with the process itself, for tests that send it signals."""
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "evenpace", *arguments, "--listen", str(ANYWHERE)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert popen.stdout is not None
-        yield popen, Address.parse(popen.stdout.readline().removeprefix(LISTENING).strip())
-    finally:
-        end_process(popen)
-        popen.stdout.close()
+    with service(*arguments) as process:
+        assert process.popen is not None
+        yield process.popen, process.address
 
 
 class RestartableService:
@@ -164,7 +162,7 @@ def is_frozen(popen: "subprocess.Popen[Any]") -> bool:
     return bool(psutil.Process(popen.pid).status() == psutil.STATUS_STOPPED)
 
 
-def ends_with(popen: "subprocess.Popen[str]", number: signal.Signals) -> int:
+def ends_with(popen: "subprocess.Popen[Any]", number: signal.Signals) -> int:
     """The exit status of a process that is sent a signal."""
     popen.send_signal(number)
     return popen.wait(timeout=120)

@@ -37,7 +37,7 @@ def bench() -> None:
 @json_path
 def bench_rpc(workers: int, rounds: int, tls: bool, json_path: Path | None) -> None:
     """Time barrier rounds of the manager, and of thriftpy2's threaded server doing the same."""
-    from evenpace.lab.bench.rpc import run
+    from evenpace.lab.bench.barrier_rounds import run
 
     run(workers, rounds, json_path, tls=tls)
 
@@ -90,14 +90,14 @@ def bench_ps(
     links of limited bandwidth, beside the time that the links allow.
     """
     if shards is None:
-        from evenpace.lab.bench import ps
+        from evenpace.lab.bench import transfers
 
-        ps.run(mib, repeats, json_path, tls=tls)
+        transfers.run(mib, repeats, json_path, tls=tls)
         return
     if tls:
         raise click.UsageError("--tls: is measured without --shards")
     with user_mistakes():
-        from evenpace.lab.bench.shards import ShardsConfig, run
+        from evenpace.lab.bench.sharded_transfers import ShardsConfig, run
 
         run(ShardsConfig(whole_numbers("shards", shards, 1), workers, mib, rate, repeats), json_path)
 
@@ -189,7 +189,7 @@ def bench_predictors(
     the moving average, ema, and with the noise floor where the trace has it.
     """
     with user_mistakes():
-        from evenpace.lab.bench.predictors import run
+        from evenpace.lab.bench.predictor_errors import run
 
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         counts = whole_numbers("timing-workers", timing_workers, 1) if timing else ()
@@ -243,7 +243,7 @@ def bench_train(
     Model, data, batches and iterations are the same. The trainings take turns on workers with CPU limits.
     """
     with user_mistakes():
-        from evenpace.lab.bench.train import TrainConfig, run
+        from evenpace.lab.bench.against_ddp import TrainConfig, run
 
         config = TrainConfig.from_options(
             shares=shares,

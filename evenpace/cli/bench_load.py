@@ -50,8 +50,8 @@ def bench_load(
     the machine. At the end, one job, member and connection too many are tried.
     """
     with user_mistakes():
-        from evenpace.lab.bench.load_processes import LoadConfig
-        from evenpace.lab.bench.load_run import run
+        from evenpace.lab.bench.load_benchmark import run
+        from evenpace.lab.bench.load_generators import LoadConfig
 
         run(
             LoadConfig(

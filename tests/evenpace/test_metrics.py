@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from evenpace.cli import cli
-from evenpace.lab.bench.certificates import for_loopback
+from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
 from evenpace.metrics.manager import last_iteration, manager_collector

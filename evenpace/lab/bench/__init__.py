@@ -1,5 +1,5 @@
 """Benchmarks: each prints and writes what it measured on the machine at hand, whatever that is.
 
 What is compared with what is measured in the same run, against the same load: `threaded_manager` and
-`plain_shards` are the services done the straightforward way, each in a process of its own.
+`plain_transfers` are the services done the straightforward way, each in a process of its own.
 """

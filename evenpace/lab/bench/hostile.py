@@ -20,6 +20,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 import idl
 from evenpace.lab.bench import hostile_report
+from evenpace.lab.bench.connected_workers import allow_files
 from evenpace.lab.bench.hostile_honest import Honest
 from evenpace.lab.bench.hostile_inputs import Inputs, Known
 from evenpace.lab.bench.hostile_job import JOB, WORKERS, HonestConfig
@@ -27,8 +28,9 @@ from evenpace.lab.bench.hostile_lurkers import Lurkers
 from evenpace.lab.bench.hostile_peers import Attackers, Tally, Target
 from evenpace.lab.bench.hostile_questions import long_histories, long_pulls
 from evenpace.lab.bench.hostile_tokens import Tokens
-from evenpace.lab.bench.processes import Served, allow_files, served
 from evenpace.lab.bench.watch import Watch, summary
+from evenpace.lab.cluster import service
+from evenpace.processes import Process
 from evenpace.reports import files
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.client import Client
@@ -83,15 +85,15 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
     figures: dict[str, Any] = {"config": asdict(config), "load_average_before": os.getloadavg()}
     with _services(config, json_path) as (manager, shard, tokens):
         honest = Honest(_job(manager, shard, tokens, None, config.pace))
-        with honest, Watch(manager.popen.pid) as of_manager, Watch(shard.popen.pid) as of_shard:
+        with honest, Watch(manager.pid) as of_manager, Watch(shard.pid) as of_shard:
             honest.begin()
             began = time.monotonic()
             tally = _attack(console, config, _targets(config, manager, shard, tokens, honest), honest)
             figures["seconds"] = time.monotonic() - began
             ended = _ended(honest)
-        for name, service in (("manager", manager), ("shard", shard)):
-            if service.popen.poll() is not None:
-                tally.harm(f"{name}: ended with status {service.popen.returncode}")
+        for name, part in (("manager", manager), ("shard", shard)):
+            if part.popen is not None and not part.running:
+                tally.harm(f"{name}: ended with status {part.popen.returncode}")
     figures |= _tried(tally, figures["seconds"])
     figures["services"] = {"manager": summary(of_manager.samples), "shard": summary(of_shard.samples)}
     for failure in ended.get("failures", [str(ended)]):
@@ -110,21 +112,20 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
 @contextlib.contextmanager
 def _services(
     config: HostileConfig, logs: Path | None = None
-) -> Iterator[tuple[Served, Served, Tokens | None]]:
+) -> Iterator[tuple[Process, Process, Tokens | None]]:
     """A manager and a shard, whose logs go beside the file `logs`, and the tokens that they take."""
     with contextlib.ExitStack() as stack:
         tokens = None
         if config.tokens:
             tokens = Tokens(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        options = ["--listen", "127.0.0.1:0"]
+        options = []
         if tokens is not None:
             options += ["--token-key", str(tokens.key)]
         for_manager = ("--workers", str(WORKERS), "--policy", "even")
         for_shard = ("--deterministic", "--memory-mib", str(config.memory_mib))
         services = [
             stack.enter_context(
-                served(
-                    "evenpace",
+                service(
                     name,
                     *options,
                     *more,
@@ -137,7 +138,7 @@ def _services(
 
 
 def _job(
-    manager: Served, shard: Served, tokens: Tokens | None, iterations: int | None, pace: float
+    manager: Process, shard: Process, tokens: Tokens | None, iterations: int | None, pace: float
 ) -> HonestConfig:
     token = str(tokens.honest) if tokens is not None else None
     return HonestConfig(str(manager.address), (str(shard.address),), iterations, pace, token)
@@ -205,7 +206,7 @@ def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
 
 
 def _targets(
-    config: HostileConfig, manager: Served, shard: Served, tokens: Tokens | None, honest: Honest
+    config: HostileConfig, manager: Process, shard: Process, tokens: Tokens | None, honest: Honest
 ) -> list[Target]:
     """The services as each attacker has them, by a job of its own."""
     of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
@@ -213,7 +214,7 @@ def _targets(
     targets = []
     for number in range(_EACH):
         job = f"mallory-{number}"
-        for name, service, definition, victim, own, deaf in (
+        for name, part, definition, victim, own, deaf in (
             ("manager", manager, of_manager, JOB, job, long_histories(job)),
             ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
         ):
@@ -224,7 +225,7 @@ def _targets(
             hello = tokens.hello(definition, job) if tokens is not None else b""
             impostures = tokens.impostures(definition, job, JOB) if tokens is not None else ()
             sentinel = _sentinel(definition, own)
-            targets.append(Target(name, service.address, inputs, sentinel, deaf, hello, impostures))
+            targets.append(Target(name, part.address, inputs, sentinel, deaf, hello, impostures))
     return targets
 
 
@@ -235,7 +236,7 @@ def _sentinel(definition: type, job: str) -> tuple[str, Any]:
     return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
 
 
-def _run_of_honest(manager: Served, tokens: Tokens | None) -> str:
+def _run_of_honest(manager: Process, tokens: Tokens | None) -> str:
     """What the honest job's name at the shard ends with."""
     credentials = Credentials(token=tokens.honest) if tokens is not None else None
     service = idl.batchsize_manager

@@ -1,17 +1,14 @@
 """The honest job as `evenpace.lab.bench.hostile` sees it: a process that says how it goes."""
 
 import contextlib
-import json
 import queue
-import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from evenpace.lab.bench.hostile_job import HonestConfig
-from evenpace.processes import end_process
+from evenpace.lab.speaker import Speaker
 from idl.errors import UnavailableError
 
 _START_SECONDS = 120.0
@@ -35,22 +32,15 @@ class Honest:
 
     def __enter__(self) -> "Honest":
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "evenpace.lab.bench.hostile_job", self.config.to_json()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._speaker = Speaker("evenpace.lab.bench.hostile_job", self.config.to_json(), self._said)
+        self._speaker.__enter__()
         self._heard_at = time.monotonic()
-        threading.Thread(target=self._read, daemon=True).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        end_process(self._process)  # type: ignore[arg-type]  # its pipes are of text
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._speaker.__exit__(kind, error, trace)
 
     @property
     def silent_for(self) -> float:
@@ -82,8 +72,7 @@ class Honest:
         Raises:
             UnavailableError: It does not end.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._speaker.finish()
         return self.wait()
 
     def wait(self) -> dict[str, Any]:
@@ -93,12 +82,6 @@ class Honest:
             if self.silent_for > _START_SECONDS:
                 raise UnavailableError("the honest job hangs")
         return self.ended
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._said.put(json.loads(line))
-        self._said.put({"status": self._process.wait()})
 
     def _take(self, said: dict[str, Any]) -> None:
         self._heard_at = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evenpace.lab.speaker import say
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec
@@ -90,7 +91,7 @@ class HonestJob:
             thread.start()
         for thread in threads:
             thread.join()
-        _say(failures=self._failures, parameters=self._parameters.hex(), iterations=self._done)
+        say(failures=self._failures, parameters=self._parameters.hex(), iterations=self._done)
 
     def _stop_with_input(self) -> None:
         sys.stdin.read()
@@ -110,7 +111,7 @@ class HonestJob:
         initial = np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
         session.open_parameters(Layout("float32", "sgd", (group,)), initial)
         if not number:
-            _say(workers=[(s.config.worker, s.incarnation) for s in self._sessions])
+            say(workers=[(s.config.worker, s.incarnation) for s in self._sessions])
         while (assignment := session.assignment) is not None:
             if self._last is not None and assignment.iteration >= self._last:
                 break
@@ -122,7 +123,7 @@ class HonestJob:
             if not number:
                 self._done = assignment.iteration + 1
                 self._parameters = session.parameters.tobytes()
-                _say(iteration=self._done, seconds=time.monotonic() - began)
+                say(iteration=self._done, seconds=time.monotonic() - began)
         session.close()
 
 
@@ -132,11 +133,6 @@ def gradient(parameters: NDArray[Any], assignment: Assignment) -> NDArray[Any]:
     targets = np.sin(samples[:, None] * 0.1 + np.arange(len(parameters), dtype=np.float32))
     mean: NDArray[Any] = (parameters - targets).mean(axis=0, dtype=np.float32)
     return mean
-
-
-def _say(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

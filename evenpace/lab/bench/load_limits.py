@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import idl
-from evenpace.lab.bench.load import SAMPLES_PER_WORKER
+from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client

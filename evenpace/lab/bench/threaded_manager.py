@@ -12,7 +12,7 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
-from evenpace.lab.bench.threaded import serve
+from evenpace.lab.bench.threaded_server import serve
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report

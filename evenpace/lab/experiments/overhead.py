@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from evenpace.lab.bench.load import SAMPLES_PER_WORKER, Load
-from evenpace.lab.bench.processes import server
+from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER, Load
+from evenpace.lab.cluster import service
 from evenpace.reports import files
 from worker.resources.monitors import ResourceMonitor
 
@@ -95,8 +95,8 @@ def _measure(
     speeds = random.uniform(50, 200, workers)
     taken = np.zeros(workers)  # what others take of each worker's CPU
     rounds, fitting = [], []
-    options = ("--listen", "127.0.0.1:0", "--workers", str(workers), "--predictor", predictor, *learning)
-    with server("evenpace", "manager", *options) as address, Load(address, workers) as load:
+    options = ("--workers", str(workers), "--predictor", predictor, *learning)
+    with service("manager", *options) as manager, Load(manager.address, workers) as load:
         trainer = _Trainer()
         for _ in track(range(_WARM_UP + iterations), description=f"{workers} workers"):
             changed = random.random(workers) < 0.025  # phases of 40 iterations on average

@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import idl
-from evenpace.lab.bench.processes import server
 from evenpace.lab.data import load
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError, InvalidRequestError
@@ -27,12 +26,12 @@ from rpc.client import Client
 from tests.scripts import hold_partition
 from tests.scripts.hold_partition import SAMPLES
 from tests.services import (
-    ANYWHERE,
     address_of_our_own,
     in_threads,
     is_frozen,
     manager_service,
     partition_service,
+    service_process,
     serving,
     shard_service,
 )
@@ -76,7 +75,7 @@ def digits():
 
 def partitions_process(*options):
     """Start a real `evenpace partitions` on a free port."""
-    return server("evenpace", "partitions", "--listen", str(ANYWHERE), *options)
+    return service_process("partitions", *options)
 
 
 @contextlib.contextmanager

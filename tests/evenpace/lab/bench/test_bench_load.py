@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from evenpace.lab.bench import load_run
-from evenpace.lab.bench.load_processes import LoadConfig
+from evenpace.lab.bench import load_benchmark
+from evenpace.lab.bench.load_benchmark import run
+from evenpace.lab.bench.load_generators import LoadConfig
 from evenpace.lab.bench.load_rounds import Rounds, measured
-from evenpace.lab.bench.load_run import run
 from evenpace.lab.bench.watch import Sample, Watch, summary
 from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
 
@@ -20,7 +20,7 @@ from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
 def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
     """Jobs spread over two generators run their rounds without an error; what is too much is refused."""
     path, plot = tmp_path / "load.json", tmp_path / "load.png"
-    in_time = load_run._progress
+    in_time = load_benchmark._progress
 
     def progress(console, seconds, generators, watch):
         """Go on after the time, where somebody was held up, until each job has some rounds."""
@@ -30,7 +30,7 @@ def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
         while (len(rounds.finished) < 3 or rounds.slowest() < 20) and time.monotonic() < until:
             yield 1.0
 
-    monkeypatch.setattr(load_run, "_progress", progress)
+    monkeypatch.setattr(load_benchmark, "_progress", progress)
     patient = ("--silence", "240")
     config = LoadConfig(3, 5, seconds=3, compute=compute, generators=2, manager_options=patient)
     run(config, path, plot)

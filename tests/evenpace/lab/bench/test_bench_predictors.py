@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench import predictors as bench
+from evenpace.lab.bench import predictor_errors as bench
 from evenpace.lab.traces import Series, contention_trace, write_trace
 from idl.errors import EvenpaceError
 from predictors import PREDICTORS, PredictorOptions

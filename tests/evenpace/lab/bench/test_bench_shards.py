@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench.shards import ShardsConfig
+from evenpace.lab.bench.sharded_transfers import ShardsConfig
 
 
 def bench(*arguments):

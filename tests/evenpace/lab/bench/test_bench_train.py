@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench.train import MODES, TrainConfig, run
+from evenpace.lab.bench.against_ddp import MODES, TrainConfig, run
 from idl.errors import InvalidRequestError
 from tests.mnist import idx, write
 

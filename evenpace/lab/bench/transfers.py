@@ -19,15 +19,16 @@ from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
 from evenpace.lab.bench import output
-from evenpace.lab.bench.certificates import for_loopback
-from evenpace.lab.bench.plain_shards import PULL, PUSH
-from evenpace.lab.bench.processes import server
+from evenpace.lab.bench.loopback_certificates import for_loopback
+from evenpace.lab.bench.plain_transfers import PULL, PUSH
+from evenpace.lab.cluster import service
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 
 _wire = idl.parameter_server
 _TIMEOUT = 120  # seconds for one call
+_PLAIN = "evenpace.lab.bench.plain_transfers"
 
 Step = Callable[[], Any]
 
@@ -48,18 +49,18 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
     gradient, parameters = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
     with (
         contextlib.ExitStack() as stack,
-        server("evenpace", "ps", "--listen", "127.0.0.1:0") as ours,
-        server("evenpace.lab.bench.plain_shards", "sockets", str(nbytes)) as bare,
-        server("evenpace.lab.bench.plain_shards", "thriftpy2", str(nbytes)) as plain,
+        service("ps") as ours,
+        service("sockets", str(nbytes), module=_PLAIN) as bare,
+        service("thriftpy2", str(nbytes), module=_PLAIN) as plain,
     ):
         steps = {
-            "": _evenpace(ours, gradient, parameters),
-            "raw_": _sockets(bare, gradient, parameters),
-            "thriftpy2_": _thriftpy2(plain, gradient),
+            "": _evenpace(ours.address, gradient, parameters),
+            "raw_": _sockets(bare.address, gradient, parameters),
+            "thriftpy2_": _thriftpy2(plain.address, gradient),
         }
         if tls:
             credentials, options = stack.enter_context(for_loopback())
-            secure = stack.enter_context(server("evenpace", "ps", "--listen", "127.0.0.1:0", *options))
+            secure = stack.enter_context(service("ps", *options)).address
             steps["tls_"] = _evenpace(secure, gradient, parameters, credentials)
         seconds: dict[str, list[float]] = {}
         for repeat in track(range(repeats + 1), description=f"{mib} MiB", console=console):

@@ -137,7 +137,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 "seed": config.seed,
             }
             options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
-            line = [sys.executable, "-m", "evenpace.lab.bench.train_worker", *services, *options]
+            line = [sys.executable, "-m", "evenpace.lab.bench.against_ddp_worker", *services, *options]
             cluster.start_other(f"worker-{rank}", line)
         cluster.wait()
         return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]

@@ -1,5 +1,6 @@
 """Many workers in one process: reports sent over a connection each, answers read as they come, by epoll."""
 
+import resource
 import select
 import socket
 import time
@@ -10,7 +11,6 @@ from typing import Any, Self
 from thriftpy2.thrift import TMessageType
 
 import idl
-from evenpace.lab.bench.processes import allow_files
 from idl.errors import ProtocolError
 from rpc import codec
 from rpc.address import Address
@@ -132,6 +132,20 @@ class Load:
             raise ProtocolError(
                 f"iteration {iteration}: the counts sum to {sum(self.counts)}, not {self._total}"
             )
+
+
+def allow_files(count: int) -> int:
+    """Raise this process's limit of open files, and so that of what it starts, as far as need be and allowed.
+
+    Returns:
+        The limit in force; it is below `count` where no more are allowed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < count:
+        soft = count if hard == unlimited else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return count if soft == unlimited else soft
 
 
 def _frame(method: str, sequence: int, request: Any) -> bytes:

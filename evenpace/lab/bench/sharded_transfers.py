@@ -25,7 +25,7 @@ from rich.table import Table
 
 import idl
 from evenpace.lab.bench import output
-from evenpace.lab.bench.processes import Served, served
+from evenpace.lab.cluster import service
 from evenpace.lab.network import Network
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
@@ -170,9 +170,15 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(most))
-        shards = [stack.enter_context(_shard(network, place)) for place in range(most)]
+        # The network is this process's alone: nobody else can reach the shards.
+        shards = [
+            stack.enter_context(
+                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
+            )
+            for place in range(most)
+        ]
         addresses = [shard.address for shard in shards]
-        workers, processes = [], [psutil.Process(shard.popen.pid) for shard in shards]
+        workers, processes = [], [psutil.Process(shard.pid) for shard in shards]
         for number in range(config.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, number, addresses, config), daemon=True)
@@ -186,15 +192,6 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
         for place in range(most):
             network.limit(place, config.rate * 8)
         yield workers, processes
-
-
-def _shard(network: Network, place: int) -> contextlib.AbstractContextManager[Served]:
-    # The network is this process's alone: nobody else can reach the shard.
-    return served(
-        "evenpace",
-        *("ps", "--listen", f"{network.address(place)}:0", "--insecure"),
-        prefix=network.prefix(place),
-    )
 
 
 def _work(connection: Connection, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:

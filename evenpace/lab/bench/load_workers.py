@@ -1,7 +1,7 @@
 """Workers by the thousand in one process, each with a connection: they join, report, get their next part.
 
 They do what real workers do, less the training: the batch processing time that one reports follows from its
-batch size and a speed of its own. Prints a JSON line for whatever happens, for `load_processes`.
+batch size and a speed of its own. Prints a JSON line for whatever happens, for `load_generators`.
 """
 
 import heapq
@@ -21,7 +21,8 @@ from typing import Any
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 import idl
-from evenpace.lab.bench.load import SAMPLES_PER_WORKER
+from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
+from evenpace.lab.speaker import say
 from idl.errors import EvenpaceError, ProtocolError
 from rpc import codec
 from rpc.address import Address
@@ -290,12 +291,6 @@ class Generator:
         say(error=f"{worker.identity.job} {worker.identity.worker}: {error}")
         del self._workers[worker.connection.fileno()]
         worker.connection.close()
-
-
-def say(**what: Any) -> None:
-    """Tell the parent something."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def _answered(message: bytes, method: str) -> Any:

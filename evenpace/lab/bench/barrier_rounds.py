@@ -12,9 +12,9 @@ from rich.progress import track
 from rich.table import Table
 
 from evenpace.lab.bench import output
-from evenpace.lab.bench.certificates import for_loopback
-from evenpace.lab.bench.load import Load
-from evenpace.lab.bench.processes import server
+from evenpace.lab.bench.connected_workers import Load
+from evenpace.lab.bench.loopback_certificates import for_loopback
+from evenpace.lab.cluster import service
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -31,23 +31,23 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
         tls: Whether to measure the manager with TLS, too.
     """
     console = Console()
-    options = ("--listen", "127.0.0.1:0", "--workers", str(workers))
-    with server("evenpace", "manager", *options) as address:
-        ours = _measure(address, workers, rounds, "evenpace")
+    options = ("manager", "--workers", str(workers))
+    with service(*options) as manager:
+        ours = _measure(manager.address, workers, rounds, "evenpace")
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-bench-") as folder,
-        server("evenpace", "manager", *options, "--state", folder) as address,
+        service(*options, "--state", folder) as manager,
     ):
-        kept = _measure(address, workers, rounds, "evenpace --state")
+        kept = _measure(manager.address, workers, rounds, "evenpace --state")
     secure: list[float] = []
     if tls:
         with (
             for_loopback() as (credentials, tls_options),
-            server("evenpace", "manager", *options, *tls_options) as address,
+            service(*options, *tls_options) as manager,
         ):
-            secure = _measure(address, workers, rounds, "evenpace, TLS", credentials)
-    with server("evenpace.lab.bench.threaded_manager", str(workers)) as address:
-        threaded = _measure(address, workers, rounds, "TThreadedServer")
+            secure = _measure(manager.address, workers, rounds, "evenpace, TLS", credentials)
+    with service(str(workers), module="evenpace.lab.bench.threaded_manager") as manager:
+        threaded = _measure(manager.address, workers, rounds, "TThreadedServer")
     p50, p99 = np.percentile(ours, [50, 99])
     kept_p50, kept_p99 = np.percentile(kept, [50, 99])
     threaded_p50 = statistics.median(threaded)

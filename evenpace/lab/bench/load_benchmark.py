@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from evenpace.lab.bench import load_limits, load_report
-from evenpace.lab.bench.load_processes import SILENCE_SECONDS, Generators, LoadConfig
+from evenpace.lab.bench.connected_workers import allow_files
+from evenpace.lab.bench.load_generators import SILENCE_SECONDS, Generators, LoadConfig
 from evenpace.lab.bench.load_rounds import measured
-from evenpace.lab.bench.processes import allow_files, served
 from evenpace.lab.bench.watch import Watch, summary
+from evenpace.lab.cluster import service
 from evenpace.reports import files
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
@@ -44,16 +45,16 @@ def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> d
         "machine": {"cpus": os.cpu_count(), "load_average_before": os.getloadavg()},
     }
     options = (
-        *("--listen", "127.0.0.1:0", "--workers", str(config.workers)),
+        *("--workers", str(config.workers)),
         *("--max-jobs", str(config.jobs), "--max-members", str(config.workers)),
         *("--max-connections", str(config.connections + load_limits.SPARE_CONNECTIONS)),
         *config.manager_options,
     )
-    with served("evenpace", "manager", *options) as manager:
+    with service("manager", *options) as manager:
         began = time.monotonic()
         with Generators(config, manager.address) as generators:
             console.print(f"{config.connections} workers joined in {time.monotonic() - began:.1f} s")
-            with Watch(manager.popen.pid) as watch:
+            with Watch(manager.pid) as watch:
                 started = time.monotonic()
                 for left in _progress(console, config.seconds, generators, watch):
                     generators.listen(min(1.0, left))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import idl
-from evenpace.lab.bench import threaded
+from evenpace.lab.bench import threaded_server as threaded
 
 _PIECE = 2**18  # bytes, as in ps.shard
 WEIGHT = 0.5

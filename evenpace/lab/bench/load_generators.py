@@ -3,25 +3,20 @@
 import contextlib
 import math
 import queue
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from json import loads
 from typing import Any
 
-from evenpace.lab.bench.load import SAMPLES_PER_WORKER
-from evenpace.lab.bench.load_generator import GeneratorConfig
+from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_rounds import Rounds
-from evenpace.processes import end_process
+from evenpace.lab.bench.load_workers import GeneratorConfig
+from evenpace.lab.speaker import ENDED, Speaker
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
 
 _START_SECONDS = 600.0  # for all workers to have joined
 SILENCE_SECONDS = 120.0  # without any round: something hangs
-_ENDED = "ended"
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,8 @@ class Generators:
         self._config = config
         self._address = address
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._speakers: list[Speaker] = []
+        self._stack = contextlib.ExitStack()
         self.rounds = Rounds(SAMPLES_PER_WORKER * config.workers, config.generators)
         self.errors: Counter[str] = Counter()
 
@@ -93,12 +89,12 @@ class Generators:
         try:
             self._start()
         except BaseException:
-            self._end()
+            self._stack.close()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self._stack.close()
 
     def listen(self, seconds: float) -> None:
         """Take in what is said in so many seconds.
@@ -118,11 +114,10 @@ class Generators:
 
     def finish(self) -> None:
         """Let the workers go away, and take in the last of what they say."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self._processes:
-            process.wait(timeout=SILENCE_SECONDS)
+        for speaker in self._speakers:
+            speaker.finish()
+        for speaker in self._speakers:
+            speaker.wait(SILENCE_SECONDS)
         while not self._said.empty():
             self._take(self._said.get())
 
@@ -134,20 +129,12 @@ class Generators:
                 *self._address, config.names, first, count, config.workers, config.compute, config.seed
             )
             first += count
-            process = subprocess.Popen(
-                [sys.executable, "-m", "evenpace.lab.bench.load_generator", generator.to_json()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            self._processes.append(process)
-            threading.Thread(target=self._read, args=(process,), daemon=True).start()
-        for _ in self._processes:
+            speaker = Speaker("evenpace.lab.bench.load_workers", generator.to_json(), self._said)
+            self._speakers.append(self._stack.enter_context(speaker))
+        for _ in self._speakers:
             self._expect("joined")
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        for speaker in self._speakers:
+            speaker.tell("go")
 
     def _expect(self, what: str) -> None:
         try:
@@ -157,24 +144,10 @@ class Generators:
         if what not in said:
             raise UnavailableError(f"a load generator failed: {said}")
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._said.put(loads(line))
-        self._said.put({_ENDED: process.wait()})
-
     def _take(self, said: dict[str, Any]) -> None:
         if "round" in said:
             self.rounds.add(*said["round"])
         elif "errors" in said:
             self.errors.update(said["errors"])
-        elif "failed" in said or said.get(_ENDED):
+        elif "failed" in said or said.get(ENDED):
             raise UnavailableError(f"a load generator failed: {said}")
-
-    def _end(self) -> None:
-        for process in self._processes:
-            end_process(process)  # type: ignore[arg-type]  # its pipes are of text
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
