@@ -8,7 +8,7 @@ import click
 
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured
-from evenpace.lab.chaos.schedule import KINDS
+from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.settings import Settings
 
 
@@ -32,7 +32,7 @@ def chaos(settings: Settings, json_path: Path | None, faults: str | None) -> Non
     the run, but for the seconds that its kind needs.
     """
     with user_mistakes():
-        from evenpace.lab.chaos.run import run
+        from evenpace.lab.chaos.chaos_run import run
 
         if faults is not None:
             settings = replace(settings, kinds=tuple(faults.split(",")))

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import idl
-from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.cluster import LocalCluster
 from evenpace.logs import LogSetup, options_in_force
@@ -349,9 +349,11 @@ def test_a_cluster_under_faults_logs_as_the_process_that_starts_it(tmp_path):
     """Each process that `evenpace chaos` starts, or starts again, has the log options in force."""
     with _logging_kept():
         LogSetup("json", "warning")
-        with Cluster(Settings(minutes=1, seed=0, kinds=("kill",), workers=1, shards=1), tmp_path) as cluster:
+        with ChaosCluster(
+            Settings(minutes=1, seed=0, kinds=("kill",), workers=1, shards=1), tmp_path
+        ) as cluster:
             supervised = cluster.supervisor.processes.values()
-            commands = {process.role: list(process.command(1)) for process in supervised}
+            commands = {process.role: list(process.line(1)) for process in supervised}
     assert commands.keys() == {"manager", "shard", "worker"}
     for role, command in commands.items():
         before = command[: command.index("ps" if role == "shard" else role)]

@@ -10,8 +10,7 @@ import pytest
 
 import idl
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.chaos import processes
-from evenpace.processes import LISTENING, end_process
+from evenpace.processes import LISTENING, end_process, state
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client
@@ -60,7 +59,7 @@ def test_a_service_that_was_frozen_reads_before_it_refuses(service, wait_until):
         with pytest.raises(InvalidRequestError, match="nothing"):
             other.call("history", question)  # so both have been accepted
         popen.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.state(popen.pid) == "T", "the freeze")
+        wait_until(lambda: state(popen.pid) == "T", "the freeze")
         if not select.select([connection], [], [], 0)[0]:
             return time.monotonic(), client
         popen.send_signal(signal.SIGCONT)

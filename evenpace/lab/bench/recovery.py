@@ -19,10 +19,9 @@ from rich.progress import track
 from rich.table import Table
 
 from evenpace.lab.bench import output
-from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.history import ShardSteps, Step, read_ledger
-from evenpace.lab.chaos.processes import pause, resume
-from evenpace.lab.chaos.progress import Progress
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.job_progress import Progress
+from evenpace.lab.chaos.ledgers import ShardSteps, Step, read_ledger
 from evenpace.lab.chaos.settings import Settings
 from idl.errors import UnavailableError
 
@@ -64,7 +63,7 @@ class RecoveryConfig:
 class _Job:
     """A job that trains, and how far it is."""
 
-    def __init__(self, cluster: Cluster, away: float) -> None:
+    def __init__(self, cluster: ChaosCluster, away: float) -> None:
         self.cluster = cluster
         self.supervisor = cluster.supervisor
         self.away = away
@@ -96,9 +95,8 @@ class _Job:
 
     def all_train(self) -> None:
         """Wait until all workers that are not to stay away take part."""
-        there = {
-            p.name for p in self.supervisor.processes.values() if p.role == "worker" and p.due < math.inf
-        }
+        away = {name for name, due in self.supervisor.due.items() if due == math.inf}
+        there = set(self.cluster.workers) - away
         self.until(f"{', '.join(sorted(there))} take part", lambda: self._parties() == there)
 
     def measure(self, event: Callable[["_Job"], None]) -> dict[str, float]:
@@ -144,15 +142,14 @@ def _kill_worker(job: _Job) -> None:
 
 
 def _join(job: _Job) -> None:
-    job.supervisor.processes[job.victim].due = 0.0
+    job.supervisor.due[job.victim] = 0.0
 
 
 def _freeze(job: _Job) -> None:
-    pid = job.supervisor.processes[job.victim].pid
-    assert pid is not None
-    pause(pid)
+    victim = job.supervisor.processes[job.victim]
+    victim.pause()
     job.go_on(10)
-    resume(pid)
+    victim.resume()
 
 
 def _kill_all_workers(job: _Job) -> None:
@@ -217,7 +214,7 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
     before = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
-        Cluster(settings, Path(folder)) as cluster,
+        ChaosCluster(settings, Path(folder)) as cluster,
     ):
         job = _Job(cluster, config.away)
         job.until("the services listen", cluster.listening)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.lab.chaos.history import Journal, ShardSteps
+from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from idl.plan import JobSpec, permutation
 
 TOLERANCE = 1e-9  # relative, of parameters

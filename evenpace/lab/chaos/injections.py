@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from evenpace.lab.chaos import clocks, processes, witness
+from evenpace.lab.chaos import clocks, witness
 from evenpace.lab.chaos.disks import Disk
-from evenpace.lab.chaos.processes import Supervised, Supervisor
-from evenpace.lab.chaos.schedule import Fault
+from evenpace.lab.chaos.fault_schedule import Fault
+from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Link, Proxy
+from evenpace.processes import Process, state
 
 _CLOCK_TOLERANCE = 5.0  # seconds
 _STOPPING_SECONDS = 60.0  # for a process to be seen stopped
@@ -59,14 +60,13 @@ class Freeze:
 
     moot = False
 
-    def __init__(self, supervisor: Supervisor, name: str) -> None:
-        self._popen = supervisor.processes[name].popen
-        assert self._popen is not None
-        processes.pause(self._popen.pid)
-        deadline = time.monotonic() + _STOPPING_SECONDS
-        while (state := processes.state(self._popen.pid)) != "T" and time.monotonic() < deadline:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        process.pause()
+        pid, deadline = process.pid, time.monotonic() + _STOPPING_SECONDS
+        while (letter := state(pid)) != "T" and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._evidence = f"process {self._popen.pid} has state {state} in /proc" if state == "T" else None
+        self._evidence = f"process {pid} has state {letter} in /proc" if letter == "T" else None
 
     def fired(self) -> str | None:
         """What the kernel said."""
@@ -74,27 +74,25 @@ class Freeze:
 
     def lift(self) -> None:
         """Let it go on, if it was not killed meanwhile."""
-        if self._popen is not None and self._popen.poll() is None:
-            processes.resume(self._popen.pid)
+        self._process.resume()
 
 
 class FreezeUntilOut(Freeze):
     """SIGSTOP of a worker, until the manager itself says that it is out: its part goes to others.
 
     Args:
-        supervisor: Of the worker.
-        name: The worker's.
+        process: The worker's.
         standing: How it stands, as the manager has it; None if that does not answer.
     """
 
-    def __init__(self, supervisor: Supervisor, name: str, standing: Callable[[str], str | None]) -> None:
-        super().__init__(supervisor, name)
-        self._name, self._standing = name, standing
+    def __init__(self, process: Process, standing: Callable[[str], str | None]) -> None:
+        super().__init__(process)
+        self._standing = standing
 
     def fired(self) -> str | None:
         """What the kernel said, and the manager."""
-        state = self._standing(self._name) if self._evidence else None
-        return f"{self._evidence}; to the manager it is {state}" if state in _OUT else None
+        standing = self._standing(self._process.name) if self._evidence else None
+        return f"{self._evidence}; to the manager it is {standing}" if standing in _OUT else None
 
 
 class Impostor:
@@ -102,10 +100,8 @@ class Impostor:
 
     moot = False
 
-    def __init__(self, process: Supervised) -> None:
-        self._twin = replace(
-            process, command=lambda _: process.command(-1), log=process.log.with_suffix(".second")
-        )
+    def __init__(self, process: Process) -> None:
+        self._twin = replace(process, command=process.line(-1), log=process.log.with_suffix(".second"))
         self._twin.start()
 
     def fired(self) -> str | None:
@@ -117,10 +113,7 @@ class Impostor:
 
     def lift(self) -> None:
         """End it, if it was let in."""
-        assert self._twin.popen is not None
-        if self._twin.popen.poll() is None:
-            self._twin.popen.kill()
-            self._twin.popen.wait()
+        self._twin.end(0.0)
 
 
 class Cut:
@@ -302,12 +295,11 @@ class ClockJump:
         self._offset(0.0)
 
 
-def clock_jump(fault: Fault, supervisor: Supervisor, name: str) -> ClockJump:
+def clock_jump(fault: Fault, process: Process) -> ClockJump:
     """Of a process that runs under `witness` and libfaketime."""
-    process = supervisor.processes[name]
 
     def read() -> float | None:
         seen = witness.read(process.log.with_suffix(".clock"))
-        return seen[1] if seen is not None and seen[0] == process.pid else None
+        return seen[1] if seen is not None and process.running and seen[0] == process.pid else None
 
     return ClockJump(fault, lambda s: clocks.set_offset(process.log.with_suffix(".offset"), s), read)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from evenpace.lab.chaos.schedule import KINDS
+from evenpace.lab.chaos.fault_schedule import KINDS
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpace.lab.chaos import processes
-from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of
 from evenpace.lab.chaos.injections import (
     BlackHole,
     Cut,
@@ -22,8 +22,8 @@ from evenpace.lab.chaos.injections import (
     Together,
     clock_jump,
 )
-from evenpace.lab.chaos.schedule import KINDS, MANAGER, Fault, links_of
 from evenpace.lab.proxy import Link
+from evenpace.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
 _EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it
@@ -66,7 +66,7 @@ class Storm:
         without_target: Faults that found nothing to befall, such as a link that nothing was sent through.
     """
 
-    def __init__(self, cluster: Cluster, faults: Iterator[Fault], log: Path) -> None:
+    def __init__(self, cluster: ChaosCluster, faults: Iterator[Fault], log: Path) -> None:
         self._cluster = cluster
         self._faults = faults
         self._log = log
@@ -163,7 +163,7 @@ class Storm:
         if site == "disk":
             return True
         process = self._cluster.supervisor.processes[name]
-        if process.pid is None or processes.state(process.pid) not in ("R", "S", "D"):
+        if not process.running or state(process.pid) not in ("R", "S", "D"):
             return False
         if kind == "freeze-until-out":  # others must be left to notice
             frozen = sum(one.fault.kind == kind for one in self.active)
@@ -186,9 +186,9 @@ class Storm:
             case "kill":
                 return Kill(fault, cluster.supervisor, name)
             case "freeze" | "long-freeze":
-                return Freeze(cluster.supervisor, name)
+                return Freeze(cluster.supervisor.processes[name])
             case "freeze-until-out":
-                return FreezeUntilOut(cluster.supervisor, name, cluster.standing)
+                return FreezeUntilOut(cluster.supervisor.processes[name], cluster.standing)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "cut":
@@ -205,7 +205,7 @@ class Storm:
             case "disk":
                 return FullDisk(cluster.disks[name])
             case _:
-                return clock_jump(fault, cluster.supervisor, name)
+                return clock_jump(fault, cluster.supervisor.processes[name])
 
     def _look(self, active: Active) -> None:
         if active.evidence is None or KINDS[active.fault.kind].site == "disk":  # what is deleted makes room

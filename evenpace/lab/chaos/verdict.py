@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenpace.lab.chaos import checks
-from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.history import Journal, ShardSteps, read_ledger
-from evenpace.lab.chaos.processes import Ending
-from evenpace.lab.chaos.progress import Progress
-from evenpace.lab.chaos.schedule import KINDS
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.fault_schedule import KINDS
+from evenpace.lab.chaos.job_progress import Progress
+from evenpace.lab.chaos.ledgers import Journal, ShardSteps, read_ledger
+from evenpace.lab.chaos.reference_training import SPEC, train_alone
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
-from evenpace.lab.chaos.training import SPEC, train_alone
+from evenpace.lab.chaos.supervisor import Ending
 
 CALM = "calm"  # the folder of a run without faults, within that of the run that is judged
 _MOST = 50  # violations that are told
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def judge(
-    cluster: Cluster,
+    cluster: ChaosCluster,
     storm: Storm,
     progress: Mapping[str, Progress],
     history: Mapping[str, list[dict[str, Any]]],
@@ -132,7 +132,7 @@ def judge(
 
 
 def _judge_job(
-    cluster: Cluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
+    cluster: ChaosCluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
 ) -> Found:
     courses = [_course(cluster, shard, job) for shard in cluster.shards]
     journals = [_journal(cluster, worker) for worker in cluster.jobs[job]]
@@ -152,7 +152,7 @@ def _judge_job(
     return found
 
 
-def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outcome) -> None:
+def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Outcome) -> None:
     """A process has ended that nobody had killed."""
     if cluster.supervisor.processes[ending.name].role == "worker" and ending.code == 1:
         silence = storm.unheard(ending.name, ending.at - _RECENT_SECONDS, ending.at)
@@ -162,14 +162,14 @@ def _judge_ending(ending: Ending, cluster: Cluster, storm: Storm, outcome: Outco
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _course(cluster: Cluster, shard: str, job: str) -> ShardSteps:
+def _course(cluster: ChaosCluster, shard: str, job: str) -> ShardSteps:
     course = ShardSteps(shard, cluster.settings.checkpoint_every)
     for entry in read_ledger(cluster.ledgers(shard, job)):
         course.add(entry)
     return course
 
 
-def _journal(cluster: Cluster, worker: str) -> Journal:
+def _journal(cluster: ChaosCluster, worker: str) -> Journal:
     journal = Journal(worker)
     for path in cluster.journals(worker):
         journal.read(path)
@@ -177,7 +177,7 @@ def _journal(cluster: Cluster, worker: str) -> Journal:
 
 
 def _judge_parameters(
-    cluster: Cluster, journals: list[Journal], found: Found, excused: Mapping[str, float]
+    cluster: ChaosCluster, journals: list[Journal], found: Found, excused: Mapping[str, float]
 ) -> None:
     """All parameters that workers have had against those of one process, and of a run without faults."""
     last, workers = found.iterations, [journal.worker for journal in journals]

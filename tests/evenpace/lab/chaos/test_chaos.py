@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.lab.chaos import clocks
-from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.chaos_run import run
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.chaos.history import Rewind, Step, read_ledger
-from evenpace.lab.chaos.run import run
-from evenpace.lab.chaos.schedule import KINDS, LONGEST, Sites, links_of, schedule
+from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, links_of, schedule
+from evenpace.lab.chaos.ledgers import Rewind, Step, read_ledger
 from evenpace.lab.chaos.settings import Settings
 
 WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
@@ -140,7 +140,7 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     monkeypatch.setattr(clocks, "_PLACES", ())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
     (tmp_path / "cluster").mkdir()
-    with Cluster(Settings(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
+    with ChaosCluster(Settings(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
         assert cluster.kinds == [kind for kind in KINDS if kind not in ("disk", "clock")]
     assert cluster.skipped == {
         "disk": "no file systems of our own: it takes root",

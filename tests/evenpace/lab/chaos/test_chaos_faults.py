@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from evenpace.lab.chaos import clocks, processes, witness
+from evenpace.lab import cluster
+from evenpace.lab.chaos import clocks, witness
 from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.injections import (
     BlackHole,
     Cut,
@@ -26,9 +28,9 @@ from evenpace.lab.chaos.injections import (
     Together,
     clock_jump,
 )
-from evenpace.lab.chaos.processes import Supervised, Supervisor
-from evenpace.lab.chaos.schedule import Fault
+from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Proxy
+from evenpace.processes import Process, state
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 
@@ -81,8 +83,8 @@ def connection(proxy):
 @pytest.fixture
 def supervised(tmp_path):
     """A supervisor of one process that sleeps."""
-    process = Supervised("w0", "worker", lambda starts: SLEEP, {}, tmp_path / "w0.log")
-    supervisor = Supervisor({"w0": process}, random.Random(0))
+    process = Process("w0", SLEEP, tmp_path / "w0.log")
+    supervisor = Supervisor({"w0": process}, random.Random(0), {"w0"})
     supervisor.poll()
     yield supervisor
     supervisor.stop("worker")
@@ -109,7 +111,7 @@ def test_a_killed_process_is_started_again(supervised, wait_until):
     first = process.pid
     kill = Kill(fault("kill"), supervised, "w0")
     assert f"process {first} ended with status -9" in wait_until(kill.fired, "the end of the process")
-    wait_until(lambda: supervised.poll() or process.pid not in (None, first), "its next start")
+    wait_until(lambda: supervised.poll() or process.pid != first, "its next start")
     assert supervised.endings == []
     os.kill(process.pid, signal.SIGTERM)
     wait_until(lambda: supervised.poll() or supervised.endings, "the end of the process")
@@ -120,46 +122,41 @@ def test_a_killed_process_is_started_again(supervised, wait_until):
 def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
     """By what the kernel says; it goes on afterwards, and killing it before does no harm."""
     process = supervised.processes["w0"]
-    freeze = Freeze(supervised, "w0")
+    freeze = Freeze(process)
     assert "has state T" in freeze.fired()
     freeze.lift()
-    wait_until(lambda: processes.state(process.pid) in "RS", "its going on")
-    freeze = Freeze(supervised, "w0")
+    wait_until(lambda: state(process.pid) in "RS", "its going on")
+    freeze = Freeze(process)
     kill = Kill(fault("kill"), supervised, "w0")
     wait_until(kill.fired, "the end of the process")
     freeze.lift()
-    assert processes.state(kill._popen.pid) == ""
+    assert state(kill._popen.pid) == ""
 
 
 def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wait_until):
     """That it is stopped is no evidence of that."""
     said = []
-    freeze = FreezeUntilOut(supervised, "w0", lambda name: said[-1] if said else None)
-    assert processes.state(supervised.processes["w0"].pid) == "T"
+    freeze = FreezeUntilOut(supervised.processes["w0"], lambda name: said[-1] if said else None)
+    assert state(supervised.processes["w0"].pid) == "T"
     assert freeze.fired() is None
     said.append("working")
     assert freeze.fired() is None
     said.append("silent")
     assert freeze.fired().endswith("has state T in /proc; to the manager it is silent")
     freeze.lift()
-    wait_until(lambda: processes.state(supervised.processes["w0"].pid) in "RS", "its going on")
+    wait_until(lambda: state(supervised.processes["w0"].pid) in "RS", "its going on")
 
 
 def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
     """It says who has it."""
     command = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
     command += ["--state", str(tmp_path / "state")]
-    manager = Supervised("manager", "manager", lambda starts: command, {}, tmp_path / "manager.log")
-    supervisor = Supervisor({"manager": manager}, random.Random(0))
-    supervisor.poll()
-    try:
+    with Process("manager", command, tmp_path / "manager.log", "manager") as manager:
         wait_until(lambda: "listening" in manager.log.read_text(), "its start")
         impostor = Impostor(manager)
         refusal = wait_until(impostor.fired, "the refusal")
         assert f"is in use by another manager, process {manager.pid}" in refusal
-        assert manager.popen.poll() is None
-    finally:
-        supervisor.stop("manager")
+        assert manager.running
 
 
 @pytest.mark.parametrize(
@@ -169,7 +166,7 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
 def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_path, wait_until, code, ends):
     """There is no evidence; nothing of it stays."""
     command = [sys.executable, "-c", code]
-    impostor = Impostor(Supervised("w0", "worker", lambda starts: command, {}, tmp_path / "w0.log"))
+    impostor = Impostor(Process("w0", command, tmp_path / "w0.log"))
     if ends:
         wait_until(lambda: impostor._twin.popen.poll() is not None, "its end")
     assert impostor.fired() is None
@@ -352,19 +349,13 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
     clocks.set_offset(offset, 0)
     service = ("manager", "--listen", "127.0.0.1:0")
     command = [sys.executable, "-m", "evenpace.lab.chaos.witness", str(told), *service]
-    process = Supervised(
-        "w0", "manager", lambda starts: command, clocks.environment(library, offset), tmp_path / "w0.log"
-    )
-    supervisor = Supervisor({"w0": process}, random.Random(0))
-    supervisor.poll()
-    try:
+    environment = clocks.environment(library, offset)
+    with Process("w0", command, tmp_path / "w0.log", "manager", environment) as process:
         wait_until(lambda: witness.read(told), "its first words")
-        jump = clock_jump(fault("clock", amount=-86400.0), supervisor, "w0")
+        jump = clock_jump(fault("clock", amount=-86400.0), process)
         assert wait_until(jump.fired, "the jump").startswith("its clock is -86")
         jump.lift()
         wait_until(lambda: abs(witness.read(told)[1] - time.time()) < 5, "the jump back")
-    finally:
-        supervisor.stop("manager")
 
 
 def test_a_disk_is_filled_up_and_leaves_nothing(tmp_path):
@@ -403,7 +394,7 @@ assert str(disk.path) in open("/proc/self/mounts").read()
 
 def test_ports_are_not_the_kernels_to_give():
     """A service that comes back finds its port free: no outgoing connection can have it, nor another run."""
-    ports = processes.free_ports(50)
-    assert ports != processes.free_ports(50)
+    ports = cluster.free_ports(50)
+    assert ports != cluster.free_ports(50)
     assert len(set(ports)) == 50
-    assert max(ports) < int(processes._EPHEMERAL.read_text().split()[0])
+    assert max(ports) < int(cluster._EPHEMERAL.read_text().split()[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evenpace.lab.chaos.report import print_outcome
+from evenpace.lab.chaos.chaos_report import print_outcome
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.verdict import Outcome
 from tests.services import has_ended

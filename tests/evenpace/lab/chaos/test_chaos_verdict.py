@@ -19,16 +19,17 @@ import pytest
 from batchsize_manager.job.history import History
 from evenpace.lab.chaos import checks
 from evenpace.lab.chaos import storm as storms
-from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.processes import Ending, Supervised
-from evenpace.lab.chaos.progress import Progress
-from evenpace.lab.chaos.schedule import Fault
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.fault_schedule import Fault
+from evenpace.lab.chaos.job_progress import Progress
+from evenpace.lab.chaos.journalling_worker import train
+from evenpace.lab.chaos.reference_training import SPEC
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
-from evenpace.lab.chaos.train_worker import train
-from evenpace.lab.chaos.training import SPEC
+from evenpace.lab.chaos.supervisor import Ending
 from evenpace.lab.chaos.verdict import CALM, judge
 from evenpace.observer import Observer
+from evenpace.processes import Process
 from idl.plan import permutation
 from ps.shard import Shard
 from ps.shard_job import ShardJob
@@ -58,7 +59,7 @@ class Run:
         self.history = history
         self.problems = []
         settings = Settings(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY, **settings)
-        self.cluster = Cluster(settings, folder)
+        self.cluster = ChaosCluster(settings, folder)
         roles = {
             **dict.fromkeys(self.cluster.workers, "worker"),
             **dict.fromkeys(SHARDS, "shard"),
@@ -66,11 +67,12 @@ class Run:
         }
         self.supervisor = self.cluster.supervisor
         self.supervisor.processes = {
-            name: Supervised(
-                name, role, lambda starts: ("sleep", "600"), {}, folder / f"{name}.log", starts=1
-            )
+            name: Process(name, ("sleep", "600"), folder / f"{name}.log", role)
             for name, role in roles.items()
         }
+        self.supervisor.wanted = set(roles)
+        for process in self.supervisor.processes.values():
+            process.starts = 1
         self.storm = Storm(self.cluster, iter(()), folder / "faults.jsonl")
 
     def judged(self):
@@ -796,7 +798,7 @@ def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, mo
         asked.append(name)
         return "silent" if name == "w1" and asked.count(name) > 1 else "working"
 
-    monkeypatch.setattr(Cluster, "standing", standing)
+    monkeypatch.setattr(ChaosCluster, "standing", standing)
     run.under_faults(*(kill(number, f"w{number - 1}", kind="freeze-until-out") for number in (1, 2)))
     outcome = run.judged()
     assert outcome.violations == ["fault 1, freeze-until-out of w0, did not fire"]
@@ -808,7 +810,7 @@ def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, mo
 def test_who_is_not_in_is_not_frozen_until_out_nor_impersonated(faultless, tmp_path, monkeypatch):
     """A worker that has yet to join could be told out at once, and a second one would be let in."""
     monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(Cluster, "standing", lambda cluster, name: "away")
+    monkeypatch.setattr(ChaosCluster, "standing", lambda cluster, name: "away")
     kinds = ("freeze-until-out", "impostor")
     run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, kinds)
     run.under_faults(*(kill(number, kind=kind) for number, kind in enumerate(kinds)))

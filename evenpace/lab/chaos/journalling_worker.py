@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from evenpace.context import session as own_session
-from evenpace.lab.chaos.training import (
+from evenpace.lab.chaos.reference_training import (
     OPTIONS,
     PRINT_EVERY,
     SPEC,

@@ -4,26 +4,28 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evenpace.lab.chaos import clocks, disks, train_worker
+from evenpace.lab.chaos import clocks, disks, journalling_worker
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.chaos.processes import Supervised, Supervisor, free_ports
-from evenpace.lab.chaos.schedule import KINDS, MANAGER, Sites
+from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.supervisor import Supervisor
+from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.proxy import Proxy
 from evenpace.overview.client import ManagerClient
-from evenpace.processes import command_line
+from evenpace.processes import Process
 from idl.errors import EvenpaceError
 from rpc.address import Address
 
 _STATUS_SECONDS = 1.0  # for the manager to say who is out, and until it is asked again
 
 
-class Cluster:
+class ChaosCluster:
     """A context manager that makes the cluster, and leaves no process and no mount behind.
 
     A kind of fault that cannot be brought about here is left out. Where the settings name it, it is a
@@ -50,17 +52,25 @@ class Cluster:
         self.skipped: dict[str, str] = {}
         self._library: Path | None = None
         self._asked: dict[str, float] = {}  # when the manager was asked about a worker
-        ports = free_ports(1 + settings.shards)
-        self.addresses = {
-            name: Address("127.0.0.1", port)
-            for name, port in zip([MANAGER, *self.shards], ports, strict=True)
-        }
+        self._local = LocalCluster(
+            folder,
+            workers=settings.workers,
+            shards=settings.shards,
+            shard_options=self._shard_options,
+            surroundings=self._surroundings,
+            ports=free_ports(1 + settings.shards),
+            proxy=self.proxy,
+            lookahead=settings.lookahead,
+            policy="even" if settings.deterministic else None,
+            state=self._state(MANAGER),
+        )
+        self.addresses = {name: self._local.address(name) for name in self._local.services}
         self.supervisor = Supervisor({}, random.Random(settings.seed))
 
     @property
     def shards(self) -> list[str]:
         """Their names, in order."""
-        return [f"ps-{number}" for number in range(self.settings.shards)]
+        return self._local.shards
 
     @property
     def workers(self) -> list[str]:
@@ -104,17 +114,16 @@ class Cluster:
         self._try("disk", self._make_disks)
         self._try("clock", self._find_clock)
         self.proxy.__enter__()
-        for worker in self.workers:
-            for service, address in self.addresses.items():
-                self.proxy.add(f"{worker}>{service}", address)
-        processes = [
-            self._manager(),
-            *map(self._shard, self.shards),
-            *(self._worker(name, job) for job, names in self.jobs.items() for name in names),
-        ]
-        self.supervisor.processes = {process.name: process for process in processes}
-        for process in processes:
-            process.wanted = process.role != "worker"  # until the services listen
+        self._local.prepare()
+        for job, names in self.jobs.items():
+            for name in names:
+                arguments = partial(self._worker_arguments, job, name)
+                self._local.add_worker(name, journalling_worker.__file__, arguments, {"--job": job})
+        self.supervisor.processes = {process.name: process for process in self._local.processes}
+        self.supervisor.wanted = set(self.addresses)  # the workers come when these listen
+        if self._library is not None:
+            for process in self._local.processes:
+                clocks.set_offset(process.log.with_suffix(".offset"), 0.0)
         return self
 
     def __exit__(
@@ -135,7 +144,7 @@ class Cluster:
                 return False
         return True
 
-    def trains(self, process: Supervised) -> bool:
+    def trains(self, process: Process) -> bool:
         """Whether a worker has come to train since its last start."""
         journal = self.folder / "journals" / f"{process.name}-{process.starts - 1}.jsonl"
         return journal.exists() and journal.stat().st_size > 0
@@ -163,8 +172,7 @@ class Cluster:
 
     def start_workers(self) -> None:
         """Have the workers started, and started again."""
-        for process in self.supervisor.processes.values():
-            process.wanted = True
+        self.supervisor.wanted = set(self.supervisor.processes)
 
     def journals(self, worker: str) -> list[Path]:
         """A worker's, one for each start, in order."""
@@ -190,56 +198,32 @@ class Cluster:
     def _make_disks(self) -> None:
         disks.private_mounts()
         for name in self.addresses:
-            self.disks[name] = disks.make_disk(name, self.folder / "state" / name)
+            self.disks[name] = disks.make_disk(name, self._state(name))
 
     def _find_clock(self) -> None:
         self._library = clocks.find_library()
 
-    def _manager(self) -> Supervised:
-        return self._service(
-            MANAGER,
-            "manager",
-            *("manager", "--listen", str(self.manager), "--workers", str(self.settings.workers)),
-            *("--lookahead", str(self.settings.lookahead)),
-            *(("--policy", "even") if self.settings.deterministic else ()),
-            *("--state", str(self.folder / "state" / MANAGER)),
-        )
+    def _state(self, service: str) -> Path:
+        return self.folder / "state" / service
 
-    def _shard(self, name: str) -> Supervised:
-        return self._service(
-            name,
-            "shard",
-            *("ps", "--listen", str(self.addresses[name])),
-            *("--state", str(self.folder / "state" / name)),
+    def _shard_options(self, name: str) -> Sequence[str]:
+        return (
+            *("--state", str(self._state(name))),
             *("--checkpoint-every", str(self.settings.checkpoint_every)),
             *("--ledger", str(self.folder / "ledgers" / name)),
             *(("--deterministic",) if self.settings.deterministic else ()),
         )
 
-    def _service(self, name: str, role: str, *arguments: str) -> Supervised:
-        return self._supervised(name, role, lambda starts: arguments)
+    def _worker_arguments(self, job: str, name: str, starts: int) -> Sequence[str]:
+        return (
+            *("--journal", str(self.folder / "journals" / f"{name}-{starts}.jsonl")),
+            *("--stop", str(self.stop_file(job))),
+            *("--out", str(self.folder / "parameters" / f"{name}.npz")),
+            *("--pause", str(self.settings.pause)),
+        )
 
-    def _worker(self, name: str, job: str) -> Supervised:
-        links = {service: str(self.proxy.links[f"{name}>{service}"].address) for service in self.addresses}
-        shards = [option for shard in self.shards for option in ("--ps", links[shard])]
-
-        def arguments(starts: int) -> Sequence[str]:
-            return (
-                *("worker", "--manager", links[MANAGER], *shards, "--job", job, "--name", name),
-                train_worker.__file__,
-                *("--journal", str(self.folder / "journals" / f"{name}-{starts}.jsonl")),
-                *(
-                    "--stop",
-                    str(self.stop_file(job)),
-                    "--out",
-                    str(self.folder / "parameters" / f"{name}.npz"),
-                ),
-                *("--pause", str(self.settings.pause)),
-            )
-
-        return self._supervised(name, "worker", arguments)
-
-    def _supervised(self, name: str, role: str, arguments: Callable[[int], Sequence[str]]) -> Supervised:
+    def _surroundings(self, name: str) -> Surroundings:
+        """A clock that can be made to jump, which a witness tells of, and one thread for sums."""
         log = self.folder / f"{name}.log"
         environment = {
             "TMPDIR": str(self.folder / "temporary"),
@@ -247,12 +231,6 @@ class Cluster:
             "OPENBLAS_NUM_THREADS": "1",
         }
         if self._library is not None:
-            offset = log.with_suffix(".offset")
-            clocks.set_offset(offset, 0.0)
-            environment |= clocks.environment(self._library, offset)
-
-        def command(starts: int) -> Sequence[str]:
-            witness = ("evenpace.lab.chaos.witness", str(log.with_suffix(".clock")))
-            return command_line(*arguments(starts), program=witness)
-
-        return Supervised(name, role, command, environment, log)
+            environment |= clocks.environment(self._library, log.with_suffix(".offset"))
+        witness = ("evenpace.lab.chaos.witness", str(log.with_suffix(".clock")))
+        return Surroundings((), witness, environment)

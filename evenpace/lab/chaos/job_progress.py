@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from evenpace.lab.chaos.cluster import Cluster
-from evenpace.lab.chaos.history import Rewind, entry, parse
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.ledgers import Rewind, entry, parse
 
 
 class Progress:
@@ -17,7 +17,7 @@ class Progress:
         rewinds: How often a shard was rewound.
     """
 
-    def __init__(self, cluster: Cluster, job: str) -> None:
+    def __init__(self, cluster: ChaosCluster, job: str) -> None:
         self._cluster, self._job = cluster, job
         self._read: dict[Path, int] = {}
         self.versions = dict.fromkeys(cluster.shards, 0)

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evenpace.lab.chaos.processes import Supervisor
-from evenpace.lab.chaos.progress import Progress
-from evenpace.lab.chaos.schedule import KINDS
+from evenpace.lab.chaos.fault_schedule import KINDS
+from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.storm import Storm
+from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.chaos.verdict import Outcome
 
 _EVERY_SECONDS = (0.5, 15.0)  # between two lines: on a terminal, where each takes the place of the last; else
@@ -31,7 +31,7 @@ class Screen:
         if now - self._shown < _EVERY_SECONDS[0 if self._live else 1]:
             return
         self._shown = now
-        up = sum(process.popen is not None for process in supervisor.processes.values())
+        up = sum(process.running for process in supervisor.processes.values())
         quiet = now - min(one.moved for one in progress.values())
         versions = ", ".join(str(one.version) for one in progress.values())
         rewinds = sum(one.rewinds for one in progress.values())

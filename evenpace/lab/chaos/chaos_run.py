@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenpace.lab.chaos.cluster import Cluster
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.chaos_report import Screen, print_outcome
 from evenpace.lab.chaos.errors import ChaosError, NotPossibleHereError
-from evenpace.lab.chaos.processes import left_behind
-from evenpace.lab.chaos.progress import Progress
-from evenpace.lab.chaos.report import Screen, print_outcome
-from evenpace.lab.chaos.schedule import schedule
+from evenpace.lab.chaos.fault_schedule import schedule
+from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
+from evenpace.lab.chaos.supervisor import left_behind
 from evenpace.lab.chaos.verdict import CALM, Outcome, judge
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
@@ -82,7 +82,7 @@ def _went(
     settings: Settings, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
 ) -> "_Run":
     """A run that is over; without faults, if it is known before which versions jobs end with."""
-    with Cluster(settings, folder) as cluster:
+    with ChaosCluster(settings, folder) as cluster:
         course = _Run(cluster, noted)
         try:
             course.go(versions)
@@ -97,7 +97,7 @@ def _went(
 class _Run:
     """A run from the start of the processes to their end."""
 
-    def __init__(self, cluster: Cluster, noted: list[int]) -> None:
+    def __init__(self, cluster: ChaosCluster, noted: list[int]) -> None:
         self.cluster = cluster
         self._noted = noted
         self.progress = {job: Progress(cluster, job) for job in cluster.jobs}
@@ -126,8 +126,7 @@ class _Run:
             seconds += cluster.settings.minutes * 60  # it took so long under faults
         for job, version in versions.items():
             _write(cluster.stop_file(job), str(version))
-        for process in cluster.supervisor.running("worker"):
-            process.wanted = False
+        cluster.supervisor.wanted -= set(cluster.workers)
         self._until("the workers end", seconds, lambda: not cluster.supervisor.running("worker"))
         self._read_history()
 

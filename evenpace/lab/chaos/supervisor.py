@@ -1,0 +1,108 @@
+"""Processes under a supervisor that starts again what has died, as a process manager would.
+
+It knows how to start, stop and watch them, and not what they do.
+"""
+
+import contextlib
+import os
+import random
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from evenpace.processes import Process
+
+_RESTART_SECONDS = (0.2, 2.0)  # after which a process is started again, unless a fault says otherwise
+_STOP_SECONDS = 60.0  # for a process to end by itself, before it is killed, which counts as a violation
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A process that has ended without having been told to.
+
+    Attributes:
+        name: The process's.
+        code: Its status, as `subprocess` has it.
+        at: When that was seen, by the monotonic clock.
+        log: The end of its log.
+    """
+
+    name: str
+    code: int
+    at: float
+    log: str
+
+
+@dataclass
+class Supervisor:
+    """Keeps processes running; to be asked regularly, by the thread that outlives them.
+
+    Attributes:
+        processes: By name, in the order in which they are started.
+        draw: Decides after how many seconds a process is started again.
+        wanted: Names of those that are started, and again when they end.
+        due: When those that have ended are started again, by name and the monotonic clock.
+        endings: Those that nobody asked for.
+    """
+
+    processes: dict[str, Process]
+    draw: random.Random
+    wanted: set[str] = field(default_factory=set)
+    due: dict[str, float] = field(default_factory=dict)
+    endings: list[Ending] = field(default_factory=list)
+    _killed: dict[int, float] = field(default_factory=dict)
+    _noted: dict[str, int] = field(default_factory=dict)  # the start of which the end was noted, by name
+
+    def poll(self) -> None:
+        """Note what has ended, and start what is due."""
+        now = time.monotonic()
+        for name, process in self.processes.items():
+            if self._is_up(process) and not process.running:
+                self._note(process, now)
+            if not self._is_up(process) and name in self.wanted and now >= self.due.get(name, 0.0):
+                process.start()
+
+    def kill(self, name: str, seconds: float) -> "subprocess.Popen[bytes]":
+        """Kill a running process, to be started again after so many seconds."""
+        process = self.processes[name]
+        assert process.popen is not None
+        self._killed[process.pid] = seconds
+        process.kill()
+        return process.popen
+
+    def running(self, role: str) -> list[Process]:
+        """Return those of a role that have been started, and were not seen to have ended."""
+        return [p for p in self.processes.values() if p.role == role and self._is_up(p)]
+
+    def stop(self, role: str) -> None:
+        """End all of a role, politely first."""
+        for name, process in self.processes.items():
+            if process.role == role:
+                self.wanted.discard(name)
+                process.end(_STOP_SECONDS)
+
+    def _is_up(self, process: Process) -> bool:
+        return process.popen is not None and self._noted.get(process.name) != process.starts
+
+    def _note(self, process: Process, now: float) -> None:
+        """Note an end, and when the process is started again."""
+        assert process.popen is not None
+        self._noted[process.name] = process.starts
+        code, delay = process.popen.returncode, self._killed.pop(process.pid, None)
+        if delay is None and (process.name in self.wanted or code):
+            self.endings.append(Ending(process.name, code, now, process.tail()))
+        self.due[process.name] = now + (self.draw.uniform(*_RESTART_SECONDS) if delay is None else delay)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Return processes that still run with something of a folder in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            if process.pid != os.getpid() and any(str(folder) in argument for argument in line):
+                found.append(f"process {process.pid}, {' '.join(line)}")
+    return found
