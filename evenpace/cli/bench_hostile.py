@@ -37,7 +37,7 @@ def bench_hostile(
     there was any.
     """
     with user_mistakes():
-        from evenpace.lab.bench.hostile import HostileConfig, run
+        from evenpace.lab.attacks.attack import HostileConfig, run
 
         figures = run(
             HostileConfig(seconds if seconds is not None else 60 * minutes, inputs, seed, tokens=tokens),

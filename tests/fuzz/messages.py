@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import idl
-from evenpace.lab.bench.hostile_inputs import Inputs
+from evenpace.lab.attacks.inputs import Inputs
 from idl.errors import EvenpaceError, ProtocolError
 from rpc import codec
 

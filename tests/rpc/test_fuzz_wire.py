@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace.lab.bench.hostile_inputs import Inputs
+from evenpace.lab.attacks.inputs import Inputs
 from idl.errors import ProtocolError
 from rpc import codec
 from rpc.limits import ServerLimits

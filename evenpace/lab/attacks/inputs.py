@@ -12,7 +12,7 @@ from typing import Any
 
 from thriftpy2.thrift import TMessageType
 
-from evenpace.lab.bench.thrift_values import (
+from evenpace.lab.attacks.thrift_values import (
     BINARY,
     BOOL,
     BYTE,

@@ -6,11 +6,11 @@ import time
 import pytest
 
 import idl
-from evenpace.lab.bench import hostile_peers
-from evenpace.lab.bench.hostile import HostileConfig, run
-from evenpace.lab.bench.hostile_inputs import Inputs
-from evenpace.lab.bench.hostile_lurkers import Lurkers
-from evenpace.lab.bench.hostile_peers import Attackers, Tally, Target
+from evenpace.lab.attacks import attackers as peers
+from evenpace.lab.attacks.attack import HostileConfig, run
+from evenpace.lab.attacks.attackers import Attackers, Tally, Target
+from evenpace.lab.attacks.inputs import Inputs
+from evenpace.lab.attacks.lurkers import Lurkers
 from idl.errors import InvalidRequestError
 from rpc.limits import ServerLimits
 from tests.services import MemberWorker, manager_service, serving
@@ -26,7 +26,7 @@ def target(address):
 @pytest.mark.slow
 def test_attack_on_live_services_does_no_harm(tmp_path):
     """All kinds of inputs are tried, and the honest job ends with the parameters of an undisturbed run."""
-    path = tmp_path / "hostile.json"
+    path = tmp_path / "attack.json"
     run(HostileConfig(seconds=240, inputs=3000, seed=3, pace=0.01), path)
     figures = json.loads(path.read_text())
 
@@ -79,7 +79,7 @@ def test_internal_error_is_harm():
 
 def test_service_that_does_not_answer_is_harm(monkeypatch):
     """A service that keeps a connection waiting is seen."""
-    monkeypatch.setattr(hostile_peers, "_HANG_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "_HANG_SECONDS", 0.2)
     service = manager_service()
     service._handlers["history"] = lambda call: None
     with serving(service) as address:

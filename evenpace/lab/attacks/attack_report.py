@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evenpace.lab.bench.hostile_peers import Harm
+from evenpace.lab.attacks.attackers import Harm
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:

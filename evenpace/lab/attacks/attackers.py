@@ -16,7 +16,7 @@ from typing import Any
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
-from evenpace.lab.bench.hostile_inputs import STOLEN, Input, Inputs
+from evenpace.lab.attacks.inputs import STOLEN, Input, Inputs
 from idl.errors import ProtocolError
 from rpc import codec
 from rpc.address import Address

@@ -5,7 +5,7 @@ from typing import Any
 from thriftpy2.thrift import TMessageType
 
 import idl
-from evenpace.lab.bench.hostile_job import WORKERS
+from evenpace.lab.attacks.honest_job import WORKERS
 from rpc import codec
 
 _manager, _shard = idl.batchsize_manager, idl.parameter_server

@@ -1,46 +1,36 @@
-"""The honest job as `evenpace.lab.bench.hostile` sees it: a process that says how it goes."""
+"""The honest job as `evenpace.lab.attacks.attack` sees it: a process that says how it goes."""
 
 import contextlib
 import queue
 import time
-from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
-from evenpace.lab.bench.hostile_job import HonestConfig
+from evenpace.lab.attacks.honest_job import HonestConfig
 from evenpace.lab.speaker import Speaker
 from idl.errors import UnavailableError
 
 _START_SECONDS = 120.0
 
 
-@dataclass
-class Honest:
+class Honest(Speaker):
     """The honest job's process; a context manager.
 
-    Attributes:
+    Args:
         config: What it does.
+
+    Attributes:
         workers: Names and incarnations, once they have joined.
         seconds: Of each iteration so far.
         ended: How it ended, once it has.
     """
 
-    config: HonestConfig
-    workers: list[tuple[str, str]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    ended: dict[str, Any] | None = None
-
-    def __enter__(self) -> "Honest":
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._speaker = Speaker("evenpace.lab.bench.hostile_job", self.config.to_json(), self._said)
-        self._speaker.__enter__()
+    def __init__(self, config: HonestConfig) -> None:
+        self._heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        super().__init__("evenpace.lab.attacks.honest_job", config.to_json(), self._heard)
         self._heard_at = time.monotonic()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._speaker.__exit__(kind, error, trace)
+        self.workers: list[tuple[str, str]] = []
+        self.seconds: list[float] = []
+        self.ended: dict[str, Any] | None = None
 
     @property
     def silent_for(self) -> float:
@@ -51,7 +41,7 @@ class Honest:
         """Take in what it has said."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._take(self._said.get(timeout=timeout) if timeout else self._said.get_nowait())
+                self._take(self._heard.get(timeout=timeout) if timeout else self._heard.get_nowait())
                 timeout = 0.0
 
     def begin(self) -> None:
@@ -66,16 +56,16 @@ class Honest:
             if self.ended is not None or time.monotonic() > until:
                 raise UnavailableError(f"the honest job did not start to train: {self.ended}")
 
-    def finish(self) -> dict[str, Any]:
+    def end_soon(self) -> dict[str, Any]:
         """Let it end after a few more iterations; how it ended.
 
         Raises:
             UnavailableError: It does not end.
         """
-        self._speaker.finish()
-        return self.wait()
+        self.finish()
+        return self.outcome()
 
-    def wait(self) -> dict[str, Any]:
+    def outcome(self) -> dict[str, Any]:
         """How it ended."""
         while self.ended is None:
             self.listen(0.5)

@@ -1,7 +1,6 @@
 """An honest job trains on a live manager and shard while attackers throw at them what they can.
 
-It starts the processes and puts together what was seen. The job is in `hostile_job`, what is thrown in
-`hostile_inputs`, and who throws it in `hostile_peers` and `hostile_lurkers`.
+It starts the processes and puts together what was seen.
 """
 
 import contextlib
@@ -19,15 +18,15 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 import idl
-from evenpace.lab.bench import hostile_report
+from evenpace.lab.attacks import attack_report
+from evenpace.lab.attacks.attackers import Attackers, Tally, Target
+from evenpace.lab.attacks.honest_job import JOB, WORKERS, HonestConfig
+from evenpace.lab.attacks.honest_process import Honest
+from evenpace.lab.attacks.inputs import Inputs, Known
+from evenpace.lab.attacks.long_answers import long_histories, long_pulls
+from evenpace.lab.attacks.lurkers import Lurkers
+from evenpace.lab.attacks.tokens_of_attackers import Tokens
 from evenpace.lab.bench.connected_workers import allow_files
-from evenpace.lab.bench.hostile_honest import Honest
-from evenpace.lab.bench.hostile_inputs import Inputs, Known
-from evenpace.lab.bench.hostile_job import JOB, WORKERS, HonestConfig
-from evenpace.lab.bench.hostile_lurkers import Lurkers
-from evenpace.lab.bench.hostile_peers import Attackers, Tally, Target
-from evenpace.lab.bench.hostile_questions import long_histories, long_pulls
-from evenpace.lab.bench.hostile_tokens import Tokens
 from evenpace.lab.bench.watch import Watch, summary
 from evenpace.lab.cluster import service
 from evenpace.processes import Process
@@ -102,10 +101,10 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
     figures["honest"]["bits_changed"] = _bits_changed(config, console, ended)
     figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
     figures["load_average_after"] = os.getloadavg()
-    hostile_report.show(console, figures)
+    attack_report.show(console, figures)
     if json_path is not None:
         files.write_json(figures, json_path)
-        hostile_report.write_inputs(tally.harms, json_path)
+        attack_report.write_inputs(tally.harms, json_path)
     return figures
 
 
@@ -115,15 +114,13 @@ def _services(
 ) -> Iterator[tuple[Process, Process, Tokens | None]]:
     """A manager and a shard, whose logs go beside the file `logs`, and the tokens that they take."""
     with contextlib.ExitStack() as stack:
-        tokens = None
+        tokens, options = None, []
         if config.tokens:
             tokens = Tokens(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        options = []
-        if tokens is not None:
-            options += ["--token-key", str(tokens.key)]
+            options = ["--token-key", str(tokens.key)]
         for_manager = ("--workers", str(WORKERS), "--policy", "even")
         for_shard = ("--deterministic", "--memory-mib", str(config.memory_mib))
-        services = [
+        manager, shard = (
             stack.enter_context(
                 service(
                     name,
@@ -133,8 +130,8 @@ def _services(
                 )
             )
             for name, more in (("manager", for_manager), ("ps", for_shard))
-        ]
-        yield services[0], services[1], tokens
+        )
+        yield manager, shard, tokens
 
 
 def _job(
@@ -185,7 +182,7 @@ def _attack(
 def _ended(honest: Honest) -> dict[str, Any]:
     """How the honest job ended, once it was told to."""
     try:
-        return honest.finish()
+        return honest.end_soon()
     except UnavailableError as error:
         return {"failures": [str(error)]}
 
@@ -265,7 +262,7 @@ def _bits_changed(config: HostileConfig, console: Console, ended: dict[str, Any]
         _services(config) as (manager, shard, tokens),
         Honest(_job(manager, shard, tokens, ended["iterations"], 0.0)) as honest,
     ):
-        undisturbed = honest.wait()
+        undisturbed = honest.outcome()
     if undisturbed["failures"]:
         raise UnavailableError(f"the undisturbed job failed: {undisturbed['failures']}")
     one, two = (np.frombuffer(bytes.fromhex(e["parameters"]), np.uint8) for e in (ended, undisturbed))

@@ -1,7 +1,7 @@
 """The honest job that trains while others attack: a small model whose samples are their numbers.
 
 With even splits and deterministic sums, two runs of as many iterations end with the same parameters to the
-last bit. Prints a JSON line for each iteration of its first worker, for `evenpace.lab.bench.hostile_honest`.
+last bit. Prints a JSON line for each iteration of its first worker, for `honest_process`.
 """
 
 import json

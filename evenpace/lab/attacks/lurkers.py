@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evenpace.lab.bench.hostile_peers import Tally, Target
+from evenpace.lab.attacks.attackers import Tally, Target
 from rpc.dial import reset_when_closed
 
 _SECONDS = 25.0  # that each stays, if it may: longer than a service's deadline for a message

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import idl
-from evenpace.lab.bench.hostile_job import JOB
-from evenpace.lab.bench.hostile_questions import frame
+from evenpace.lab.attacks.honest_job import JOB
+from evenpace.lab.attacks.long_answers import frame
 from rpc.tokens import TokenKeys, issue, write_new_key
 
 
