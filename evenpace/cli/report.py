@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ _ID = 8  # characters of a run's id: enough to tell it from others
 @example(
     "evenpace report --state state/ --list\n"
     "  evenpace report digits --state state/ --out digits.html --open\n"
-    "  evenpace report digits --manager 127.0.0.1:4300"
+    "  evenpace report digits --manager 127.0.0.1:4300\n"
+    "  evenpace report balanced --against even --state state/"
 )
 @click.argument("run", required=False)
 @click.option(
@@ -47,6 +48,7 @@ _ID = 8  # characters of a run's id: enough to tell it from others
     help="Write the numbers here, too.",
 )
 @click.option("--list", "list_runs", is_flag=True, help="Show the runs that there are, and make no page.")
+@click.option("--against", default=None, metavar="RUN", help="Compare the run with another one.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @as_client
 def report(
@@ -56,13 +58,15 @@ def report(
     out: Path | None,
     json_path: Path | None,
     list_runs: bool,
+    against: str | None,
     open_page: bool,
     credentials: Credentials | None,
 ) -> None:
     """Make a page about a run: who slows whom, what balancing won, and all that happened.
 
-    RUN is a job's name, which means its last run, or the first characters of a run's id. The page is one
-    file that loads nothing else. A run may still be going on: the page shows it as it is.
+    RUN is a job's name, which means its last run, or the first characters of a run's id. With --against, the
+    page sets the run beside another one instead. The page is one file that loads nothing else. A run may
+    still be going on: the page shows it as it is.
     """
     from rich.console import Console
 
@@ -74,34 +78,51 @@ def report(
         if run is None:
             _print_runs(runs, Console())
             return
-        path = _write(runs.source(run), out, json_path)
+        sources = [runs.source(name) for name in (against, run) if name is not None]
+        path = _write(sources, out, json_path)
     click.echo(f"Report: {path}" + (f", {json_path}" if json_path is not None else ""))
     if open_page:
         click.launch(str(path))
 
 
-def _write(source: Any, out: Path | None, json_path: Path | None) -> Path:
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _write(sources: Sequence[Any], out: Path | None, json_path: Path | None) -> Path:
+    """Write the page about one run, or about the second of two against the first; returns where it is."""
     from evenpace.reports.files import write_json
-    from evenpace.reports.run_data import gather
     from evenpace.reports.run_page import write_run_page
+    from evenpace.reports.two_runs import two_runs
+    from evenpace.reports.two_runs_page import write_two_runs_page
 
-    facts = source.facts
+    facts = sources[-1].facts
     name = re.sub(r"[^\w.-]+", "-", facts.job).strip(".-")[:60]
-    path = out or Path("runs/reports") / f"{name or 'job'}-{facts.run[:_ID]}.html"
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        total = 0 if source.last is None else source.last + 1 - source.first
-        task = progress.add_task(f"Reading {facts.job}", total=total)
-        report = gather(source, time.time(), lambda count: progress.advance(task, count))
+    ids = "-".join(source.facts.run[:_ID] for source in reversed(sources))
+    path = out or Path("runs/reports") / f"{name or 'job'}-{ids}.html"
+    reports = [_gathered(source) for source in sources]
     for file in (path, json_path):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-    write_run_page(report, path)
+    content: Any
+    if len(reports) == 1:
+        (content,) = reports
+        write_run_page(content, path)
+    else:
+        content = two_runs(*reports)
+        write_two_runs_page(content, path)
     if json_path is not None:
-        write_json(report.as_json(), json_path)
+        write_json(content.as_json(), json_path)
     return path
+
+
+def _gathered(source: Any) -> Any:
+    """Read a run through, and show how far it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from evenpace.reports.run_data import gather
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        total = 0 if source.last is None else source.last + 1 - source.first
+        task = progress.add_task(f"Reading {source.facts.job}", total=total)
+        return gather(source, time.time(), lambda count: progress.advance(task, count))
 
 
 @contextlib.contextmanager

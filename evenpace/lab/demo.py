@@ -3,6 +3,7 @@
 import os
 import statistics
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +24,15 @@ from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import parse_shares
-from evenpace.reports import demo, files
+from evenpace.overview.client import ManagerClient
+from evenpace.reports import files
+from evenpace.reports.run_data import RunReport, gather
+from evenpace.reports.run_list import LiveRuns
+from evenpace.reports.two_runs import ComparedRun, Evaluation, TwoRuns
+from evenpace.reports.two_runs_page import write_two_runs_page
 from idl.errors import InvalidRequestError
 from idl.measures import waiting_share
+from idl.records import IterationRecord
 from rpc.address import Address
 
 _SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss and accuracy
@@ -138,8 +145,8 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     )
     schemes = (Scheme("even", "even", config.predictor), Scheme("balanced", config.policy, config.predictor))
     taken = {scheme.name: _train(config, trained, scheme, console) for scheme in schemes}
-    runs = {name: _figures(run, evaluator, trained) for name, run in taken.items()}
-    even, balanced = (run.snapshots[-1].parameters for run in taken.values())
+    runs = {name: _figures(run, evaluator, trained) for name, (run, _) in taken.items()}
+    even, balanced = (run.snapshots[-1].parameters for run, _ in taken.values())
     full: dict[str, Any] = {
         "shares": config.workers,
         "iterations": len(runs["even"]["iterations"]),
@@ -153,7 +160,8 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         "runs": runs,
     }
     files.write_json(full, config.out / "report.json")
-    demo.write_html(full, config.out / "report.html")
+    reports = {name: report for name, (_, report) in taken.items()}
+    write_two_runs_page(_compared(full, reports), config.out / "report.html")
     summary = _summary(full)
     if json_path is not None:
         files.write_json(summary, json_path)
@@ -173,32 +181,58 @@ def _page_address(http: Address) -> Address:
         return address_of(listener)
 
 
-def _train(config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console) -> UnequalRun:
-    """Run one of the two trainings, and show it until its end."""
+def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoRuns:
+    """What the page shows: the report of both runs, and what the demo knows beside their records."""
+    curves = {
+        name: [Evaluation(point["time_s"], point["loss"], point["accuracy"]) for point in run["progress"]]
+        for name, run in full["runs"].items()
+    }
+    return TwoRuns(
+        ComparedRun(reports["even"], "Even split", curves["even"]),
+        ComparedRun(reports["balanced"], "Balanced", curves["balanced"]),
+        about=f"{full['data']}, limited by {full['limit_kind']}",
+        notes=(
+            f"The ideal for these shares, with no waiting at all, is {full['ideal_speedup']:.2f} times.",
+            f"After both runs no parameter differs by more than {full['parameters_max_abs_diff']:.2g}.",
+        ),
+        shares=full["shares"],
+    )
+
+
+def _train(
+    config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
+) -> tuple[UnequalRun, RunReport]:
+    """Run one of the two trainings, and show it until its end; with what its manager tells of it then."""
+    reports: list[RunReport] = []
     bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
     page = () if config.http is None else ("--http", str(config.http))
     with Live(bar, console=console, refresh_per_second=4) as live:
 
-        def watch(done: int, records: Sequence[Any]) -> None:
+        def watch(done: int, records: Sequence[IterationRecord]) -> None:
             bar.update(task, completed=done, description=f"{scheme.name} ({scheme.policy})")
             if records:
                 live.update(Group(bar, _table(config, records[-_RECENT:])))
 
-        run = run_unequal(scheme, trained, config.out / scheme.name, watch, more=page)
+        def end(manager: Address) -> None:
+            with ManagerClient(manager) as client:
+                source = LiveRuns(client, f"the manager of the demo's run {scheme.name!r}").source("default")
+                reports.append(gather(source, time.time(), lambda count: None))
+
+        run = run_unequal(scheme, trained, config.out / scheme.name, watch, more=page, end=end)
     if not console.is_terminal:
         console.line()  # there, rich leaves the last one open
-    return run
+    return run, reports[0]
 
 
-def _table(config: DemoConfig, recent: Sequence[Any]) -> Table:
+def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     """The workers over the last iterations."""
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
         table.add_column(column, justify="left" if column == "worker" else "right")
-    latest = {part.worker: part for part in recent[-1].workers}
+    latest = recent[-1].parts
     for worker, share in config.workers.items():
-        parts = [part for record in recent for part in record.workers if part.worker == worker]
+        parts = [record.parts[worker] for record in recent if worker in record.workers]
         if worker not in latest or not parts:
             table.add_row(worker, f"{share:g}", "-", "-", "-", "-")
             continue

@@ -30,9 +30,19 @@ def draw_workers(
     lines: Mapping[str, Values],
     styles: Mapping[str, WorkerStyle],
     spread: Sequence[Spread] | None,
+    scale: Sequence[Values] = (),
 ) -> None:
-    """Draw a line for each worker and, if given, the spread over all behind them."""
-    everything = [array(values) for values in lines.values()]
+    """Draw a line for each worker and, if given, the spread over all behind them.
+
+    Args:
+        axes: Where.
+        iterations: (points,)
+        lines: By worker, (points,) each.
+        styles: By worker.
+        spread: (points,)
+        scale: Other values that would have to fit, such as those of a plot beside this one.
+    """
+    everything = [array(values) for values in (*lines.values(), *scale)]
     if spread is not None:
         least = array(part.minimum for part in spread)
         most = array(part.maximum for part in spread)
@@ -45,6 +55,15 @@ def draw_workers(
         axes.plot(iterations, array(values), **line)
     _limit(axes, everything, above=True)  # where no legend is
     label_iterations(axes)
+    shown = {value for line in lines.values() for value in line if value is not None}
+    if len(shown) == 1 and len(lines) > 1:  # the lines hide each other
+        axes.annotate(
+            f"every worker: {numbers.quantity(min(shown))}",
+            (0.02, min(shown)),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 4),
+            textcoords="offset points",
+        )
 
 
 def draw_against(

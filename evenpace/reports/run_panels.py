@@ -91,9 +91,9 @@ def timeline_panels(report: RunReport) -> list[Panel]:
     for quantity in QUANTITIES:
         lines = {worker: quantity.of_worker(timeline.workers[worker]) for worker in looks}
         spread = quantity.of_all(timeline) if some else None
-        last = numbers.listed(((w, _last(v)) for w, v in lines.items()), quantity.form, quantity.unit)
+        ends = numbers.listed(((w, last(v)) for w, v in lines.items()), quantity.form, quantity.unit)
         whose = "some workers" if some else "each worker"
-        alt = f"{quantity.what} of {whose} against the iteration. Last: {last}."
+        alt = f"{quantity.what} of {whose} against the iteration. Last: {ends}."
         if spread is not None:
             alt += f" Over all workers: {_spread(spread[-1], quantity)}."
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
@@ -119,12 +119,12 @@ def prediction_panels(report: RunReport) -> list[Panel]:
             errors[worker] = smoothed(np.abs(predicted - real) / real, _WINDOW)
     made = []
     for number, (worker, line) in enumerate(list(predicting.items())[:_PREDICTED]):
-        last = numbers.listed((("real", _last(line.speeds)), ("predicted", _last(line.predicted_speeds))))
+        ends = numbers.listed((("real", last(line.speeds)), ("predicted", last(line.predicted_speeds))))
         made.append(
             Panel(
                 f"prediction-{number}",
                 f"{worker}: speed (samples/s)",
-                f"Speed of {worker} against the iteration, and what was predicted. Last: {last} samples/s.",
+                f"Speed of {worker} against the iteration, and what was predicted. Last: {ends} samples/s.",
                 partial(
                     draw_prediction,
                     iterations=timeline.iterations,
@@ -196,7 +196,8 @@ def _throughput(timeline: Timeline) -> Panel:
     )
 
 
-def _last(values: Values) -> float | None:
+def last(values: Values) -> float | None:
+    """Return the last value that is known; None without any."""
     return next((value for value in reversed(values) if value is not None), None)
 
 

@@ -25,6 +25,7 @@ from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.network import Network
 from evenpace.observer import Observer
 from idl.errors import NotMemberError
+from idl.records import IterationRecord
 from rpc.address import Address
 
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
@@ -77,7 +78,7 @@ def run_unequal(
     scheme: Scheme,
     config: UnequalConfig,
     folder: Path,
-    watch: Callable[[int, Sequence[Any]], None],
+    watch: Callable[[int, Sequence[IterationRecord]], None],
     network: Network | None = None,
     more: Sequence[str] = (),
     end: Callable[[Address], None] = lambda manager: None,

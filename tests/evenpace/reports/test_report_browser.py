@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from evenpace.cli import cli
-from evenpace.reports.demo import write_html
-from tests.evenpace.reports.demo_reports import make_report
+from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.stored_runs import records, write_run
 
 SCREENSHOTS = Path("runs/screenshots")
@@ -68,7 +68,7 @@ def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations
 
 
 @pytest.mark.slow
-def test_the_demos_page_is_fit_for_everybody(browser, tmp_path):
+def test_the_page_of_two_runs_is_fit_for_everybody(browser, tmp_path):
     """The demo's page is accessible, light and dark, wide and narrow."""
-    write_html(make_report(), tmp_path / "report.html")
-    look_at(browser, tmp_path / "report.html", "demo-report")
+    write_two_runs_page(make_two(write_two(tmp_path)), tmp_path / "two.html")
+    look_at(browser, tmp_path / "two.html", "two-runs-report")

@@ -1,0 +1,42 @@
+"""Files of reports: JSON that comes back, and nothing half written."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from evenpace.reports.files import write_json
+
+REPORT = {"seed": 1, "runs": {"even": {"sizes": [1, 2.5], "loss": 0.25, "name": "a<b>"}, "other": None}}
+
+
+def test_json_comes_back(tmp_path: Path) -> None:
+    """What was written is what is read, and the report itself is left as it was."""
+    before = copy.deepcopy(REPORT)
+    write_json(REPORT, tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text("utf-8")) == REPORT == before
+
+
+def test_json_of_a_diverged_run_is_valid(tmp_path: Path) -> None:
+    """NaN and infinity, which JSON does not have, become null."""
+    write_json({"difference": math.nan, "progress": [{"loss": math.inf}]}, tmp_path / "report.json")
+    read = json.loads((tmp_path / "report.json").read_text("utf-8"), parse_constant=pytest.fail)
+    assert read == {"difference": None, "progress": [{"loss": None}]}
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch) -> None:
+    """A file is replaced whole or not at all, and no draft stays behind."""
+    path = tmp_path / "report.json"
+    write_json({"old": True}, path)
+
+    def fail(self: Path, content: bytes) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_json({"old": False}, path)
+    assert json.loads(path.read_text("utf-8")) == {"old": True}
+    assert list(tmp_path.iterdir()) == [path]

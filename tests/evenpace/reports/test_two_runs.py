@@ -1,0 +1,139 @@
+"""The report of two runs: of any two in a manager's state, and with what the demo knows besides."""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.reports.two_runs import Evaluation
+from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.reports.compared_runs import gathered, make_two, split_evenly, write_two
+from tests.pages import read_page
+from tests.stored_runs import EVEN, records, write_run
+
+NASTY_NAME = "a<b>&\"$x_1$'"
+
+
+def render(two, folder):
+    """The page, parsed; it stands alone."""
+    write_two_runs_page(two, folder / "two.html")
+    return read_page(folder / "two.html")
+
+
+def report(*arguments):
+    """Run `evenpace report` in this process."""
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_the_page_states_the_result(tmp_path):
+    """How many times as fast, each run's numbers, and what is known besides are in the text."""
+    two = make_two(write_two(tmp_path))
+    page = render(two, tmp_path)
+    balanced = records(4, 40)
+    medians = [
+        statistics.median(record.duration for record in its)
+        for its in ([split_evenly(record) for record in balanced], balanced)
+    ]
+    assert two.speedup == pytest.approx(medians[0] / medians[1])
+    assert two.speedup > 1.5
+    assert f"Balanced: an iteration is {two.speedup:.2f} times as fast." in page.text
+    for said in ("digits, limited by cgroup v1", "4 workers", "3.75 times", "240 samples", "seed 3", "31.6%"):
+        assert said in page.text
+
+
+def test_the_table_summarises_each_worker(tmp_path):
+    """A worker's row has its share, sizes, median times, waiting shares and speeds in both runs."""
+    two = make_two(write_two(tmp_path))
+    known = [
+        next(worker for worker in run.report.figures.workers if worker.worker == "worker-3")
+        for run in two.runs
+    ]
+    cells = render(two, tmp_path).row("worker-3")
+    assert cells[1:4] == ["0.1", str(EVEN), str(known[1].batch_size)]
+    # It processes 50 samples/s.
+    assert [float(cell) for cell in cells[4:6]] == pytest.approx(
+        [EVEN / 50, known[1].batch_size / 50], rel=0.1
+    )
+    assert [cell.rstrip("%") for cell in cells[6:8]] == [f"{one.waiting_share * 100:.1f}" for one in known]
+    assert [float(cell) for cell in cells[8:]] == pytest.approx([50, 50], rel=0.1)
+
+
+def test_every_figure_has_words(tmp_path):
+    """Each of the eight figures tells its content to those who cannot see it."""
+    two = make_two(write_two(tmp_path))
+    page = render(two, tmp_path)
+    labels = [label for label in page.values("aria-label") if "in numbers" not in label]
+    assert page.tags.count("figure") == len(labels) == 8
+    last = two.second.report.timeline.workers["worker-3"].batch_sizes[-1]
+    assert any(f"worker-3 {last:.0f}" in label for label in labels)
+
+
+def test_the_page_follows_dark_mode(tmp_path):
+    """The figures take the text's colour, which the style sheet turns light in the dark."""
+    render(make_two(write_two(tmp_path)), tmp_path)
+    source = (tmp_path / "two.html").read_text("utf-8")
+    assert "prefers-color-scheme: dark" in source
+    assert "currentColor" in source
+    assert "#222222" not in source
+    assert "#000000" not in source
+
+
+def test_names_are_escaped(tmp_path):
+    """Names with HTML's special characters appear as they are, in text and figures."""
+    renamed = [replace(record, workers={NASTY_NAME: record.workers["worker-0"]}) for record in records(1, 5)]
+    for run, job in (("aa", "even"), ("bb", "balanced")):
+        write_run(tmp_path, renamed, run=run + 30 * "0", job=job)
+    two = replace(make_two(tmp_path), about="mnist:<i>&")
+    page = render(two, tmp_path)
+    assert not {"b", "i"} & set(page.tags)
+    assert "mnist:<i>&" in page.text
+    assert page.text.count(NASTY_NAME) >= 4  # table, two legends, bars
+    assert any(NASTY_NAME in label for label in page.values("aria-label"))
+
+
+@pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (4, 1), (7, 2), (40, 3)])
+def test_any_size_of_run_is_drawn(tmp_path, workers, iterations):
+    """One iteration, one worker or more workers than colours: the page is whole."""
+    page = render(make_two(write_two(tmp_path, workers, iterations), workers), tmp_path)
+    assert len([row for row in page.rows if row[0].startswith("worker-")]) == workers
+
+
+@pytest.mark.filterwarnings("error")
+def test_missing_measurements_are_drawn_as_gaps(tmp_path):
+    """No evaluation, no iteration, a diverged loss or an absent worker is no error."""
+    write_run(tmp_path, [], run="aa" + 30 * "0", job="even")
+    write_run(tmp_path, records(3, 40, late=20), run="bb" + 30 * "0", job="balanced")
+    two = make_two(tmp_path)
+    diverged = [Evaluation(0.0, 2.3, 0.1), Evaluation(1.0, math.nan, 0.1)]
+    two = replace(
+        two,
+        first=replace(two.first, evaluations=()),
+        second=replace(two.second, evaluations=diverged),
+    )
+    assert two.speedup is None
+    assert "–" in render(two, tmp_path).text
+
+
+def test_a_run_is_compared_with_another_one_of_the_same_state(tmp_path):
+    """`--against` names it; without evaluations, nothing is said of learning."""
+    state = write_two(tmp_path / "state")
+    page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
+    result = report(
+        *("balanced", "--against", "even", "--state", state, "--out", page, "--json", numbers),
+    )
+    assert result.exit_code == 0, result.output
+    text = read_page(page).text
+    told = json.loads(numbers.read_text(), parse_constant=pytest.fail)
+    assert [run["title"] for run in told["runs"]] == ["even", "balanced"]
+    assert told["runs"][1]["figures"] == json.loads(
+        json.dumps(gathered(state, "balanced").as_json()["figures"])
+    )
+    assert f"balanced: an iteration is {told['speedup']:.2f} times as fast." in text
+    assert "Learning" not in text
+    unknown = report("balanced", "--against", "none", "--state", state)
+    assert unknown.exit_code == 1
+    assert "no run or job 'none'" in unknown.output
