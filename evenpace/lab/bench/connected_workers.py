@@ -1,14 +1,19 @@
-"""Many workers in one process: reports sent over a connection each, answers read as they come, by epoll."""
+"""Many workers in one process, each with a connection: they join, report, and get their next part.
+
+They do what real workers do, less the training.
+"""
 
 import resource
 import select
 import socket
+import ssl
+import struct
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from thriftpy2.thrift import TMessageType
+from thriftpy2.thrift import TApplicationException, TMessageType
 
 import idl
 from idl.errors import ProtocolError
@@ -19,45 +24,156 @@ from rpc.credentials import Credentials
 _wire = idl.batchsize_manager
 
 SAMPLES_PER_WORKER = 64
+_START_SECONDS = 600.0  # for all workers of a job to have joined, on a machine that has other things to do
+_SEQUENCE = struct.Struct(">i")
+# The fields of a report behind the identity, and of an answer from `reported_iteration` to the assignment's
+# count, as (type, id, value). Packing them by hand takes a tenth of the codec's time, and it is not the
+# generator that is to be measured.
+_REPORT = struct.Struct(">bhq bhd bhd bhd bhd bb")
+_ANSWER_BEGIN = struct.Struct(">bhq bh bhq")
+_ANSWER_END = struct.Struct(">bhq bhq bhq")
+_DOUBLE, _I64, _STRUCT = 4, 10, 12
+
+
+class Worker:
+    """One worker and its connection.
+
+    Args:
+        job: Its job's name.
+        number: Its own.
+        address: The manager's.
+        context: To speak TLS; None for plain TCP.
+
+    Attributes:
+        iteration: That it reports next.
+        count: Samples of that.
+        partial: An answer that has not arrived as a whole.
+        heartbeat: The frame of one.
+    """
+
+    def __init__(
+        self, job: str, number: int, address: Address, context: ssl.SSLContext | None = None
+    ) -> None:
+        self.job = job
+        self.identity = idl.common.Identity(job, f"worker-{number}", f"{number:032x}")
+        self.iteration = 0
+        self.count = 0
+        self.partial = b""
+        self.connection = socket.create_connection(address, timeout=_START_SECONDS)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self.connection = context.wrap_socket(self.connection, server_hostname=address.host)
+        call = codec.Header("report", TMessageType.CALL, 0)
+        # Both structs end with a stop byte, behind which nothing comes.
+        arguments = _wire.BatchSizeManager.report_args(_wire.ReportRequest(identity=self.identity))
+        self._report = codec.encode(call, arguments)[:-2]
+        reply = codec.Header("report", TMessageType.REPLY, 0)
+        result = _wire.BatchSizeManager.report_result(success=_wire.AssignmentReply(identity=self.identity))
+        self._answer = codec.encode(reply, result)[:-2]
+        self._sequence_at = 8 + len("report")
+        beat = _wire.HeartbeatRequest(identity=self.identity, attempt=0)
+        header = codec.Header("heartbeat", TMessageType.CALL, 0)
+        arguments = _wire.BatchSizeManager.heartbeat_args(beat)
+        self.heartbeat = codec.frame(codec.encode(header, arguments))
+
+    def report(self, batch_processing_time: float, cpu_usage: float = 0.25, memory: float = 0.5) -> bytes:
+        """Return the frame that reports the present iteration."""
+        fields = _REPORT.pack(
+            *(_I64, 2, self.iteration),
+            *(_DOUBLE, 3, batch_processing_time),
+            *(_DOUBLE, 4, 0.0),
+            *(_DOUBLE, 5, cpu_usage),
+            *(_DOUBLE, 6, memory),
+            *(0, 0),
+        )
+        return codec.frame(self._numbered(self._report) + fields)
+
+    def take(self, message: bytes) -> bool:
+        """Go on to the next iteration if the message is the answer to the report; whether it is."""
+        following = self.iteration + 1
+        expected = self._numbered(self._answer) + _ANSWER_BEGIN.pack(
+            *(_I64, 2, self.iteration), *(_STRUCT, 3), *(_I64, 1, following)
+        )
+        if not message.startswith(expected) or len(message) < len(expected) + _ANSWER_END.size:
+            return False
+        *_, count = _ANSWER_END.unpack_from(message, len(expected))
+        self.iteration, self.count = following, count
+        return True
+
+    def _numbered(self, message: bytes) -> bytes:
+        """With the iteration as the sequence id."""
+        at = self._sequence_at
+        return message[:at] + _SEQUENCE.pack(self.iteration & 0x7FFFFFFF) + message[at + 4 :]
+
+
+def join(workers: Sequence[Worker], size: int) -> float:
+    """Let workers join their jobs, each of which has so many in all; seconds between heartbeats, 0 for none.
+
+    Raises:
+        EvenpaceError: One was answered with an error, or with no part of the first iteration.
+    """
+    spec = _wire.JobSpec(
+        dataset_size=10**9,
+        total_batch_size=SAMPLES_PER_WORKER * size,
+        seed=0,
+        shuffle=False,
+        drop_last=True,
+    )
+    bounds = _wire.Bounds(minimum=1, maximum=10**6, granularity=1)
+    for worker in workers:
+        request = _wire.JoinRequest(identity=worker.identity, job=spec, bounds=bounds)
+        header = codec.Header("join", TMessageType.CALL, 0)
+        worker.connection.sendall(
+            codec.frame(codec.encode(header, _wire.BatchSizeManager.join_args(request)))
+        )
+    heartbeat = 0.0
+    for worker in workers:
+        with worker.connection.makefile("rb") as stream:
+            (length,) = codec.LENGTH.unpack(stream.read(4))
+            answer = answered(stream.read(length), "join")
+        if answer.assignment is None or answer.assignment.iteration != 0:
+            raise ProtocolError(f"{worker.identity}: the answer to join gave {answer.assignment}")
+        worker.count = answer.assignment.count
+        heartbeat = answer.heartbeat or 0.0
+    return heartbeat
+
+
+def answered(message: bytes, method: str) -> Any:
+    """Return what a call was answered with.
+
+    Raises:
+        EvenpaceError: An error, or no answer to such a call.
+    """
+    header, _ = codec.scan(message, len(message))
+    if header.type == TMessageType.EXCEPTION:
+        raise ProtocolError(codec.decode(message, TApplicationException).message)
+    if header.method != method:
+        raise ProtocolError(f"{method} was answered with {header}")
+    result = codec.decode(message, getattr(_wire.BatchSizeManager, f"{method}_result"))
+    codec.raise_declared(result)
+    return result.success
 
 
 class Load:
-    """The workers of one job, all joined; a context manager.
+    """The workers of one job, all joined, who report and are answered together; a context manager.
 
     Args:
         address: The manager's.
         workers: How many, each with a connection.
         credentials: To speak TLS; None for plain TCP.
-
-    Attributes:
-        counts: The batch sizes that the last answers gave, by worker.
     """
 
     def __init__(self, address: Address, workers: int, credentials: Credentials | None = None) -> None:
         allow_files(workers + 100)
-        self._total = SAMPLES_PER_WORKER * workers
-        self._identities = [idl.common.Identity("bench", f"worker-{i}", f"{i:032x}") for i in range(workers)]
-        self._iteration = 0
-        self._poll = select.epoll()
-        self._connections: dict[int, socket.socket] = {}
-        self.counts: list[int] = []
         context = credentials.contexts(server=False).current() if credentials else None
-        for _ in self._identities:
-            connection = socket.create_connection(address)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None:
-                connection = context.wrap_socket(connection, server_hostname=address.host)
-            self._connections[connection.fileno()] = connection
-            self._poll.register(connection, select.EPOLLIN)
-        spec = _wire.JobSpec(
-            dataset_size=10**9, total_batch_size=self._total, seed=0, shuffle=False, drop_last=True
-        )
-        bounds = _wire.Bounds(minimum=1, maximum=10**6, granularity=1)
-        joins = [
-            _frame("join", 0, _wire.JoinRequest(identity=identity, job=spec, bounds=bounds))
-            for identity in self._identities
-        ]
-        self._take(self._exchange(joins), "join", 0)
+        self._workers = [Worker("bench", number, address, context) for number in range(workers)]
+        self._poll = select.epoll()
+        for worker in self._workers:
+            self._poll.register(worker.connection, select.EPOLLIN)
+        join(self._workers, workers)
+        self._connections = {worker.connection.fileno(): worker.connection for worker in self._workers}
+        for connection in self._connections.values():
+            connection.settimeout(None)  # with one, each send and receive takes one more system call
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +185,11 @@ class Load:
             connection.close()
         self._poll.close()
 
+    @property
+    def counts(self) -> list[int]:
+        """The batch sizes that the last answers gave, by worker."""
+        return [worker.count for worker in self._workers]
+
     def round(self, times: Sequence[float], cpu: Sequence[float], memory: Sequence[float]) -> float:
         """One barrier round: everybody reports, everybody gets its next part; its counts are checked.
 
@@ -79,30 +200,29 @@ class Load:
 
         Returns:
             Seconds from the first report sent to the last answer received.
+
+        Raises:
+            EvenpaceError: The manager did not answer as it must.
         """
-        frames = [
-            _frame(
-                "report",
-                self._iteration + 1,
-                _wire.ReportRequest(
-                    identity=identity,
-                    iteration=self._iteration,
-                    batch_processing_time=times[i],
-                    waiting_time=0.0,
-                    cpu_usage=cpu[i],
-                    memory_usage=memory[i],
-                ),
-            )
-            for i, identity in enumerate(self._identities)
-        ]
+        values = zip(times, cpu, memory, strict=True)
+        frames = [worker.report(*its) for worker, its in zip(self._workers, values, strict=True)]
         began = time.perf_counter()
         answers = self._exchange(frames)
         seconds = time.perf_counter() - began
-        self._iteration += 1
-        self._take(answers, "report", self._iteration)
+        # A benchmark is worth nothing unless the answers are right.
+        for worker in self._workers:
+            message = answers[worker.connection.fileno()]
+            if not worker.take(message):
+                raise ProtocolError(
+                    f"iteration {worker.iteration} was answered with {answered(message, 'report')}"
+                )
+        if sum(self.counts) != SAMPLES_PER_WORKER * len(self._workers):
+            raise ProtocolError(
+                f"the counts sum to {sum(self.counts)}, not {SAMPLES_PER_WORKER * len(self._workers)}"
+            )
         return seconds
 
-    def _exchange(self, frames: list[bytes]) -> dict[int, bytes]:
+    def _exchange(self, frames: Sequence[bytes]) -> dict[int, bytes]:
         """Send everybody's frame, then read everybody's answer, by connection."""
         for connection, frame in zip(self._connections.values(), frames, strict=True):
             connection.sendall(frame)
@@ -116,22 +236,8 @@ class Load:
                 elif data:
                     partial[descriptor] = data
                 else:
-                    raise ProtocolError(f"iteration {self._iteration}: the server closed a connection")
+                    raise ProtocolError("the server closed a connection")
         return answers
-
-    def _take(self, answers: dict[int, bytes], method: str, iteration: int) -> None:
-        """A benchmark is worth nothing unless the answers are right."""
-        self.counts = []
-        for descriptor in self._connections:
-            result = codec.decode(answers[descriptor], getattr(_wire.BatchSizeManager, f"{method}_result"))
-            codec.raise_declared(result)
-            if result.success.assignment.iteration != iteration:
-                raise ProtocolError(f"iteration {iteration}: an answer for {result.success.assignment}")
-            self.counts.append(result.success.assignment.count)
-        if sum(self.counts) != self._total:
-            raise ProtocolError(
-                f"iteration {iteration}: the counts sum to {sum(self.counts)}, not {self._total}"
-            )
 
 
 def allow_files(count: int) -> int:
@@ -146,8 +252,3 @@ def allow_files(count: int) -> int:
         soft = count if hard == unlimited else min(count, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return count if soft == unlimited else soft
-
-
-def _frame(method: str, sequence: int, request: Any) -> bytes:
-    arguments = getattr(_wire.BatchSizeManager, f"{method}_args")(request)
-    return codec.frame(codec.encode(codec.Header(method, TMessageType.CALL, sequence), arguments))
