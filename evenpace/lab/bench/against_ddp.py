@@ -14,24 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import nn
 
 from evenpace.cpu_limits import LimitKind
-from evenpace.lab import data as data_sets
 from evenpace.lab.bench import output
 from evenpace.lab.cluster import LocalCluster, share_cpus
-from evenpace.lab.data import ImageSet
-from evenpace.lab.workloads.digits import make_model
+from evenpace.lab.experiments.comparison import Evaluator
+from evenpace.lab.experiments.scheme_run import Snapshot
+from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import parse_shares
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
-_EVALUATED_AT_ONCE = 256  # test images
 
 
 @dataclass(frozen=True)
@@ -92,16 +89,16 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
         ValueError: The data cannot be read, or do not fit the options.
     """
     console = Console()
-    data = data_sets.load(config.data)
-    if config.total_batch_size > len(data.train_images):
+    data = config.data.partition(":")[0]
+    evaluator = Evaluator(Training("digits", ("--data", config.data)))
+    if config.total_batch_size > evaluator.samples:
         raise InvalidRequestError(
-            f"batch size {config.total_batch_size}: {data.name} has {len(data.train_images)} training images"
+            f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
         )
-    model = make_model(data)
     taken: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     turns = [mode for _ in range(config.repeats) for mode in MODES]
     for mode in track(turns, description=f"{len(config.shares)} workers", console=console):
-        taken[mode].append(_summary(config, data, model, _measure(config, mode)))
+        taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
     figures = _compare(config, data, taken)
     _print(console, figures)
     output.give(figures, json_path, console)
@@ -144,36 +141,31 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
 
 
 def _summary(
-    config: TrainConfig, data: ImageSet, model: nn.Module, ranks: Sequence[Mapping[str, NDArray[Any]]]
+    config: TrainConfig, evaluator: Evaluator, ranks: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, Any]:
     """One run in figures. All ranks' iterations end together; rank 0's are taken."""
     ends = ranks[0]["ends"]
-    snapshots = ranks[0]["snapshots"]
-    accuracies = [_accuracy(data, model, parameters) for parameters in snapshots]
     per_epoch = len(ends) // config.epochs
+    epochs = range(per_epoch, len(ends) + 1, per_epoch)
+    snapshots = [
+        Snapshot(float(ends[end - 1]), end, parameters)
+        for end, parameters in zip(epochs, ranks[0]["snapshots"], strict=True)
+    ]
+    accuracies = [point["accuracy"] for point in evaluator.curve(snapshots)]
     reached = [i for i, accuracy in enumerate(accuracies) if accuracy >= config.target_accuracy]
     return {
         "iteration_s_median": float(np.median(np.diff(ends, prepend=0.0))),
-        "time_to_accuracy_s": float(ends[(reached[0] + 1) * per_epoch - 1]) if reached else None,
+        "time_to_accuracy_s": snapshots[reached[0]].seconds if reached else None,
         "time_s": float(ends[-1]),
         "accuracy": accuracies[-1],
         "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
-        "parameters": snapshots[-1],
+        "parameters": snapshots[-1].parameters,
         "iterations": len(ends),
     }
 
 
-@torch.no_grad()
-def _accuracy(data: ImageSet, model: nn.Module, parameters: NDArray[Any]) -> float:
-    """On the test set, 0 to 1."""
-    nn.utils.vector_to_parameters(torch.from_numpy(parameters), model.parameters())
-    parts = torch.split(torch.from_numpy(data.test_images), _EVALUATED_AT_ONCE)
-    guesses = torch.cat([model(part).argmax(1) for part in parts])
-    return (guesses == torch.from_numpy(data.test_labels)).float().mean().item()
-
-
 def _compare(
-    config: TrainConfig, data: ImageSet, taken: Mapping[str, Sequence[Mapping[str, Any]]]
+    config: TrainConfig, data: str, taken: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """Medians over the repeats; ratios are taken within each repeat, where the machine was most alike."""
     runs = {}
@@ -197,7 +189,7 @@ def _compare(
     return {
         "against": "ddp",
         "shares": list(config.shares),
-        "data": data.name,
+        "data": data,
         "total_batch_size": config.total_batch_size,
         "iterations": taken["ddp"][0]["iterations"],
         "repeats": config.repeats,

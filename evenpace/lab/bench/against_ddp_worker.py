@@ -9,19 +9,19 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import evenpace
 from evenpace.cpu_limits import limit_cpu
-from evenpace.lab.data import load
-from evenpace.lab.workloads.digits import make_model
+from evenpace.lab.workloads import common
+from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import pin
 from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent
@@ -58,16 +58,10 @@ def main() -> None:
     end_with_parent(options.parent)
     pin(options.cpu)
     torch.set_num_threads(1)
-    torch.manual_seed(options.seed)
-    data = load(options.data)
-    images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
-    dataset = TensorDataset(images, labels)
-    module = make_model(data)
-    loss_function = nn.CrossEntropyLoss()
-    # What the framework prepares at its first pass must not be paid for under the CPU limit.
-    loss_function(module(images[:256]), labels[:256]).backward()
-    module.zero_grad()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    training = Training("digits", ("--data", options.data, "--seed", str(options.seed)))
+    workload = training.make(training.options())
+    common.warm_up(workload)
+    module, optimizer, dataset = workload.model, workload.optimizer, workload.train_set
     began = 0.0
 
     def begin() -> None:
@@ -84,7 +78,8 @@ def main() -> None:
     loader: Any
     if options.mode == "ddp":
         spec = JobSpec(len(dataset), options.batch_size, options.seed, shuffle=True, drop_last=True)
-        loader = DataLoader(dataset, batch_sampler=EvenSlices(spec, options.rank, options.ranks))
+        sampler = EvenSlices(spec, options.rank, options.ranks)
+        loader = DataLoader(cast(Dataset[Any], dataset), batch_sampler=sampler)
         distributed.barrier()
         begin()
     else:
@@ -98,7 +93,7 @@ def main() -> None:
         else:
             distribute(optimizer, loader)
 
-    ends, sizes, snapshots = _train(model, loader, optimizer, loss_function, options.epochs)
+    ends, sizes, snapshots = _train(model, loader, optimizer, workload.loss, options.epochs)
     if options.rank:
         snapshots = []
     seconds = np.array(ends) - began
