@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 import idl
 from evenpace.lab.attacks import attack_report
 from evenpace.lab.attacks.attackers import Attackers, Tally, Target
-from evenpace.lab.attacks.honest_job import JOB, WORKERS, HonestConfig
-from evenpace.lab.attacks.honest_process import Honest
+from evenpace.lab.attacks.honest_job import JOB, WORKERS, HonestJob
 from evenpace.lab.attacks.inputs import Inputs, Known
 from evenpace.lab.attacks.long_answers import long_histories, long_pulls
 from evenpace.lab.attacks.lurkers import Lurkers
 from evenpace.lab.attacks.tokens_of_attackers import Tokens
 from evenpace.lab.bench.connected_workers import allow_files
 from evenpace.lab.bench.watch import Watch, summary
-from evenpace.lab.cluster import service
-from evenpace.processes import Process
+from evenpace.lab.cluster import LocalCluster
 from evenpace.reports import files
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.client import Client
@@ -77,28 +76,33 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
     """Attack, print what came of it, and write it.
 
     Raises:
-        UnavailableError: The honest job did not start, or hangs.
+        UnavailableError: The honest job did not start.
     """
     allow_files(_FILES)
     console = Console()
     figures: dict[str, Any] = {"config": asdict(config), "load_average_before": os.getloadavg()}
-    with _services(config, json_path) as (manager, shard, tokens):
-        honest = Honest(_job(manager, shard, tokens, None, config.pace))
-        with honest, Watch(manager.pid) as of_manager, Watch(shard.pid) as of_shard:
-            honest.begin()
-            began = time.monotonic()
-            tally = _attack(console, config, _targets(config, manager, shard, tokens, honest), honest)
-            figures["seconds"] = time.monotonic() - began
-            ended = _ended(honest)
-        for name, part in (("manager", manager), ("shard", shard)):
-            if part.popen is not None and not part.running:
-                tally.harm(f"{name}: ended with status {part.popen.returncode}")
+    logs = json_path.with_name(f"{json_path.name}.logs") if json_path is not None else None
+    with (
+        _services(config, logs) as (cluster, tokens),
+        _trained(cluster, tokens, config.pace) as honest,
+        Watch(cluster.pid("manager")) as of_manager,
+        Watch(cluster.pid("ps-0")) as of_shard,
+    ):
+        honest.begin()
+        began = time.monotonic()
+        tally = _attack(console, config, _targets(config, cluster, tokens, honest), honest)
+        figures["seconds"] = time.monotonic() - began
+        honest.finish()
+        for name in cluster.services:
+            if not cluster[name].running:
+                tally.harm(f"{name} ended: {cluster[name].failure()}")
+        ended = honest.outcome()
     figures |= _tried(tally, figures["seconds"])
     figures["services"] = {"manager": summary(of_manager.samples), "shard": summary(of_shard.samples)}
-    for failure in ended.get("failures", [str(ended)]):
+    for failure in honest.failures:
         tally.harm(f"honest job: {failure}")
     figures["honest"] = _honest(honest.seconds)
-    figures["honest"]["bits_changed"] = _bits_changed(config, console, ended)
+    figures["honest"]["bits_changed"] = None if ended is None else _bits_changed(config, console, *ended)
     figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
     figures["load_average_after"] = os.getloadavg()
     attack_report.show(console, figures)
@@ -111,41 +115,41 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
 @contextlib.contextmanager
 def _services(
     config: HostileConfig, logs: Path | None = None
-) -> Iterator[tuple[Process, Process, Tokens | None]]:
-    """A manager and a shard, whose logs go beside the file `logs`, and the tokens that they take."""
-    with contextlib.ExitStack() as stack:
-        tokens, options = None, []
-        if config.tokens:
-            tokens = Tokens(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            options = ["--token-key", str(tokens.key)]
-        for_manager = ("--workers", str(WORKERS), "--policy", "even")
-        for_shard = ("--deterministic", "--memory-mib", str(config.memory_mib))
-        manager, shard = (
-            stack.enter_context(
-                service(
-                    name,
-                    *options,
-                    *more,
-                    log=logs.with_name(f"{logs.name}.{name}.log") if logs is not None else None,
-                )
-            )
-            for name, more in (("manager", for_manager), ("ps", for_shard))
+) -> Iterator[tuple[LocalCluster, Tokens | None]]:
+    """Manager and shard, which log to the folder `logs` if there is one, and the tokens that they take."""
+    with tempfile.TemporaryDirectory(prefix="evenpace-attack-") as folder:
+        tokens = Tokens(Path(folder)) if config.tokens else None
+        options = ("--deterministic", "--memory-mib", str(config.memory_mib))
+        cluster = LocalCluster(
+            logs or Path(folder) / "logs",
+            workers=WORKERS,
+            credentials=Credentials(token=tokens.honest) if tokens is not None else None,
+            token_key=tokens.key if tokens is not None else None,
+            shard_options=lambda name: options,
+            policy="even",
         )
-        yield manager, shard, tokens
+        with cluster:
+            yield cluster, tokens
 
 
-def _job(
-    manager: Process, shard: Process, tokens: Tokens | None, iterations: int | None, pace: float
-) -> HonestConfig:
-    token = str(tokens.honest) if tokens is not None else None
-    return HonestConfig(str(manager.address), (str(shard.address),), iterations, pace, token)
+@contextlib.contextmanager
+def _trained(
+    cluster: LocalCluster, tokens: Tokens | None, pace: float, last: int | None = None
+) -> Iterator[HonestJob]:
+    """The honest job on the services."""
+    credentials = Credentials(token=tokens.honest) if tokens is not None else None
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
+        HonestJob(cluster, Path(folder), credentials, pace, last) as honest,
+    ):
+        yield honest
 
 
 def _attack(
     console: Console,
     config: HostileConfig,
     targets: Sequence[Target],
-    honest: Honest,
+    honest: HonestJob,
 ) -> Tally:
     """Throw inputs until it is enough."""
     attackers = Attackers(targets, config.seed)
@@ -158,12 +162,12 @@ def _attack(
             while (now := time.monotonic()) < began + config.seconds:
                 attackers.attack(_TURN)
                 lurkers.go_on(now)
-                honest.listen()
+                training = honest.look()
                 for target in targets:
                     target.inputs.see(len(honest.seconds))
                 if honest.silent_for > _HANG_SECONDS:
                     tally.harm(f"honest job: no iteration for {_HANG_SECONDS:g} s")
-                is_over = honest.ended is not None or len(tally.harms) > _HARMS
+                is_over = not training or len(tally.harms) > _HARMS
                 if is_over or (config.inputs is not None and tally.inputs >= config.inputs):
                     break
                 bar.update(
@@ -177,14 +181,6 @@ def _attack(
             attackers.close()
             lurkers.close()
     return tally
-
-
-def _ended(honest: Honest) -> dict[str, Any]:
-    """How the honest job ended, once it was told to."""
-    try:
-        return honest.end_soon()
-    except UnavailableError as error:
-        return {"failures": [str(error)]}
 
 
 def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
@@ -203,16 +199,16 @@ def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
 
 
 def _targets(
-    config: HostileConfig, manager: Process, shard: Process, tokens: Tokens | None, honest: Honest
+    config: HostileConfig, cluster: LocalCluster, tokens: Tokens | None, honest: HonestJob
 ) -> list[Target]:
     """The services as each attacker has them, by a job of its own."""
     of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
-    run = _run_of_honest(manager, tokens)
+    run, (shard,) = _run_of_honest(cluster, tokens), cluster.shard_addresses
     targets = []
     for number in range(_EACH):
         job = f"mallory-{number}"
-        for name, part, definition, victim, own, deaf in (
-            ("manager", manager, of_manager, JOB, job, long_histories(job)),
+        for name, address, definition, victim, own, deaf in (
+            ("manager", cluster.manager, of_manager, JOB, job, long_histories(job)),
             ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
         ):
             known = Known(victim, honest.workers) if tokens is not None else None
@@ -222,7 +218,7 @@ def _targets(
             hello = tokens.hello(definition, job) if tokens is not None else b""
             impostures = tokens.impostures(definition, job, JOB) if tokens is not None else ()
             sentinel = _sentinel(definition, own)
-            targets.append(Target(name, part.address, inputs, sentinel, deaf, hello, impostures))
+            targets.append(Target(name, address, inputs, sentinel, deaf, hello, impostures))
     return targets
 
 
@@ -233,11 +229,11 @@ def _sentinel(definition: type, job: str) -> tuple[str, Any]:
     return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
 
 
-def _run_of_honest(manager: Process, tokens: Tokens | None) -> str:
+def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
     """What the honest job's name at the shard ends with."""
     credentials = Credentials(token=tokens.honest) if tokens is not None else None
     service = idl.batchsize_manager
-    client = Client(service.BatchSizeManager, manager.address, "manager", credentials=credentials)
+    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=credentials)
     with contextlib.closing(client):
         run: str = client.call("history", service.HistoryRequest(JOB, 0, 1)).run
         return run
@@ -253,17 +249,22 @@ def _honest(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _bits_changed(config: HostileConfig, console: Console, ended: dict[str, Any]) -> int | None:
-    """In how many bits the honest job's parameters differ from those of an undisturbed run; None: no end."""
-    if not ended.get("parameters"):
-        return None
-    console.print(f"{ended['iterations']} iterations again, undisturbed")
+def _bits_changed(
+    config: HostileConfig, console: Console, iterations: int, parameters: NDArray[np.float64]
+) -> int:
+    """In how many bits the honest job's parameters differ from those of an undisturbed run.
+
+    Raises:
+        UnavailableError: That run did not end well.
+    """
+    console.print(f"{iterations} iterations again, undisturbed")
     with (
-        _services(config) as (manager, shard, tokens),
-        Honest(_job(manager, shard, tokens, ended["iterations"], 0.0)) as honest,
+        _services(config) as (cluster, tokens),
+        _trained(cluster, tokens, 0.0, last=iterations) as honest,
     ):
+        honest.wait()
         undisturbed = honest.outcome()
-    if undisturbed["failures"]:
-        raise UnavailableError(f"the undisturbed job failed: {undisturbed['failures']}")
-    one, two = (np.frombuffer(bytes.fromhex(e["parameters"]), np.uint8) for e in (ended, undisturbed))
+    if undisturbed is None or undisturbed[0] != iterations:
+        raise UnavailableError(f"the undisturbed job failed: {honest.failures or undisturbed}")
+    one, two = (values.view(np.uint8) for values in (parameters, undisturbed[1]))
     return int(np.unpackbits(one ^ two).sum())

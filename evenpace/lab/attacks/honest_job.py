@@ -1,139 +1,146 @@
-"""The honest job that trains while others attack: a small model whose samples are their numbers.
+"""The honest job that trains while others attack: workers of the chaos runs, on the services under attack.
 
 With even splits and deterministic sums, two runs of as many iterations end with the same parameters to the
-last bit. Prints a JSON line for each iteration of its first worker, for `honest_process`.
+last bit.
 """
 
-import json
-import sys
-import threading
+import contextlib
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.lab.speaker import say
-from idl.errors import EvenpaceError
-from idl.layout import Group, Layout
-from idl.plan import Assignment, JobSpec
-from rpc.address import Address
+from evenpace.lab.attacks import honest_worker
+from evenpace.lab.cluster import LocalCluster
+from evenpace.observer import Observer
+from evenpace.processes import ProcessFailedError
+from idl.errors import EvenpaceError, UnavailableError
 from rpc.credentials import Credentials
-from worker.session import Session, SessionConfig
 
-ELEMENTS = 1000
 JOB = "honest"
 WORKERS = 4
-_BATCH = 64  # samples
-
-
-@dataclass(frozen=True)
-class HonestConfig:
-    """One run of the job.
-
-    Attributes:
-        manager: HOST:PORT.
-        shards: HOST:PORT of each.
-        iterations: After which it ends; None: it goes on until standard input ends.
-        pace: Seconds that a worker computes for.
-        token: File with the job's token; None where none is asked for.
-    """
-
-    manager: str
-    shards: tuple[str, ...]
-    iterations: int | None
-    pace: float
-    token: str | None = None
-
-    def to_json(self) -> str:
-        """For the command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "HonestConfig":
-        """As `to_json` wrote it."""
-        values = json.loads(text)
-        return cls(**values | {"shards": tuple(values["shards"])})
-
-    def session(self, number: int) -> Session:
-        """A worker's session."""
-        return Session(
-            SessionConfig(
-                Address.parse(self.manager),
-                tuple(Address.parse(shard) for shard in self.shards),
-                job=JOB,
-                worker=f"worker-{number}",
-                barrier_timeout=120.0,
-                credentials=Credentials(token=Path(self.token)) if self.token else None,
-            )
-        )
+_START_SECONDS = 120.0
+_AHEAD = 40  # iterations from the order to stop to the last: nobody is that far yet
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 30.0  # for the manager to say how far the job is
 
 
 class HonestJob:
-    """All its workers, a thread each."""
+    """Its workers, and how far they are; they end with the cluster.
 
-    def __init__(self, config: HonestConfig) -> None:
-        self._config = config
-        self._last: int | None = config.iterations
-        self._failures: list[str] = []
-        self._sessions = [config.session(number) for number in range(WORKERS)]
-        self._parameters = b""
+    Args:
+        cluster: Of the services, which listen.
+        folder: For what the workers write.
+        credentials: With the job's token, where the services ask for one.
+        pace: Seconds that each iteration takes longer, as if a worker computed more.
+        last: The iteration after which it ends; None to go on until `finish`.
+
+    Attributes:
+        failures: Of its processes.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        credentials: Credentials | None,
+        pace: float,
+        last: int | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._observer = Observer(cluster.manager, (), JOB, credentials)
         self._done = 0
+        self._moved_at = time.monotonic()
+        self.failures: list[str] = []
+        if last is not None:
+            self._stop_after(last)
+        self._processes = [
+            cluster.start_worker(
+                name,
+                honest_worker.__file__,
+                [
+                    *("--journal", str(folder / f"{name}.jsonl"), "--stop", str(folder / "stop")),
+                    *("--out", str(folder / f"{name}.npz"), "--pause", str(pace)),
+                ],
+                {"--job": JOB},
+            )
+            for name in (f"worker-{number}" for number in range(WORKERS))
+        ]
 
-    def run(self) -> None:
-        """Train, and say how it ended."""
-        if self._config.iterations is None:
-            threading.Thread(target=self._stop_with_input, daemon=True).start()
-        threads = [threading.Thread(target=self._guarded, args=(number,)) for number in range(WORKERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        say(failures=self._failures, parameters=self._parameters.hex(), iterations=self._done)
+    def __enter__(self) -> "HonestJob":
+        return self
 
-    def _stop_with_input(self) -> None:
-        sys.stdin.read()
-        self._last = self._done + 3  # nobody is that far yet
+    def __exit__(self, *error: object) -> None:
+        self._observer.close()
 
-    def _guarded(self, number: int) -> None:
+    @property
+    def seconds(self) -> list[float]:
+        """Of each iteration so far."""
+        return [record.duration for record in self._observer.iterations]
+
+    @property
+    def workers(self) -> list[tuple[str, str]]:
+        """Names and incarnations."""
+        logs = {process.name: process.log.read_text().splitlines() for process in self._processes}
+        return [
+            (name, line.removeprefix(honest_worker.IDENTITY))
+            for name, lines in logs.items()
+            for line in lines
+            if line.startswith(honest_worker.IDENTITY)
+        ]
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since an iteration was heard of."""
+        return time.monotonic() - self._moved_at
+
+    def look(self) -> bool:
+        """See how far it is; whether workers are running."""
+        with contextlib.suppress(EvenpaceError):  # of a manager that does not answer, silence tells
+            self._observer.poll(_ANSWER_SECONDS)
+        if len(self._observer.iterations) > self._done:
+            self._done, self._moved_at = len(self._observer.iterations), time.monotonic()
         try:
-            self._train(self._sessions[number], number)
-        except EvenpaceError as error:
-            self._failures.append(f"worker-{number}: {type(error).__name__}: {error}")
+            return self._cluster.check()
+        except ProcessFailedError as error:
+            self.failures = [str(error)]
+            return False
 
-    def _train(self, session: Session, number: int) -> None:
-        session.declare(JobSpec(_BATCH * 1000, _BATCH, seed=0, shuffle=False, drop_last=True))
-        session.processing_time = lambda: lambda: 0.05  # an even split does not depend on it
-        session.join()
-        group = Group(ELEMENTS, {"lr": 0.1, "momentum": 0.9})
-        initial = np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
-        session.open_parameters(Layout("float32", "sgd", (group,)), initial)
-        if not number:
-            say(workers=[(s.config.worker, s.incarnation) for s in self._sessions])
-        while (assignment := session.assignment) is not None:
-            if self._last is not None and assignment.iteration >= self._last:
-                break
-            began = time.monotonic()
-            session.gradient[:] = gradient(session.parameters, assignment)
-            if self._config.pace:
-                time.sleep(self._config.pace)
-            session.finish_iteration()
-            if not number:
-                self._done = assignment.iteration + 1
-                self._parameters = session.parameters.tobytes()
-                say(iteration=self._done, seconds=time.monotonic() - began)
-        session.close()
+    def begin(self) -> None:
+        """Wait for its first iterations.
 
+        Raises:
+            UnavailableError: They do not come.
+        """
+        while self._done < 3:
+            if not self.look() or self.silent_for > _START_SECONDS:
+                raise UnavailableError(f"the honest job did not start to train: {self.failures}")
+            time.sleep(_POLL_SECONDS)
 
-def gradient(parameters: NDArray[Any], assignment: Assignment) -> NDArray[Any]:
-    """The mean over the slice's samples, (elements,): sample i pulls each parameter to a value of its own."""
-    samples = np.arange(assignment.start, assignment.start + assignment.count, dtype=np.float32)
-    targets = np.sin(samples[:, None] * 0.1 + np.arange(len(parameters), dtype=np.float32))
-    mean: NDArray[Any] = (parameters - targets).mean(axis=0, dtype=np.float32)
-    return mean
+    def finish(self) -> None:
+        """Let it end after some more iterations, and wait for that; what goes wrong is among its failures."""
+        self._stop_after(self._done + _AHEAD)
+        self.wait()
 
+    def wait(self) -> None:
+        """Wait for its end."""
+        while self.look():
+            if self.silent_for > _START_SECONDS:
+                self.failures.append("the honest job hangs")
+                return
+            time.sleep(_POLL_SECONDS)
 
-if __name__ == "__main__":
-    HonestJob(HonestConfig.from_json(sys.argv[1])).run()
+    def outcome(self) -> tuple[int, NDArray[np.float64]] | None:
+        """How many iterations went into the final parameters, (elements,); None if it did not end well."""
+        path = self._folder / "worker-0.npz"
+        if self.failures or not path.exists():
+            return None
+        with np.load(path) as ended:
+            return int(ended["version"]), ended["parameters"]
+
+    def _stop_after(self, iteration: int) -> None:
+        new = self._folder / "stop.new"
+        new.write_text(str(iteration))
+        new.replace(self._folder / "stop")
