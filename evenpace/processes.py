@@ -40,7 +40,7 @@ class Process:
         log: Where its errors go and, unless it `listens`, its output, one start after the other.
         role: "manager", "shard" or "worker".
         environment: Variables added to those of this process.
-        listens: Whether its standard output, where it says where it listens, is a pipe to this process.
+        listens: Whether its standard output is a pipe to this process: a service says there where it listens.
         hears: Whether its standard input is a pipe from this process.
         popen: Its last start; None before the first.
         starts: How often it was started.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import service
-from evenpace.processes import LISTENING, end_process
+from evenpace.processes import Process
 from ps.config import ParameterServerConfig
 from ps.service import ParameterServerService
 from rpc import codec, tokens
@@ -68,47 +69,37 @@ def signalled_process(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes
         yield process.popen, process.address
 
 
-class RestartableService:
+class RestartableService(Process):
     """A real service that a test kills and starts again, on one port; it ends with the test.
 
     Args:
         arguments: Of `evenpace`, but for `--listen`.
-
-    Attributes:
-        address: Where it listens; nobody else gets it while the service is away.
     """
 
     def __init__(self, *arguments: str) -> None:
-        self.address = address_of_our_own()
-        self._command = [sys.executable, "-m", "evenpace", *arguments, "--listen", str(self.address)]
-        self._popen: subprocess.Popen[str] | None = None
+        self._own = address_of_our_own()  # nobody else gets it while the service is away
+        command = [sys.executable, "-m", "evenpace", *arguments, "--listen", str(self._own)]
+        super().__init__(arguments[0], command, Path(os.devnull), listens=True)
 
-    def __enter__(self) -> "RestartableService":
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._popen is not None:
-            end_process(self._popen)
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._own
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        self._popen = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._popen.stdout is not None
-        assert self._popen.stdout.readline() == f"{LISTENING}{self.address}\n"
-        self._popen.stdout.close()
+        super().start()
+        assert super().address == self._own
 
     def stop(self) -> int:
         """Ask it to end, and wait until it has; its exit status."""
-        assert self._popen is not None
-        return ends_with(self._popen, signal.SIGTERM)
+        assert self.popen is not None
+        return ends_with(self.popen, signal.SIGTERM)
 
     def kill(self) -> None:
         """Let it have no time to do anything."""
-        assert self._popen is not None
-        assert ends_with(self._popen, signal.SIGKILL) == -signal.SIGKILL
+        assert self.popen is not None
+        assert ends_with(self.popen, signal.SIGKILL) == -signal.SIGKILL
 
 
 def restartable_manager(folder: Path, *options: str) -> RestartableService:

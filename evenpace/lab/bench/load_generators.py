@@ -1,21 +1,27 @@
 """The processes that are the workers of a load benchmark, and what they say."""
 
 import contextlib
+import json
 import math
 import queue
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_rounds import Rounds
 from evenpace.lab.bench.load_workers import GeneratorConfig
-from evenpace.lab.speaker import ENDED, Speaker
+from evenpace.processes import Process
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address
 
 _START_SECONDS = 600.0  # for all workers to have joined
+_ENDED = "ended"  # the key under which a process's exit status is put after its last line
 SILENCE_SECONDS = 120.0  # without any round: something hangs
 
 
@@ -80,7 +86,7 @@ class Generators:
         self._config = config
         self._address = address
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._speakers: list[Speaker] = []
+        self._processes: list[Process] = []
         self._stack = contextlib.ExitStack()
         self.rounds = Rounds(SAMPLES_PER_WORKER * config.workers, config.generators)
         self.errors: Counter[str] = Counter()
@@ -114,27 +120,36 @@ class Generators:
 
     def finish(self) -> None:
         """Let the workers go away, and take in the last of what they say."""
-        for speaker in self._speakers:
-            speaker.finish()
-        for speaker in self._speakers:
-            speaker.wait(SILENCE_SECONDS)
+        popens = [process.popen for process in self._processes if process.popen is not None]
+        for popen in popens:
+            assert popen.stdin is not None
+            popen.stdin.close()
+        for popen in popens:
+            popen.wait(SILENCE_SECONDS)
         while not self._said.empty():
             self._take(self._said.get())
 
     def _start(self) -> None:
         config, first = self._config, 0
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="evenpace-load-")))
         for number in range(config.generators):
             count = config.workers * (number + 1) // config.generators - first
             generator = GeneratorConfig(
                 *self._address, config.names, first, count, config.workers, config.compute, config.seed
             )
             first += count
-            speaker = Speaker("evenpace.lab.bench.load_workers", generator.to_json(), self._said)
-            self._speakers.append(self._stack.enter_context(speaker))
-        for _ in self._speakers:
+            line = [sys.executable, "-m", "evenpace.lab.bench.load_workers", generator.to_json()]
+            name = f"generator-{number}"
+            process = Process(name, line, folder / f"{name}.log", listens=True, hears=True)
+            self._processes.append(self._stack.enter_context(process))
+            threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        for _ in self._processes:
             self._expect("joined")
-        for speaker in self._speakers:
-            speaker.tell("go")
+        for process in self._processes:
+            assert process.popen is not None
+            assert process.popen.stdin is not None
+            process.popen.stdin.write(b"go\n")
+            process.popen.stdin.flush()
 
     def _expect(self, what: str) -> None:
         try:
@@ -144,10 +159,17 @@ class Generators:
         if what not in said:
             raise UnavailableError(f"a load generator failed: {said}")
 
+    def _hear(self, process: Process) -> None:
+        assert process.popen is not None
+        assert process.popen.stdout is not None
+        for line in process.popen.stdout:
+            self._said.put(json.loads(line))
+        self._said.put({_ENDED: process.popen.wait(), "log": process.tail()})
+
     def _take(self, said: dict[str, Any]) -> None:
         if "round" in said:
             self.rounds.add(*said["round"])
         elif "errors" in said:
             self.errors.update(said["errors"])
-        elif "failed" in said or said.get(ENDED):
+        elif "failed" in said or said.get(_ENDED):
             raise UnavailableError(f"a load generator failed: {said}")

@@ -13,9 +13,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from evenpace.lab.bench.connected_workers import Worker, answered, join
-from evenpace.lab.speaker import say
 from idl.errors import EvenpaceError, ProtocolError
 from rpc import codec
 from rpc.address import Address
@@ -195,6 +195,12 @@ class Generator:
         say(error=f"{worker.identity.job} {worker.identity.worker}: {error}")
         del self._workers[worker.connection.fileno()]
         worker.connection.close()
+
+
+def say(**what: Any) -> None:
+    """Tell the process that started this one something."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
