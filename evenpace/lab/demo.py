@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evenpace.cpu_limits import LimitKind, limit_cpu
@@ -22,6 +21,7 @@ from evenpace.lab.experiments import analysis
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
+from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import parse_shares
 from evenpace.overview.client import ManagerClient
@@ -204,7 +204,7 @@ def _train(
 ) -> tuple[UnequalRun, RunReport]:
     """Run one of the two trainings, and show it until its end; with what its manager tells of it then."""
     reports: list[RunReport] = []
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = make_progress()
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
     page = () if config.http is None else ("--http", str(config.http))
     with Live(bar, console=console, refresh_per_second=4) as live:
@@ -305,9 +305,7 @@ def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _print_summary(console: Console, full: Mapping[str, Any], out: Path) -> None:
-    table = Table(title="Even against balanced", title_justify="left")
-    for column in ("run", "iteration ms", "waiting", "accuracy", "batch sizes"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    table = make_table("Even against balanced", "run", "iteration ms", "waiting", "accuracy", "batch sizes")
     for name, run in full["runs"].items():
         table.add_row(
             name,

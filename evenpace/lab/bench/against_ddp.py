@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from evenpace.cpu_limits import LimitKind
-from evenpace.lab.bench import output
+from evenpace.lab import terminal
 from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.scheme_run import Snapshot
+from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import parse_shares
 from idl.errors import InvalidRequestError
@@ -101,7 +101,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
         taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
     figures = _compare(config, data, taken)
     _print(console, figures)
-    output.give(figures, json_path, console)
+    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -206,9 +206,15 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         f"{figures['iterations']} iterations of {figures['total_batch_size']} samples of {figures['data']} "
         f"by workers limited to {shares} of a core"
     )
-    table = Table(title=f"Against stock DDP, medians of {figures['repeats']}", title_justify="left")
-    for column in ("training", "iteration ms", "speed-up", target, "accuracy", "batch sizes"):
-        table.add_column(column, justify="left" if column == "training" else "right")
+    table = make_table(
+        f"Against stock DDP, medians of {figures['repeats']}",
+        "training",
+        "iteration ms",
+        "speed-up",
+        target,
+        "accuracy",
+        "batch sizes",
+    )
     for mode, name in MODES.items():
         of = figures["runs"][mode]
         reached = of["time_to_accuracy_s"]

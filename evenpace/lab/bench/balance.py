@@ -35,8 +35,6 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
 from evenpace.lab.bench.balance_play import CLOSE, Change, Noise, Play, best_split, play
@@ -47,6 +45,7 @@ from evenpace.lab.bench.step_times import (
     make_cluster,
     read_step_times,
 )
+from evenpace.lab.terminal import make_progress, make_table
 from evenpace.reports import files, style
 
 _DEFAULT_SLOWDOWN = 2.0  # times as long, in the middle of a run
@@ -118,7 +117,7 @@ def run(options: Options, json_path: Path | None = None, plot_path: Path | None 
         },
         "clusters": [],
     }
-    with _progress(console) as bar:
+    with make_progress(console, transient=True) as bar:
         task = bar.add_task("playing", total=len(clusters) * len(names) * options.seeds)
         for cluster in clusters:
             changes = _changes(cluster, options)
@@ -196,26 +195,17 @@ def _mean_and_max(values: Sequence[float]) -> dict[str, float]:
 # -- showing
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
     changes = ", ".join(f"{c['worker']} x{c['factor']:g} at {c['iteration']}" for c in figures["changes"])
-    table = Table(
-        title=f"{figures['model']}, {figures['total']} samples: {', '.join(figures['gpus'])}"
-        + (f"; {changes}" if changes else ""),
-        title_justify="left",
-    )
-    table.add_column("policy", no_wrap=True)
     parts = len(next(iter(figures["policies"].values()))["summary"]["parts"])
-    titles = [
-        "iterations to close",
+    table = make_table(
+        f"{figures['model']}, {figures['total']} samples: {', '.join(figures['gpus'])}"
+        + (f"; {changes}" if changes else ""),
+        *("policy", "iterations to close"),
         *(f"after change {n}" if parts > 2 else "after the change" for n in range(1, parts)),
-    ]
-    for title in (*titles, "time / best", "with noise", "changes of sizes"):
-        table.add_column(title, justify="right")
+        *("time / best", "with noise", "changes of sizes"),
+        no_wrap=True,
+    )
     for name, its in figures["policies"].items():
         summary = its["summary"]
         table.add_row(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from evenpace.lab.bench import output
+from evenpace.lab import terminal
 from evenpace.lab.bench.connected_workers import Load
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.lab.cluster import service
+from evenpace.lab.terminal import make_table
 from rpc.address import Address
 from rpc.credentials import Credentials
 
@@ -65,9 +65,9 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
         tls_p50, tls_p99 = np.percentile(secure, [50, 99])
         figures |= {"tls_round_ms_p50": tls_p50 * 1e3, "tls_round_ms_p99": tls_p99 * 1e3}
         figures["tls_ratio"] = tls_p50 / p50
-    table = Table(title=f"A barrier round of {workers} workers, {rounds} rounds", title_justify="left")
-    for column in ("server", "median ms", "99% ms"):
-        table.add_column(column, justify="left" if column == "server" else "right")
+    table = make_table(
+        f"A barrier round of {workers} workers, {rounds} rounds", "server", "median ms", "99% ms"
+    )
     table.add_row("evenpace manager", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
     table.add_row("evenpace manager --state", f"{kept_p50 * 1e3:.1f}", f"{kept_p99 * 1e3:.1f}")
     if tls:
@@ -77,7 +77,7 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
     )
     console.print(table)
     console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
-    output.give(figures, json_path, console)
+    terminal.give(figures, json_path, console)
     return figures
 
 

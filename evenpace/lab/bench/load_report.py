@@ -6,8 +6,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
+from evenpace.lab.terminal import make_table
 from evenpace.reports import style
 
 
@@ -15,9 +15,7 @@ def show(console: Console, figures: dict[str, Any]) -> None:
     """Print a table and some lines."""
     config, memory = figures["config"], figures["manager"]["rss_mib"]
     title = f"{config['jobs']} jobs with {config['workers']} workers each, {figures['seconds']:.0f} s"
-    table = Table(title=title, title_justify="left")
-    for column in ("rounds of", "rounds", "p50 ms", "p99 ms", "p99.9 ms", "p99 / p50"):
-        table.add_column(column, justify="left" if column == "rounds of" else "right")
+    table = make_table(title, "rounds of", "rounds", "p50 ms", "p99 ms", "p99.9 ms", "p99 / p50")
     rows = {**(figures["by_job"] if len(figures["by_job"]) <= 20 else {}), "all": figures["round_ms"]}
     for name, latency in rows.items():
         numbers = (f"{latency[key]:.1f}" for key in ("p50", "p99", "p99.9"))

@@ -44,9 +44,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import Progress
 
+from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.traces import Trace, contention_trace, read_trace
 from evenpace.reports import files, style
 from idl.errors import EvenpaceError, InvalidRequestError
@@ -132,7 +132,7 @@ def run(
     trace = contention_trace() if trace_path is None else read_trace(trace_path)
     grid = lay_out(trace, warm_up)
     with _fitting_process() as executor:
-        with _progress(console) as bar:
+        with make_progress(console, transient=True) as bar:
             replays = {}
             for name in names:
                 advance = _advancing(bar, bar.add_task(name, total=len(grid.iterations)))
@@ -167,7 +167,7 @@ def run(
             files.write_json(figures, json_path)  # timing takes long and may be interrupted
         if timing_workers:
             figures["timing"] = []
-            with _progress(console) as bar:
+            with make_progress(console, transient=True) as bar:
                 task = bar.add_task("timing", total=len(names) * len(timing_workers))
                 for workers in timing_workers:
                     for name in names:
@@ -410,31 +410,22 @@ def _time(name: str, workers: int, executor: Executor) -> dict[str, Any]:
 # -- showing
 
 
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)
-
-
 def _advancing(bar: Progress, task: Any) -> Callable[[], None]:
     return lambda: bar.advance(task)
 
 
 def _print_errors(console: Console, figures: Mapping[str, Any]) -> None:
     counts, floor, workers = figures["scored"], figures["floor"], figures["workers"]
-    overall = _table(
+    overall = make_table(
         f"RMSE over {counts['rows']:,} predictions for {counts['workers']} workers",
-        ("% of mean speed", "of EMA's", "gap closed", "pooled, samples/s"),
+        *("predictor", "% of mean speed", "of EMA's", "gap closed", "pooled, samples/s"),
+        no_wrap=True,
     )
-    each = _table(
-        "RMSE of each worker, samples/s"
-        if len(workers) <= _FEW_WORKERS
-        else "RMSE of the workers, % of mean speed",
-        tuple(workers) if len(workers) <= _FEW_WORKERS else ("min", "median", "max"),
+    few = len(workers) <= _FEW_WORKERS
+    each = make_table(
+        "RMSE of each worker, samples/s" if few else "RMSE of the workers, % of mean speed",
+        *("predictor", *(workers if few else ("min", "median", "max"))),
+        no_wrap=True,
     )
     for name, found in figures["predictors"].items():
         relative = found["relative"]
@@ -465,17 +456,9 @@ def _spread(rmses: Sequence[float], workers: Mapping[str, Any]) -> list[str]:
     return [f"{value:.2%}" for value in (min(shares), statistics.median(shares), max(shares))]
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("predictor", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
 def _print_times(console: Console, timing: Sequence[Mapping[str, Any]]) -> None:
     columns = ("workers", "predict ms", "observe ms", f"fit s ({_TIMED_ITERATIONS} iterations)")
-    table = _table("Times, medians", columns)
+    table = make_table("Times, medians", "predictor", *columns, no_wrap=True)
     for entry in timing:
         table.add_row(
             entry["predictor"],

@@ -16,13 +16,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from evenpace.lab.bench import output
+from evenpace.lab import terminal
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import ShardSteps, Step, read_ledger
 from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.terminal import make_table
 from idl.errors import UnavailableError
 
 _TICK_SECONDS = 0.005
@@ -229,7 +229,7 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
         "costs": {name: _summary(its) for name, its in costs.items()},
     }
     _show(console, figures)
-    output.give(figures, json_path, console)
+    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -244,11 +244,9 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"{figures['workers']} workers, {figures['shards']} shards, {figures['step_s'] * 1e3:.0f} ms a step; "
         f"what is killed is started again after {figures['away']:g} s"
     )
-    table = Table(title=title, title_justify="left")
-    for column in ("", "stands still s", "at most s", "steps done again", "attempts"):
-        table.add_column(column, justify="right" if column else "left")
+    table = make_table(title, "", "stands still s", "at most s", "steps done again", "attempts")
     for name, cost in figures["costs"].items():
         times = (f"{cost[key]:.2f}" for key in ("still_s", "longest_s"))
         table.add_row(name, *times, *(f"{cost[key]:.0f}" for key in ("redone", "attempts")))
     console.print(table)
-    console.print(output.load_line(*figures["load_average"]))
+    console.print(terminal.load_line(*figures["load_average"]))

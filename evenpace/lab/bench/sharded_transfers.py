@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 import idl
-from evenpace.lab.bench import output
+from evenpace.lab import terminal
 from evenpace.lab.cluster import service
 from evenpace.lab.network import Network
 from idl.errors import EvenpaceError
@@ -95,7 +95,7 @@ def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
     figures: dict[str, Any] = asdict(config) | {"load_average": [before, os.getloadavg()[0]]}
     figures["measured"] = [_figures(config, *key, its) for key, its in rounds.items()]
     _show(console, config, figures)
-    output.give(figures, json_path, console)
+    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -128,7 +128,7 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
         )
         table.add_row(str(row["shards"]), row["step"], *numbers)
     console.print(table)
-    console.print(output.load_line(*figures["load_average"]))
+    console.print(terminal.load_line(*figures["load_average"]))
 
 
 def _round(

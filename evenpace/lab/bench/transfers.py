@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
-from evenpace.lab.bench import output
+from evenpace.lab import terminal
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.lab.bench.plain_transfers import PULL, PUSH
 from evenpace.lab.cluster import service
+from evenpace.lab.terminal import make_table
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -72,9 +72,7 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
                         seconds.setdefault(f"{who}{what}_gb_s", []).append(time.perf_counter() - began)
     figures: dict[str, Any] = {"mib": mib}
     figures |= {key: nbytes / statistics.median(taken) / 1e9 for key, taken in seconds.items()}
-    table = Table(title=f"{mib} MiB over loopback, medians of {repeats}", title_justify="left")
-    for column in ("", "push GB/s", "pull GB/s"):
-        table.add_column(column, justify="right" if column else "left")
+    table = make_table(f"{mib} MiB over loopback, medians of {repeats}", "", "push GB/s", "pull GB/s")
     names = {
         "": "evenpace",
         "raw_": "bare sockets",
@@ -86,7 +84,7 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
             continue
         table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
     console.print(table)
-    output.give(figures, json_path, console)
+    terminal.give(figures, json_path, console)
     return figures
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from evenpace.lab.experiments import analysis, plots
 from evenpace.lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
 from evenpace.lab.experiments.contention_schedule import write_schedule
 from evenpace.lab.experiments.scheme_run import Snapshot
 from evenpace.lab.experiments.schemes import Scheme
+from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
 from evenpace.reports import files
@@ -135,8 +134,7 @@ def compare(
 
 
 def _run(scheme: Scheme, config: ContendedConfig, console: Console) -> ContendedRun:
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with make_progress(console, 20) as progress:
         return run_contended(scheme, config, progress)
 
 
@@ -224,10 +222,7 @@ def print_table(figures: Figures, console: Console) -> None:
         f"Prediction and learning; the target accuracy is {target:.1%}",
     )
     for title, columns in zip(titles, (_TIMES, _LEARNING), strict=True):
-        table = Table(title=title, title_justify="left")
-        table.add_column("scheme")
-        for heading, _ in columns.values():
-            table.add_column(heading, justify="right")
+        table = make_table(title, "scheme", *(heading for heading, _ in columns.values()))
         for name, values in figures["schemes"].items():
             cells = ((values.get(key), form) for key, (_, form) in columns.items())
             table.add_row(name, *("-" if value is None else form.format(value) for value, form in cells))

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from batchsize_manager.policies import POLICIES
 from evenpace.cpu_limits import LimitKind
@@ -21,6 +19,7 @@ from evenpace.lab.experiments import efficiency
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
+from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.reports import files
 
@@ -126,8 +125,7 @@ def compare(
         "load_average": os.getloadavg()[1],
         "workloads": {},
     }
-    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with make_progress(console, 44) as progress:
         for job, evaluator, config in zip(jobs, evaluators, configs, strict=True):
             name = job.training.name
             entry: Figures = {
@@ -182,11 +180,9 @@ def relate(entry: Figures, target: float | None) -> None:
 def print_efficiency(figures: Figures, console: Console) -> None:
     """Print Figure 6 as tables, one for each workload."""
     for name, entry in figures["workloads"].items():
-        table = Table(title=f"Figure 6: {name} on {entry['data']}", title_justify="left")
-        table.add_column("scheme", no_wrap=True)
-        for heading in ("ms/update", "of BSP", f"updates to {entry['target']:.1%}", "of BSP", "s to it"):
-            table.add_column(heading, justify="right")
-        table.add_column("of BSP", justify="right")
+        goal = f"updates to {entry['target']:.1%}"
+        columns = ("scheme", "ms/update", "of BSP", goal, "of BSP", "s to it", "of BSP")
+        table = make_table(f"Figure 6: {name} on {entry['data']}", *columns, no_wrap=True)
         for scheme, values in entry["schemes"].items():
             of_bsp, missing = values["of_bsp"], _missing(values)
             cells = [
@@ -207,10 +203,9 @@ def print_efficiency(figures: Figures, console: Console) -> None:
 def print_accuracy(figures: Figures, console: Console) -> None:
     """Print what the curves of Figure 7 end with."""
     for name, entry in figures["workloads"].items():
-        table = Table(title=f"Figure 7: {name} on {entry['data']}", title_justify="left")
-        table.add_column("scheme", no_wrap=True)
-        for heading in ("epochs", "accuracy", "best"):
-            table.add_column(heading, justify="right")
+        table = make_table(
+            f"Figure 7: {name} on {entry['data']}", "scheme", "epochs", "accuracy", "best", no_wrap=True
+        )
         for scheme, values in entry["schemes"].items():
             ends = [run["curve"][-1]["epochs"] for run in values["runs"]]
             best = [max(point["accuracy"] for point in run["curve"]) for run in values["runs"]]

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from evenpace.lab.experiments import equilibrium
 from evenpace.lab.experiments.equilibrium import Trajectory
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, run_unequal
 from evenpace.lab.network import Network
+from evenpace.lab.terminal import make_progress, make_table
 
 Figures = dict[str, Any]
 
@@ -88,10 +87,9 @@ def run_migration(
     """
     if cut is not None:
         cut.check(config)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with contextlib.ExitStack() as stack:
         network = None if cut is None else stack.enter_context(Network(len(config.shares)))
-        progress = stack.enter_context(Progress(*columns, console=console))
+        progress = stack.enter_context(make_progress(console))
         task = progress.add_task(f"lb-bsp:{policy}", total=config.iterations)
         fired: list[int] = []  # the iteration in which the cut came
 
@@ -122,10 +120,14 @@ def run_migration(
 
 def print_phases(figures: Figures, console: Console) -> None:
     """Print the equilibrium before and after the cut."""
-    table = Table(title=f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}", title_justify="left")
-    table.add_column("phase")
-    for heading in ("batch sizes", "times ms", "longest of mean", "equal after"):
-        table.add_column(heading, justify="right")
+    table = make_table(
+        f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}",
+        "phase",
+        "batch sizes",
+        "times ms",
+        "longest of mean",
+        "equal after",
+    )
     for name in ("before", "after"):
         part = figures[name]
         if part is None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
+from evenpace.lab.terminal import make_table
 
 # Table 3: RMSE in the paper's unit, and mean iteration time as a share of BSP's.
 TABLE_3: Mapping[str, tuple[float, float]] = {
@@ -48,10 +48,14 @@ def figure10_schemes() -> list[Scheme]:
 
 def print_table3(figures: Mapping[str, Any], console: Console) -> None:
     """Table 3: the paper's errors and times beside ours, the errors as a share of EMA's."""
-    table = Table(title="Table 3: prediction approaches in LB-BSP", title_justify="left")
-    table.add_column("predictor")
-    for heading in ("RMSE of EMA's", "paper", "iteration of BSP's", "paper"):
-        table.add_column(heading, justify="right")
+    table = make_table(
+        "Table 3: prediction approaches in LB-BSP",
+        "predictor",
+        "RMSE of EMA's",
+        "paper",
+        "iteration of BSP's",
+        "paper",
+    )
     paper_ema = TABLE_3["ema"][0]
     for name, (rmse, time) in TABLE_3.items():
         ours = figures["schemes"][f"lb-bsp:{name}"]
@@ -67,10 +71,7 @@ def print_table3(figures: Mapping[str, Any], console: Console) -> None:
 
 def print_figure9(figures: Mapping[str, Any], console: Console) -> None:
     """Figure 9: iteration times as a share of BSP's in the same style of computing."""
-    table = Table(title=f"Figure 9: iteration time, {figures['workload']}", title_justify="left")
-    table.add_column("scheme")
-    for heading in ("of BSP's", "paper"):
-        table.add_column(heading, justify="right")
+    table = make_table(f"Figure 9: iteration time, {figures['workload']}", "scheme", "of BSP's", "paper")
     paper = FIGURE_9.get(figures["workload"], {})
     for name, ours in figures["schemes"].items():
         known = paper.get(name)
