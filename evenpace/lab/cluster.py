@@ -147,6 +147,7 @@ class LocalCluster:
         return tuple(map(self.address, self.shards))
 
     def __getitem__(self, name: str) -> Process:
+        """Return the process of a name."""
         return next(process for process in self.processes if process.name == name)
 
     def address(self, service: str) -> Address:
@@ -158,9 +159,10 @@ class LocalCluster:
         """Set up the services, and start none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in self.services:
-            command, options = ("manager", self._manager_options) if name == MANAGER else ("ps", None)
+            is_manager = name == MANAGER
+            more = self._manager_options if is_manager else self._shard_options(name)
             listen = f"{self._host}:{self._ports.get(name, 0)}"
-            more = options if options is not None else self._shard_options(name)
+            command = "manager" if is_manager else "ps"
             self._add(name, command, ["--listen", listen, *self._security(), *more])
 
     def start(self) -> None:
