@@ -74,7 +74,8 @@ class ContainerCluster(LocalCluster):
 
     def _line(self, name: str, command: str, arguments: Sequence[str]) -> list[str]:
         folder = self.folder.resolve()
-        mounts = [f"{folder}:{folder}", *(f"{file}:{file}:ro" for file in _named_files(arguments))]
+        others = [file for file in _named_files(arguments) if not file.is_relative_to(folder)]
+        mounts = [f"{folder}:{folder}", *(f"{file}:{file}:ro" for file in others)]
         return [
             *("docker", "run", "--rm", "--name", self.container(name), "--network", self._network),
             # What it writes into the run's folder is to belong to whoever runs the experiment.
