@@ -24,6 +24,7 @@ class Observer:
         shards: The addresses of the parameter server's shards, in the workers' order.
         job: The job's name.
         credentials: A certificate, and a token of the job, where the services ask for them.
+        timeout: Seconds within which the manager has to answer.
 
     Attributes:
         iterations: The records of all complete iterations so far.
@@ -37,8 +38,9 @@ class Observer:
         shards: tuple[Address, ...],
         job: str = "default",
         credentials: Credentials | None = None,
+        timeout: float = 60.0,
     ) -> None:
-        self._manager = ManagerClient(manager, credentials, timeout=60.0)
+        self._manager = ManagerClient(manager, credentials, timeout=timeout)
         self._shards = [
             Client(idl.parameter_server.ParameterServer, a, "parameter server", credentials=credentials)
             for a in shards

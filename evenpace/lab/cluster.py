@@ -133,7 +133,7 @@ class LocalCluster:
 
     @property
     def services(self) -> list[str]:
-        """Their names, the manager first."""
+        """Names of the services, the manager first."""
         return [MANAGER, *self.shards]
 
     @property
@@ -263,7 +263,7 @@ class LocalCluster:
         remove_leftovers(self._id)
 
     def _way(self, worker: str, service: str) -> Address:
-        """Where a worker reaches a service."""
+        """Return where a worker reaches a service."""
         address = self.address(service)
         return self._proxy.add(f"{worker}>{service}", address) if self._proxy is not None else address
 
@@ -283,13 +283,13 @@ class LocalCluster:
         return process
 
     def _line(self, name: str, command: str, arguments: Sequence[str]) -> list[str]:
-        """What runs a command of ours under a name."""
+        """Return what runs a command of ours under a name."""
         around = self._surroundings(name)
         limits = self._limits(name)
         return [*around.prefix, *command_line(command, *limits, *arguments, program=around.program)]
 
     def _limits(self, name: str) -> list[str]:
-        """Options of `evenpace worker` for what a worker may use of the CPUs; none for services."""
+        """Return options of `evenpace worker` for what a worker may use of the CPUs; none for services."""
         share = self.shares.get(name, CpuShare())
         options = [] if share.cpu is None else ["--cpu", str(share.cpu)]
         if share.cores is not None:
@@ -298,7 +298,7 @@ class LocalCluster:
         return options
 
     def _security(self, *, for_worker: bool = False) -> list[str]:
-        """Options for whom a process talks to."""
+        """Return options for whom a process trusts, and how others can trust it."""
         files = self._credentials
         named = {"--ca": files.ca, "--certificate": files.certificate, "--key": files.key}
         named |= {"--token-file": files.token} if for_worker else {"--token-key": self._token_key}

@@ -182,7 +182,7 @@ def _page_address(http: Address) -> Address:
 
 
 def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoRuns:
-    """What the page shows: the report of both runs, and what the demo knows beside their records."""
+    """Return what the page shows: the reports of both runs, and what the demo knows beside their records."""
     curves = {
         name: [Evaluation(point["time_s"], point["loss"], point["accuracy"]) for point in run["progress"]]
         for name, run in full["runs"].items()
@@ -202,7 +202,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
 def _train(
     config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
 ) -> tuple[UnequalRun, RunReport]:
-    """Run one of the two trainings, and show it until its end; with what its manager tells of it then."""
+    """Run one of the two trainings, and show it until its end; its report is that of its manager then."""
     reports: list[RunReport] = []
     bar = make_progress()
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
@@ -226,7 +226,7 @@ def _train(
 
 
 def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
-    """The workers over the last iterations."""
+    """Make a table of the workers over the last iterations."""
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
         table.add_column(column, justify="left" if column == "worker" else "right")
@@ -249,7 +249,7 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
 
 
 def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
-    """What one run showed."""
+    """Return what one run showed, as the report's JSON has it."""
     whole = [record for record in run.records if record["total"] == trained.total_batch_size]
     workers = len(trained.shares)
     progress = [

@@ -64,7 +64,7 @@ class TwoRuns:
 
     @property
     def runs(self) -> tuple[ComparedRun, ComparedRun]:
-        """Both."""
+        """Both, in order."""
         return self.first, self.second
 
     @property
@@ -79,7 +79,7 @@ class TwoRuns:
         return first / second if first and second else None
 
     def as_json(self) -> dict[str, Any]:
-        """The same, as JSON has it."""
+        """Return what is told of both, as JSON has it."""
         return {
             "speedup": self.speedup,
             "runs": [{"title": run.title, **run.report.as_json()} for run in self.runs],

@@ -50,7 +50,7 @@ class HonestJob:
     ) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._observer = Observer(cluster.manager, (), JOB, credentials)
+        self._observer = Observer(cluster.manager, (), JOB, credentials, timeout=_ANSWER_SECONDS)
         self._done = 0
         self._moved_at = time.monotonic()
         self.failures: list[str] = []
@@ -77,12 +77,12 @@ class HonestJob:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each iteration so far."""
+        """Durations of its iterations so far."""
         return [record.duration for record in self._observer.iterations]
 
     @property
     def workers(self) -> list[tuple[str, str]]:
-        """Names and incarnations."""
+        """Its workers' names and incarnations."""
         logs = {process.name: process.log.read_text().splitlines() for process in self._processes}
         return [
             (name, line.removeprefix(honest_worker.IDENTITY))
@@ -97,9 +97,9 @@ class HonestJob:
         return time.monotonic() - self._moved_at
 
     def look(self) -> bool:
-        """See how far it is; whether workers are running."""
+        """See how far it is; return whether workers are running."""
         with contextlib.suppress(EvenpaceError):  # of a manager that does not answer, silence tells
-            self._observer.poll(_ANSWER_SECONDS)
+            self._observer.poll()
         if len(self._observer.iterations) > self._done:
             self._done, self._moved_at = len(self._observer.iterations), time.monotonic()
         try:
@@ -133,7 +133,7 @@ class HonestJob:
             time.sleep(_POLL_SECONDS)
 
     def outcome(self) -> tuple[int, NDArray[np.float64]] | None:
-        """How many iterations went into the final parameters, (elements,); None if it did not end well."""
+        """Return how many iterations it made and its parameters, (elements,); None if it did not end well."""
         path = self._folder / "worker-0.npz"
         if self.failures or not path.exists():
             return None

@@ -1,6 +1,6 @@
 """The same training by stock DDP and by evenpace, on workers with CPU limits, one after the other.
 
-It starts processes, reads what they measured, and compares; how they train is in `train_worker`.
+It starts processes, reads what they measured, and compares; how they train is in `against_ddp_worker`.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Many jobs with many workers each against one manager: how long barrier rounds take, and what they cost.
 
-Starts the manager and the generators, and puts together what they say; the workers are in `load_generator`.
+Starts the manager and the generators, and puts together what they say; the workers are in `load_workers`.
 """
 
 import os

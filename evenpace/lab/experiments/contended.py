@@ -147,7 +147,7 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
 
 
 def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
-    """Where competitors of a worker run: beside it, or in its container."""
+    """Return where competitors of a worker run: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
         return ContainerPlace(cluster.container(name), cores, config.memory_bytes)
