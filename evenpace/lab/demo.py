@@ -190,7 +190,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
     return TwoRuns(
         ComparedRun(reports["even"], "Even split", curves["even"]),
         ComparedRun(reports["balanced"], "Balanced", curves["balanced"]),
-        about=f"{full['data']}, limited by {full['limit_kind']}",
+        about=f"{full['data']}, workers limited by {full['limit_kind']}",
         notes=(
             f"The ideal for these shares, with no waiting at all, is {full['ideal_speedup']:.2f} times.",
             f"After both runs no parameter differs by more than {full['parameters_max_abs_diff']:.2g}.",
