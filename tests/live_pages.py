@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import idl
-from evenpace.processes import LISTENING, end_process
+from evenpace.processes import Process
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -121,42 +121,28 @@ def managed_page(
 ) -> Iterator[Page]:
     """A real `evenpace manager` with its page."""
     arguments = ("manager", "--listen", str(ANYWHERE), "--http", http, *options)
-    with _process(folder / "manager.log", *arguments) as popen:
-        manager = Address.parse(_line(popen, folder / "manager.log", LISTENING))
-        url = _line(popen, folder / "manager.log", _PAGE)
-        yield Page(url, popen, manager, folder / "manager.log", context)
+    with _started(folder / "manager.log", *arguments) as process:
+        manager = process.address
+        yield Page(_page_of(process), process.popen, manager, process.log, context)
 
 
 @contextlib.contextmanager
 def page_of(folder: Path, manager: Address, *options: str) -> Iterator[Page]:
     """A real `evenpace dashboard` of a manager that runs."""
     arguments = ("dashboard", "--manager", str(manager), "--http", str(ANYWHERE), *options)
-    with _process(folder / "page.log", *arguments) as popen:
-        yield Page(_line(popen, folder / "page.log", _PAGE), popen, manager, folder / "page.log")
+    with _started(folder / "page.log", *arguments) as process:
+        yield Page(_page_of(process), process.popen, manager, process.log)
 
 
-@contextlib.contextmanager
-def _process(log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    with log.open("wb") as stream:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "evenpace", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stream,
-        )
-        try:
-            yield popen
-        finally:
-            end_process(popen)
-            assert popen.stdout is not None
-            popen.stdout.close()
+def _started(log: Path, *arguments: str) -> Process:
+    return Process(arguments[0], [sys.executable, "-m", "evenpace", *arguments], log, listens=True)
 
 
-def _line(popen: "subprocess.Popen[bytes]", log: Path, begin: str) -> str:
-    assert popen.stdout is not None
-    line = popen.stdout.readline().decode()
-    assert line.startswith(begin), line + log.read_text()
-    return line.removeprefix(begin).strip()
+def _page_of(process: Process) -> str:
+    """Where it says that its page is."""
+    line = process.popen.stdout.readline().decode()
+    assert line.startswith(_PAGE), line + process.log.read_text()
+    return line.removeprefix(_PAGE).strip()
 
 
 class Uneven:

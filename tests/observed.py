@@ -1,7 +1,6 @@
 """A small cluster of real processes that train, and that let themselves be watched."""
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import idl
 from evenpace.lab.cluster import service
 from evenpace.metrics.catalogue import METRICS
-from evenpace.processes import end_process
+from evenpace.processes import Process
 from rpc.client import Client
 from tests import ROOT
 from tests.scripts import train_until_told
@@ -91,19 +90,11 @@ def observed_cluster(folder, options=("--metrics", "127.0.0.1:0")):
         shard = start("ps", "ps", "--state", str(folder / "ps"), *every)
         services = ("--manager", str(manager), "--ps", str(shard), "--job", JOB)
         for number, name in enumerate(WORKERS):
-            with (folder / f"worker {number}.log").open("wb") as log:
-                popen = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "evenpace", "worker", *services, "--name", name, *options),
-                        *(str(SCRIPT), "--until", str(folder / "until")),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    env=os.environ | {"PYTHONPATH": str(ROOT)},
-                )
-            cluster.popens[f"worker {number}"] = popen
-            stack.callback(end_process, popen)
+            command = [sys.executable, "-m", "evenpace", "worker", *services, "--name", name, *options]
+            command += [str(SCRIPT), "--until", str(folder / "until")]
+            log = folder / f"worker {number}.log"
+            worker = Process(f"worker {number}", command, log, environment={"PYTHONPATH": str(ROOT)})
+            cluster.popens[worker.name] = stack.enter_context(worker).popen
         cluster.partitions = start(
             *("partitions", "partitions", "--workers", "1", "--silence", "600"),
             options=("--metrics", "127.0.0.1:0"),
