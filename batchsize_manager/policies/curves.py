@@ -5,7 +5,7 @@ the batch size (LB-BSP, section 3.3.1). Arrays in, arrays out, for all workers a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ _UNSEEN_ELASTICITY = 0.5  # at the least, beyond the largest batch that was seen
 _HOPED_ELASTICITY = 0.3  # at the least, below the smallest batch that was seen
 _LEAST_ELASTICITY = 1e-3  # a flat part rises a little, so that times only ever grow
 _MISFIT = 0.15  # relative error of a line for each factor of e between two batch sizes
+_TIE = 1e-9  # squared deviations that are rounding errors
+_LOGISTIC = 1.702  # steepness of the logistic function that is closest to the normal distribution's
+_FAR = 20.0  # standard deviations, beyond which the normal distribution is 0 or 1
 _KNEE_COST = 2.0  # squared deviations that a flat part must explain to be assumed
 
 
@@ -37,6 +40,8 @@ class Curves:
         least: Samples; the smallest batch size that was measured.
         reach: Samples; the largest batch size that was measured.
         error: Relative standard deviation of the times near the batch sizes that the fit is centred on.
+        middle: Samples; the weighted geometric mean of the batch sizes that were measured.
+        per_sample_error: Seconds; standard deviation of `per_sample`.
     """
 
     level: Array
@@ -45,6 +50,31 @@ class Curves:
     least: Array
     reach: Array
     error: Array
+    middle: Array
+    per_sample_error: Array
+
+    def fitted(self, counts: Array) -> Array:
+        """Return seconds as fitted, also beyond the measured batch sizes; (..., workers), as `counts` is."""
+        times: Array = self.level + self.per_sample * np.maximum(0.0, counts - self.threshold)
+        return times
+
+    def tilted(self, probability: float) -> "Curves":
+        """Return the curves with the slopes that the true ones are below with a probability.
+
+        They have the same times at `middle`. A slope is taken to be normally distributed between the values
+        where the curve would fall, and where its level would be below 0.
+        """
+        excess = np.maximum(0.0, self.middle - self.threshold)
+        time = self.level + self.per_sample * excess
+        flattest = _LEAST_ELASTICITY * time / self.middle
+        with np.errstate(divide="ignore"):
+            steepest = np.maximum(flattest, (1 - _LEAST_ELASTICITY) * time / excess)
+        bounds = np.stack([flattest, steepest])
+        below, most = _normal((bounds - self.per_sample) / np.maximum(self.per_sample_error, 1e-300))
+        share = below + probability * (most - below)
+        slope = self.per_sample + self.per_sample_error * np.log(share / (1 - share)) / _LOGISTIC
+        slope = np.clip(slope, flattest, steepest)
+        return replace(self, level=time - slope * excess, per_sample=slope)
 
     def lines(self) -> tuple[Array, Array]:
         """Return offsets and slopes of three lines, (3, workers) each; the time is the uppermost of them."""
@@ -82,8 +112,12 @@ class Curves:
         """Return the curves of all workers but those in `rows`."""
         return Curves(*(np.delete(array, rows) for array in self._arrays()))
 
+    def at(self, rows: NDArray[np.int64]) -> "Curves":
+        """Return the curves of some workers."""
+        return Curves(*(array[rows] for array in self._arrays()))
+
     def _arrays(self) -> tuple[Array, ...]:
-        return (self.level, self.threshold, self.per_sample, self.least, self.reach, self.error)
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 class EqualTime:
@@ -117,7 +151,13 @@ class EqualTime:
         return np.maximum(sizes, np.minimum((level - offset) / slope, np.nextafter(least, 0)))
 
 
-def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
+def _normal(deviations: Array) -> Array:
+    """Return the normal distribution function, approximated by a logistic one to 0.01."""
+    values: Array = 1 / (1 + np.exp(-_LOGISTIC * np.clip(deviations, -_FAR, _FAR)))
+    return values
+
+
+def fit(sizes: Array, times: Array, variances: Array, centres: Array, misfit: float = _MISFIT) -> Curves:
     """Fit a curve to each worker's measured times, those near its centre counting most.
 
     The fit is by weighted least squares of relative errors. For each of the candidate thresholds, level and
@@ -129,11 +169,12 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
         times: Batch processing times in seconds, (workers, measurements).
         variances: Relative variances of the times, (workers, measurements); infinite: no measurement.
         centres: Batch sizes in samples near which the curves should be right, (workers,).
+        misfit: Relative error of a line for each factor of e between a measurement and the centre.
     """
     known = np.isfinite(variances)
     sizes, times = np.where(known, sizes, centres[:, None]), np.where(known, times, 1.0)
     distance = np.log(sizes / centres[:, None])
-    weights = 1 / (variances + (_MISFIT * distance) ** 2)  # (workers, measurements), 0 where there is none
+    weights = 1 / (variances + (misfit * distance) ** 2)  # (workers, measurements), 0 where there is none
     whole = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
     # All is in units of the worker's average measurement, so that nothing depends on the scale.
     size_unit = np.exp((weights * np.log(sizes)).sum(axis=1, keepdims=True) / whole)
@@ -155,7 +196,10 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
     level = np.where(negative, _LEAST_ELASTICITY, level)
     left = (w * (level[:, :, None] * u + slope[:, :, None] * v - 1) ** 2).sum(-1)
     left += prior * (slope - _USUAL_ELASTICITY) ** 2 + _KNEE_COST * (thresholds > 0)
-    best = (np.arange(len(sizes)), left.argmin(axis=1))
+    # Of thresholds that are equally good but for rounding, the first: the choice depends on no unit.
+    least = left.min(axis=1, keepdims=True) * (1 + _TIE) + _TIE
+    best = (np.arange(len(sizes)), (left <= least).argmax(axis=1))
+    deviation = np.sqrt(uu / np.maximum(uu * vv - uv**2, 1e-300))
     size_unit, time_unit = size_unit[:, 0], time_unit[:, 0]
     # A worker without measurements is treated as if it had one at its centre.
     shown = np.where(known.any(axis=1, keepdims=True) & ~known, np.nan, sizes)
@@ -166,4 +210,6 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array) -> Curves:
         np.nanmin(shown, axis=1),
         np.nanmax(shown, axis=1),
         1 / np.sqrt(whole[:, 0]),
+        size_unit,
+        np.broadcast_to(deviation, left.shape)[best] * time_unit / size_unit,
     )

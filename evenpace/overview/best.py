@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsize_manager.policies.curves import Curves
 from evenpace.overview.statistics import Array, quantile
 
 _ROWS = 256  # at most; then every other goes, and only every other is taken from there on
@@ -43,18 +44,18 @@ class Best:
         values[: len(self._values), :, : len(keep)] = self._values[:, :, keep]
         self._values = values
 
-    def rates(self, columns: NDArray[np.int64], fixed: Array) -> Array:
-        """Each one's best (r + samples) / second, whatever its batch sizes were; NaN: nothing is known.
+    def rates(self, columns: NDArray[np.int64], curves: Curves) -> Array:
+        """Each one's best rate, whatever its batch sizes were; NaN: nothing is known.
 
         Args:
             columns: Whose.
-            fixed: (columns,), their fixed costs r in samples; see `even_split`.
+            curves: Theirs.
         """
         sizes, times = self._values[: len(self._numbers), :, columns].transpose(1, 0, 2)
-        return quantile(rates(sizes, times, fixed), _SHARE)
+        return quantile(rates(sizes, times, curves), _SHARE)
 
 
-def rates(sizes: Array, times: Array, fixed: Array) -> Array:
-    """(r + samples) / second of each iteration and worker, (rows, columns); NaN: no sample."""
+def rates(sizes: Array, times: Array, curves: Curves) -> Array:
+    """How fast each worker was in each iteration relative to its curve, (rows, columns); NaN: no sample."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where((sizes > 0) & (times > 0), (fixed + sizes) / times, np.nan)
+        return np.where((sizes > 0) & (times > 0), curves.fitted(sizes) / times, np.nan)

@@ -115,7 +115,7 @@ class JobFigures:
         throughput: Samples per second, of late.
         even_throughput: That an even split would have brought.
         speedup: Of the two; above 1 where balancing helps.
-        speedup_least: It is below that with a probability of about a tenth.
+        speedup_least: It is below that with a probability of about a twentieth.
         speedup_most: Above, likewise.
         iteration_time: Median duration of late.
         saved_seconds: Over all iterations, against an even split.

@@ -4,18 +4,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from batchsize_manager.policies.curves import Curves
 from evenpace.overview import timeline
 from evenpace.overview.best import Best
 from evenpace.overview.columns import CPU, QUANTITIES, SIZE, TIME, Recent, Slots
 from evenpace.overview.even_split import even_durations
 from evenpace.overview.figures import JobFigures, Timeline
-from evenpace.overview.fixed_costs import FixedCosts
 from evenpace.overview.recent import RecentFigures
-from evenpace.overview.statistics import Array
+from evenpace.overview.seen_times import SeenTimes
 from evenpace.overview.thinned_rows import DURATION, ThinnedRows
 from idl.records import IterationRecord
 
 _RECENT = 100  # iterations that figures of late are made of
+_UNLIKELY = 0.05  # probability that slopes are flatter than told as least, and steeper than told as most
 _AT_ONCE = 100_000  # times that are estimated anew for figures; where there are more, the others now and then
 
 
@@ -29,10 +30,10 @@ class JobView:
     def __init__(self) -> None:
         self._slots = Slots()
         self._recent = Recent()
-        self._costs = FixedCosts()
+        self._seen = SeenTimes()
         self._best = Best()
         self._rows = ThinnedRows()
-        self._fixed: Array = np.empty((3, 0))  # costs, as last estimated
+        self._curves = self._seen.curves()  # as last fitted
         self._unrevised = 0  # iterations since then
 
     @property
@@ -69,8 +70,8 @@ class JobView:
             states: The members', by name; None where they are not known.
             limit: How many workers are listed, the slowest first; None for all.
         """
-        fixed = self._revise()
-        return RecentFigures(self._recent, self._slots, fixed, self._best, self._rows, _RECENT).figures(
+        curves = self._revise()
+        return RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT).figures(
             states, limit
         )
 
@@ -97,35 +98,36 @@ class JobView:
         if columns is None:
             keep = self._slots.give(iteration.workers, self._recent.in_use)
             if keep is not None:
-                for part in (self._recent, self._costs, self._best):
+                for part in (self._recent, self._seen, self._best):
                     part.resize(keep, self._slots.count)
             columns = self._slots.find(iteration.workers)
             assert columns is not None
         self._recent.append(iteration, columns)
         row = self._recent.values[-1]
         sizes, times = row[SIZE, columns], row[TIME, columns]
-        self._costs.observe(sizes, times, row[CPU, columns], columns)
+        self._seen.observe(sizes, times, row[CPU, columns], columns)
         self._best.append(iteration.iteration, row[SIZE], row[TIME])
         self._rows.append(iteration)
         self._unrevised += 1
         if 2 * self._unrevised >= self._recent.most:  # before any of them is left out
             self._revise(len(self._recent))
 
-    def _revise(self, least: int = 0) -> Array:
-        """Estimate anew what even splits would have brought, by what is known of fixed costs by now.
+    def _revise(self, least: int = 0) -> Curves:
+        """Estimate anew what even splits would have brought, by what is known of time curves by now.
 
         Args:
             least: Of how many of the last iterations, at least.
 
         Returns:
-            The likely fixed costs in samples, (columns,).
+            The likely curves, (columns,).
         """
         if self._unrevised:
             least = max(least, self._unrevised, _RECENT, _AT_ONCE // max(1, self._slots.count))
             self._unrevised = 0
-            self._fixed = self._costs.quantiles()
+            self._curves = self._seen.curves()
+            cases = [self._curves.tilted(_UNLIKELY), self._curves, self._curves.tilted(1 - _UNLIKELY)]
             values = self._recent.values[-least:]
             rows = self._rows.rows[len(self._rows.rows) - len(values) :]
-            even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], self._fixed)
+            even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], cases)
             self._rows.revise(even.T)
-        return np.asarray(self._fixed[1])
+        return self._curves

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from batchsize_manager.policies.curves import Curves
 from evenpace.overview import phrases
 from evenpace.overview.best import Best, rates
 from evenpace.overview.columns import CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
@@ -23,7 +24,7 @@ class RecentFigures:
     """
 
     def __init__(
-        self, recent: Recent, slots: Slots, fixed: Array, best: Best, whole: ThinnedRows, most: int
+        self, recent: Recent, slots: Slots, curves: Curves, best: Best, whole: ThinnedRows, most: int
     ) -> None:
         values = recent.values[-most:]
         columns = np.flatnonzero(~np.isnan(values[:, SIZE]).all(axis=0))
@@ -34,14 +35,14 @@ class RecentFigures:
         self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted = (
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED)
         )
-        fixed = fixed[columns]
+        curves = curves.at(columns)
         busy = (self._sizes > 0) & (self._times > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._speeds = np.where(busy, self._sizes / self._times, np.nan)
             self._per_sample = np.where(busy, self._times / self._sizes, np.nan)
-        self._even_times = with_even_shares(self._sizes, self._times, fixed)
-        self._rates = rates(self._sizes, self._times, fixed)
-        self._best = best.rates(columns, fixed)
+        self._even_times = with_even_shares(self._sizes, self._times, curves)
+        self._rates = rates(self._sizes, self._times, curves)
+        self._best = best.rates(columns, curves)
 
     def figures(self, states: Mapping[str, str] | None, limit: int | None) -> JobFigures:
         """See `JobView.figures`."""
@@ -148,7 +149,7 @@ class RecentFigures:
 
 
 def _estimate(values: Array) -> Estimate:
-    """Of what fixed costs at their least, as is likely, and at their most make it."""
+    """Of what curves at their flattest, as is likely, and at their steepest make it."""
     return Estimate(float(values.min()), float(values[1]), float(values.max()))
 
 

@@ -15,7 +15,7 @@ _COMPLETE = 2000  # the last rows, of which none is left out
 _FIRST = 64
 
 ITERATION, EPOCH, TOTAL, DURATION = range(4)
-EVEN = slice(4, 7)  # durations with an even split: with the least, the likely, and the most fixed costs
+EVEN = slice(4, 7)  # durations with an even split: by the flattest, the likely, and the steepest time curves
 SIZES, TIMES, WAITS = slice(7, 10), slice(10, 13), slice(13, 16)  # minimum, median, maximum over workers
 _SUMS, _SAVED = slice(16, 19), slice(19, 22)
 _WIDTH = 22

@@ -24,7 +24,7 @@ def curves(*workers):
     """Make curves of (level, threshold, per_sample), measured from 1 to 100 samples."""
     level, threshold, per_sample = np.array(workers, dtype=float).T
     one = np.ones(len(workers))
-    return Curves(level, threshold, per_sample, one, 100 * one, 0.01 * one)
+    return Curves(level, threshold, per_sample, one, 100 * one, 0.01 * one, 10 * one, 0.1 * per_sample)
 
 
 # -- fit
@@ -121,7 +121,7 @@ def test_optimal_against_brute_force(workers, total):
     assume(sum(bound.minimum for bound in limits) <= total <= 9 * len(limits))
     level, threshold, per_sample = np.array([its[:3] for its in workers], dtype=float).T
     least = np.array([float(its[3]) for its in workers])
-    found = Curves(level, threshold, per_sample, least, np.maximum(least, 6.0), least)
+    found = Curves(level, threshold, per_sample, least, np.maximum(least, 6.0), least, least, level)
     counts = split_evenly_in_time(EqualTime(found), total, limits)
 
     ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
@@ -130,6 +130,28 @@ def test_optimal_against_brute_force(workers, total):
     assert sum(counts) == total
     assert tuple(counts) in splits
     assert found.times(np.array(counts, dtype=float)).max() <= best * (1 + 1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-3, 9), st.floats(0, 20), st.floats(1e-3, 9)), min_size=1, max_size=4),
+    st.floats(0.001, 0.999),
+)
+def test_a_tilted_curve_keeps_its_middle_and_never_falls(workers, probability):
+    """The time at the middle is the same; times rise with the batch, and are above 0 for the smallest."""
+    found = curves(*workers)
+    tilted = found.tilted(probability)
+    middle = found.middle
+    np.testing.assert_allclose(tilted.fitted(middle), found.fitted(middle))
+    assert (np.diff(tilted.fitted(np.array([[0.0], [1.0], [50.0], [900.0]])), axis=0) >= 0).all()
+    assert (tilted.level > 0).all()
+
+
+def test_the_slopes_error_is_that_of_the_noise():
+    """Of many workers that are alike but for chance, as many slopes are too flat as there should be."""
+    random = np.random.default_rng(3)
+    times = hinge(0.5, 0.0, 0.02, SIZES) * np.exp(0.05 * random.standard_normal((2000, len(SIZES))))
+    found = fit(np.tile(SIZES, (2000, 1)), times, np.full(times.shape, 0.05**2), np.full(2000, 64.0), 0.0)
+    assert np.mean(found.tilted(0.1).per_sample > 0.02) == pytest.approx(0.1, abs=0.05)
 
 
 def test_split_keeps_granularity_and_refuses_what_does_not_fit():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies import PolicyOptions, make_policy
+from batchsize_manager.policies.curves import Curves
 from evenpace.overview.even_split import even_durations, with_even_shares
 from evenpace.overview.job_view import JobView
 from tests import SHARED_DATA
@@ -65,6 +66,22 @@ def test_a_straggler_whose_batches_shrink_is_not_taken_for_fixed_cost():
     )
 
 
+@pytest.mark.parametrize("policy", ["proportional", "learned"])
+def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
+    """Start-up costs make even shares look slow, which were seen in that iteration alone."""
+    slopes, chance = [0.01, 0.014, 0.02, 0.05], np.random.default_rng(4).standard_normal((200, 4))
+
+    def time_of(worker, number, count):
+        started = 3.0 if number == 0 else 1.0
+        return started * slopes[worker] * (40 + count) * float(np.exp(0.02 * chance[number, worker]))
+
+    runs = {
+        name: play(make_policy(name, PolicyOptions(predictor="ema")), 4, 256, 200, time_of)
+        for name in ("even", policy)
+    }
+    assert estimate(runs[policy]) == pytest.approx(seconds(runs["even"]) / seconds(runs[policy]), rel=0.06)
+
+
 def test_of_an_even_split_nothing_is_saved():
     """Where shares are even, but for what cannot be divided, the estimate is the measured duration itself."""
     view = JobView()
@@ -87,7 +104,7 @@ def test_a_bad_split_is_told_as_such():
 
 
 def test_where_shares_never_vary_only_bounds_are_known():
-    """From one split alone fixed costs cannot be told: what is told is at least so much."""
+    """From one split alone time curves cannot be told: what is told is at least so much."""
     view = JobView()
     view.add(iteration(k, [44, 316], [1.0, 1.0]) for k in range(50))
     figures = view.figures()
@@ -202,8 +219,10 @@ def test_more_samples_never_take_less(sizes, fixed):
     """Who has less than an even share would have taken longer with it, and who has more, shorter."""
     sizes = np.array(sizes, dtype=float)
     times = np.ones(len(sizes))
-    even = with_even_shares(sizes, times, np.full(len(sizes), fixed))
+    one = np.ones(len(sizes))
+    curves = Curves(fixed * one, 0 * one, one, one, one, one, one, one)
+    even = with_even_shares(sizes, times, curves)
     assert (even[sizes < sizes.mean()] >= 1).all()
     assert (even[sizes > sizes.mean()] <= 1).all()
-    found = even_durations(np.array([1.5]), sizes[None], times[None], np.full((1, len(sizes)), fixed))
+    found = even_durations(np.array([1.5]), sizes[None], times[None], [curves])
     assert found == pytest.approx(0.5 + even.max())

@@ -233,7 +233,11 @@ def test_a_rewind_voids_what_was_done():
     view, clean = viewed(first), viewed(first[:60])
     for part in (view, clean):
         part.add(again)
-    assert view.timeline() == clean.timeline()
+    ours, theirs = asdict(view.timeline()), asdict(clean.timeline())
+    # What was seen of workers' times stays, so that estimates are as good as can be.
+    estimates = ours.pop("even_durations")
+    assert estimates == pytest.approx(theirs.pop("even_durations"), rel=0.05)
+    assert ours == theirs
     ours, theirs = view.figures(), clean.figures()
     assert (ours.iterations, ours.samples, ours.seconds) == (80, 3200, theirs.seconds)
     assert ours.iteration == 79
