@@ -1,4 +1,4 @@
-"""The script train_digits_ddp.py with batches that fit each process's speed; the loader is evenpace's.
+"""The script train_digits_ddp.py with batches balanced by each process's speed; the loader is evenpace's.
 
 Start it with torchrun and `evenpace worker`, as docs/torch-distributed.md shows.
 """

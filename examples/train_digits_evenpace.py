@@ -1,4 +1,4 @@
-"""The same script over many uneven workers: three lines differ from train_digits.py.
+"""The script train_digits.py over many uneven workers: three lines differ.
 
 Start it with `evenpace worker`, as docs/cluster.md shows.
 """

@@ -1,4 +1,4 @@
-"""The same script over many uneven workers: the set-up of the training and its loop differ.
+"""The script train_digits_jax.py over many uneven workers: the set-up of the training and its loop differ.
 
 Start it with `evenpace worker`, as docs/cluster.md shows, and with `--granularity 8`.
 """

@@ -1,6 +1,6 @@
-"""Training where each worker has but a part of the data: its own classes, at the worst.
+"""Training where each worker has only a part of the data: here some of the classes, the worst case.
 
-Start it with `evenpace worker`, as docs/data.md shows; say which of how many parts this worker has.
+Start it with `evenpace worker`, as docs/data.md shows, with the number of this worker's part as `--part`.
 """
 
 import argparse

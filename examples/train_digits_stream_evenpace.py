@@ -1,4 +1,4 @@
-"""Training on a stream over many uneven workers: a data set that can only be gone through in its order.
+"""Training on a stream over many uneven workers: a data set that can only be read in its order.
 
 Start it with `evenpace worker`, as docs/data.md shows.
 """
@@ -14,7 +14,7 @@ import evenpace
 
 
 class Digits(IterableDataset):
-    """Stands for what is read record by record, from files or over a network."""
+    """A stand-in for a data set that is read record by record, from files or over a network."""
 
     def __init__(self):
         digits = load_digits()
@@ -25,7 +25,7 @@ class Digits(IterableDataset):
         return zip(self.images, self.labels, strict=True)
 
     def iter_from(self, position):
-        """May be left out: who starts in the middle of an epoch reads what comes before, then."""
+        """Iterate from a position on; without it, a worker that resumes reads all samples before."""
         return itertools.islice(self, position, None)
 
 

@@ -1,4 +1,4 @@
-"""A loop of one's own in TensorFlow, over many uneven workers.
+"""A custom training loop in TensorFlow, over many uneven workers.
 
 Start it with `evenpace worker`, as docs/cluster.md shows, and with KERAS_BACKEND=tensorflow.
 """

@@ -2,21 +2,21 @@
  * The BatchSizeManager: gives every worker of a job its part of the next batch, so that all finish together.
  *
  * A worker's life:
- *   1. join: answered once the job has all its workers, with the first assignment; where a job goes on from a
+ *   1. join: answered once the job has all its workers, with the first assignment; where a job resumes from a
  *      checkpoint, the manager may ask for `resume` first;
  *   2. in each iteration: compute the mean gradient over the assignment's samples, push it to every shard of
  *      the parameter server (see parameter_server.thrift), then report; the answer is the next assignment
  *      (the paper's blocking mode: it comes when every member has reported). If the answer names lost
  *      slices, pass them to every shard's `forfeit`. Then pull the new parameters. The answer to join may
- *      name another way to wait for each other, which the worker passes on in the shards' `open`; see
+ *      name a synchronisation mode other than bsp, which the worker passes on in the shards' `open`; see
  *      Synchronisation in common.thrift;
- *   3. leave. A worker that is released (see AssignmentReply) is out already.
+ *   3. leave. A worker that is released (see AssignmentReply) has left already.
  *
  * Where the manager plans ahead (the paper's non-blocking mode), the answer to join gives the first assignment
  * and `ahead` those that follow. A report then names the last iteration that the worker has an assignment
- * for, as `known`, and is answered once a later one is planned: beside the computing, in a thread of its own.
- * Instead of a parameter server, workers may reduce their gradients among themselves: then they do not push
- * and pull.
+ * for, as `known`, and is answered once a later one is planned; the worker sends it from a thread of its own while it
+ * computes. Instead of using a parameter server, workers may all-reduce their gradients: then they do not push and
+ * pull.
  *
  * A connection that closes means that the worker has died, unless it joins again with the same incarnation
  * within the manager's grace period. While a call is being answered, nothing need be sent.
@@ -33,7 +33,7 @@ namespace py evenpace_idl.batchsize_manager
 
 include "common.thrift"
 
-/** What every worker of a job must agree on. The first to join creates the job; others must say the same. */
+/** The data that a job trains on, and its order. The first worker to join creates the job; others must agree. */
 struct JobSpec {
   1: i64 dataset_size       // samples; at least 1
   2: i64 total_batch_size   // samples in a whole batch, over all workers; 1 to dataset_size
@@ -42,20 +42,20 @@ struct JobSpec {
   5: bool drop_last         // leave out an epoch's last batch if it is smaller
 }
 
-/** What one worker can take: a batch size between the two, a multiple of `granularity` where possible. */
+/** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */
 struct Bounds {
   1: i64 minimum            // samples; at least 1
   2: i64 maximum            // samples; at least minimum
   3: i64 granularity        // samples; at least 1
 }
 
-/** Where a job goes on that was saved; see `checkpoint`. All workers must name the same iteration. */
+/** The position from which a saved job continues; see `checkpoint`. All workers must name the same iteration. */
 struct Resume {
-  1: i64 iteration                  // the first that has not been trained; at least 0
-  3: optional i64 epoch             // where that iteration's batch begins; to be given where the batch size
-  4: optional i64 start             // has changed, since the iteration does not tell then
-  5: optional i64 total_batch_size  // that the job is to go on with, 1 to dataset_size; left out: as in JobSpec
-  6: optional i64 learned_bytes     // length of what `checkpoint` gave as learned, for `resume`; left out: 0
+  1: i64 iteration                  // the first iteration that has not been trained; at least 0
+  3: optional i64 epoch             // epoch and first position of that iteration's batch; needed where the batch size
+  4: optional i64 start             // has changed, since they do not follow from the iteration then
+  5: optional i64 total_batch_size  // the batch size to continue with, 1 to dataset_size; left out: as in JobSpec
+  6: optional i64 learned_bytes     // length of CheckpointReply.learned, which `resume` sends; left out: 0
 }
 
 struct JoinRequest {
@@ -63,12 +63,13 @@ struct JoinRequest {
   2: JobSpec job
   3: Bounds bounds
   4: optional Resume resume         // of no effect once the job runs
-  5: optional bool unreleasable     // never release this worker: others could not go on without it
+  5: optional bool unreleasable     // never release this worker: the others could not go on without it
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
-  7: optional string device         // of which kind it is, in words, such as a GPU's name: whoever has the same is
-                                    // taken to be as fast, until it is measured
-  8: optional bool heartbeats       // this worker will send them, as often as the answer wants: once it is silent,
-                                    // others do its part, and may have its name. Left out: not before it has sent one
+  7: optional string device         // the kind of the worker's device, in words, such as a GPU's name: workers of one
+                                    // kind are assumed to be equally fast until they are measured
+  8: optional bool heartbeats       // this worker will send heartbeats, as often as the answer says: once it is
+                                    // silent, others do its part, and may take its name. Left out: only after its
+                                    // first heartbeat
 }
 
 struct ReportRequest {
@@ -76,16 +77,16 @@ struct ReportRequest {
   2: i64 iteration                  // the iteration that this worker has just finished
   3: double batch_processing_time   // seconds, waiting for others left out; at least 1e-9 unless the count was 0
   4: double waiting_time            // seconds spent waiting in the parameter server since the last report
-  5: double cpu_usage               // of the CPUs that the worker may use, the share that others take now; 0 to 1
-  6: double memory_usage            // of the memory that the worker may use, by anybody; 0 to 1
+  5: double cpu_usage               // share of the worker's CPUs that other processes take at present; 0 to 1
+  6: double memory_usage            // occupied share of the worker's memory, by any process; 0 to 1
   7: optional i64 known             // answer with the assignment after this iteration's; left out: after `iteration`
-  8: optional i64 maximum           // samples that have proved to be all it can take; at least 1, for good
-  9: optional i64 attempt           // of the assignment that is finished; left out: the present one
- 10: optional i64 start             // of the assignment that is finished; left out: the last that was given
+  8: optional i64 maximum           // most samples that it has proved able to take; at least 1, holds for good
+  9: optional i64 attempt           // of the assignment that is finished; left out: the present attempt
+ 10: optional i64 start             // of the assignment that is finished; left out: that of the last assignment
  11: optional double wait           // as in JoinRequest
 }
 
-/** A slice of an iteration's batch whose worker has gone; if it had not pushed yet, it never will. */
+/** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
 struct Lost {
   1: i64 iteration
   2: i64 start
@@ -96,7 +97,7 @@ struct Lost {
 struct AssignmentReply {
   1: common.Identity identity       // as in the request
   2: i64 reported_iteration         // as in the request; -1 in the answer to join
-  3: common.Assignment assignment   // the next
+  3: common.Assignment assignment   // the next assignment
   4: double waited                  // seconds for which the manager held this answer back
   5: list<Lost> lost                // of the reported iteration and later, for `forfeit`
   6: string run                     // drawn when the job was created: the job's name at the parameter
@@ -104,16 +105,16 @@ struct AssignmentReply {
   7: optional common.Synchronisation synchronisation  // in the answer to join; left out: bsp
   8: optional i64 lookahead         // in the answer to join: iterations planned ahead of the reports; left out: 0
   9: optional list<common.Assignment> ahead  // those after `assignment` that are planned already
- 10: optional string released       // the worker is out of the job, since that is faster without it: why.
-                                    // There is no assignment then, and nothing more to report but
-                                    // what was given ahead.
+ 10: optional string released       // the reason why the worker was removed, since the job is faster without it.
+                                    // There is no assignment then, and only those given ahead are still to be
+                                    // reported.
  11: optional i64 recover           // there is no assignment: fence the shards with this attempt, then call
                                     // `rewind`; see `recover`
  13: optional double heartbeat      // in the answer to join: seconds between heartbeats; left out: none wanted
- 14: optional bool report_on        // there is no assignment: nothing more is planned before all that was given is
-                                    // reported. Only to who named as `known` what it has still to report
+ 14: optional bool report_on        // there is no assignment: nothing more is planned before all assignments are
+                                    // reported. Only in the answer to a report with a later iteration as `known`
  15: optional bool resume           // in the answer to join: there is no assignment, and no such job yet. Call
-                                    // `resume` with what was learned, then join
+                                    // `resume` with the checkpoint's learned state, then join
 }
 
 struct ResumeReply {
@@ -122,30 +123,29 @@ struct ResumeReply {
 
 struct HeartbeatRequest {
   1: common.Identity identity
-  2: i64 attempt                    // that the worker is in
+  2: i64 attempt                    // the attempt that the worker is in
 }
 
 struct HeartbeatReply {
   1: common.Identity identity
   2: optional i64 recover           // as in AssignmentReply
-  3: optional bool paused           // nothing is planned until it is said otherwise: the worker waits for as long
-                                    // as it takes
+  3: optional bool paused           // the job is paused, and nothing is planned: the worker waits without a time-out
 }
 
 struct RecoverRequest {
   1: common.Identity identity
-  2: i64 attempt                    // that the worker is in, and cannot go on with
+  2: i64 attempt                    // the attempt that the worker is in, and cannot go on with
 }
 
 struct RecoverReply {
   1: common.Identity identity
-  2: i64 attempt                    // the new one
+  2: i64 attempt                    // the new attempt
 }
 
 struct RewindRequest {
   1: common.Identity identity
-  2: i64 attempt                    // the new one
-  3: i64 iteration                  // that all shards can go on from
+  2: i64 attempt                    // the new attempt
+  3: i64 iteration                  // the iteration that all shards can go on from
   4: optional double wait           // as in JoinRequest
 }
 
@@ -155,8 +155,8 @@ struct CheckpointRequest {
 
 struct CheckpointReply {
   1: common.Identity identity
-  3: optional i64 total_batch_size  // for Resume, as an operator wants it now
-  4: binary learned                 // for `resume`; nobody else need understand it
+  3: optional i64 total_batch_size  // for Resume: the batch size at present
+  4: binary learned                 // the learned state of policy and predictors, for `resume`; opaque to workers
 }
 
 struct LeaveRequest {
@@ -170,7 +170,7 @@ struct LeaveReply {
 struct HistoryRequest {
   1: string job
   2: i64 first_iteration            // records from this iteration on
-  3: i64 limit                      // how many iterations at most, 1 to 1000; there may be fewer in an answer
+  3: i64 limit                      // most iterations, 1 to 1000; there may be fewer in an answer
                                     // where that would be too long, but at least one if there is any
 }
 
@@ -187,7 +187,7 @@ struct IterationRecord {
   5: i64 attempt                    // that it was completed in
   6: double duration                // seconds from this iteration's release, or from the completion of the
                                     // one before it if that came later, until it was complete
-  7: i32 workers                    // whose report it was complete with: the index of their names in History.workers
+  7: i32 workers                    // the workers whose reports completed it: the index of their names in History.workers
   8: binary batch_sizes             // samples
   9: binary batch_processing_times  // seconds, waiting left out
  10: binary waiting_times           // seconds, at the manager's and the parameter server's barriers together
@@ -197,43 +197,45 @@ struct IterationRecord {
 }
 
 struct History {
-  1: string run                     // as in AssignmentReply
-  2: list<list<string>> workers     // names, a list for each set of workers that an iteration had
-  3: list<IterationRecord> iterations  // complete ones only, oldest first
+  1: list<string> members           // names, in the order of their slices
+  2: list<IterationRecord> iterations  // complete ones only, oldest first
+  3: string policy
+  4: list<string> events            // the last events, in words
+  5: string run                     // as in AssignmentReply
 }
 
-/** Which jobs; a token of all jobs is needed for all, where tokens are asked for. */
+/** The jobs to list; where tokens are required, a list of all needs a token for all jobs. */
 struct JobsRequest {
-  1: optional string job            // left out: all
+  1: optional string job            // left out: all jobs
 }
 
-/** A job as it stands. */
+/** The present state of a job. */
 struct JobSummary {
   1: string job
   2: string run                     // as in AssignmentReply
   3: string state                   // gathering, running, paused, recovering, failed or ended
   4: string reason                  // why, where it is recovering, has failed or ended; else empty
-  5: i64 workers                    // it starts with so many
-  6: i64 members
-  7: i64 iteration                  // the first that is not complete
-  8: i64 attempt                    // how often it was rewound; iterations before that may be under way again
+  5: i64 workers                    // the number of workers that it starts with
+  6: i64 members                    // the number of workers at present
+  7: i64 iteration                  // the first iteration that is not complete
+  8: i64 attempt                    // number of times that it was rewound; earlier iterations may be repeated
   9: string policy
  10: string predictor               // empty where the policy has none
  11: string mode                    // as in Synchronisation
  12: JobSpec spec
- 13: i64 batch_size                 // samples of a whole batch, as things are
- 14: double age                     // seconds for which this manager has had it
+ 13: i64 batch_size                 // samples of a whole batch at present
+ 14: double age                     // seconds for which this manager has held it
 }
 
 struct JobsReply {
-  1: list<JobSummary> jobs          // those that run, then the last that have ended
+  1: list<JobSummary> jobs          // the jobs that run, then the last that have ended
   2: string version                 // the manager's
   3: double uptime                  // seconds
 }
 
 struct StatusRequest {
   1: string job
-  2: i64 events_after               // the number of the last event that is known; -1 for none
+  2: i64 events_after               // the number of the last event that the caller knows; -1 for none
 }
 
 struct MemberStatus {
@@ -241,11 +243,11 @@ struct MemberStatus {
   2: string state                   // working, waiting, silent (others do its part), away (its connection broke)
                                     // or leaving (it is released, or drained)
   3: Bounds bounds
-  4: i64 iteration                  // that it works on, or would next
-  5: double silence                 // seconds since anything was heard of it
+  4: i64 iteration                  // the iteration that it works on, or would next
+  5: double silence                 // seconds since its last call
 }
 
-/** Something that happened. */
+/** An event of a job. */
 struct Event {
   1: i64 number                     // counts up within a job
   2: double at                      // seconds since 1970
@@ -255,33 +257,60 @@ struct Event {
 struct StatusReply {
   1: JobSummary summary
   2: list<MemberStatus> members     // in the order of their slices
-  3: list<Event> events             // oldest first; of those asked for, the last 200
+  3: list<Event> events             // the last 200 after `events_after`, oldest first
 }
 
-/** How batches are split from now on. */
+struct RecordsRequest {
+  1: string job
+  2: i64 first_iteration            // records from this iteration on
+  3: i64 limit                      // most iterations, 1 to 1000; an answer that would be too long has fewer, but at
+                                    // least one if there is any
+}
+
+/** An IterationRecord with the workers' figures in columns, for thousands of workers. */
+struct PackedRecord {
+  1: i64 iteration
+  2: i64 epoch
+  3: i64 start                      // the first position of the batch
+  4: i64 total                      // samples
+  5: i64 attempt                    // the attempt that it was completed in
+  6: double duration                // as in IterationRecord
+  7: i32 names                      // index of its workers' names in RecordsReply.names
+  8: binary values                  // little-endian: the batch sizes, i64 for each worker; then likewise, as
+                                    // doubles, batch processing times, waiting times, CPU usages, memory usages,
+                                    // and predicted speeds, NaN where there is none
+}
+
+struct RecordsReply {
+  1: string run                     // as in AssignmentReply
+  2: list<list<string>> names
+  3: list<PackedRecord> iterations  // complete ones only, oldest first
+}
+
+/** The policy by which batches are split from now on. */
 struct Balancing {
   1: string policy                  // as in `evenpace manager --policy`
   2: optional string predictor      // left out: the present one
   3: optional double tolerance      // at least 0 and below 1; left out: the present one
 }
 
-/** One thing to be changed: exactly one of the fields 2, 3, 5, 6 and 7 is given. */
+/** A change of a running job: exactly one of the fields 2, 3, 5, 6 and 7 is given. */
 struct ControlRequest {
   1: string job
   2: optional Balancing balancing
   3: optional i64 total_batch_size  // samples, 1 to the data set's size; with --scale-batch, of `workers` members
-  4: optional string worker         // whom 5 or 6 is about
+  4: optional string worker         // the worker that field 5 or 6 is for
   5: optional Bounds bounds
-  6: optional bool drain            // let it finish what it has been given, then release it; only true
-  7: optional bool paused           // whether nothing more is to be planned, until it is said otherwise
+  6: optional bool drain            // release the worker once it has finished its assignments; only true
+  7: optional bool paused           // whether the job is to be paused, so that nothing more is planned
 }
 
 struct ControlReply {
-  1: string said                    // what was done, in words
+  1: string said                    // the change that was made, in words
 }
 
 service BatchSizeManager {
-  /** See AuthenticateRequest: the first call of a connection, where a service asks for tokens. */
+  /** Authenticate the connection: its first call, where a service requires tokens; see AuthenticateRequest. */
   common.AuthenticateReply authenticate(1: common.AuthenticateRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
@@ -291,8 +320,8 @@ service BatchSizeManager {
             4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
 
   /**
-   * As join, but answered at once: begins a job that goes on from a checkpoint, with what `checkpoint` gave as
-   * learned, up to 48 MiB. Of no effect but that of join where there is such a job already. To be followed by join.
+   * Begin a job that resumes from a checkpoint, with its learned state of up to 48 MiB; answered at once, and to be
+   * followed by join. If there is such a job already, the learned state has no effect.
    */
   ResumeReply resume(1: JoinRequest request, 2: binary learned)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
@@ -302,30 +331,30 @@ service BatchSizeManager {
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
 
-  /** What policy and predictors have learned, to be kept beside the parameters. */
+  /** Return the learned state of policy and predictors, to be saved beside the parameters. */
   CheckpointReply checkpoint(1: CheckpointRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
   /**
-   * "I am alive", in between. Who is silent for long, while others wait, has its part of the iteration given to
-   * them, and is welcome when it is back.
+   * Show that this worker is alive, between other calls. If a worker is silent for long while others wait, its part
+   * of the iteration is assigned to them; it stays a member, and continues when it is heard of again.
    */
   HeartbeatReply heartbeat(1: HeartbeatRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
   /**
-   * The shards have lost what this attempt relies on: begin another. The same may be said again, by all members.
-   * Each then calls `fence` with the new attempt at every shard, and `rewind` here with the iteration that all
-   * of them can go on from: the one where they are, if it is the same for all, or the latest of which all have a
-   * checkpoint; and `rewind` of every shard with the iteration that the answer begins with.
+   * Begin another attempt, since the shards have lost state that this one relies on. May be repeated, by all members.
+   * Each then calls `fence` with the new attempt at every shard, and `rewind` here with the iteration that all of
+   * them can go on from: their present one, if it is the same for all, or the latest of which all have a checkpoint;
+   * and `rewind` of every shard with the iteration that the answer begins with.
    */
   RecoverReply recover(1: RecoverRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** Answered with the first assignment of the new attempt; the first member to say decides where it begins. */
+  /** Enter the new attempt, and get its first assignment; the first member to call decides where it begins. */
   AssignmentReply rewind(1: RewindRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)
@@ -334,27 +363,29 @@ service BatchSizeManager {
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /**
-   * What a job's iterations were like, also of one that has ended, as far as it is remembered. To have all, ask
-   * again from the last one's successor until there are none.
-   */
+  /** Return records of iterations, for dashboards and reports; allowed to every client with access to the job. */
   History history(1: HistoryRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** What there is. */
+  /** List jobs. */
   JobsReply jobs(1: JobsRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** A job, its members, and what happened lately. */
+  /** Return a job's state, its members, and its latest events. */
   StatusReply status(1: StatusRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
+  /** Return the records of history in a compact form, for clients that read large jobs often. */
+  RecordsReply records(1: RecordsRequest request)
+    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
+            4: common.Unauthorised unauthorised)
+
   /**
-   * Change how a running job is run, from the first iteration on that is not planned; no iteration is lost.
-   * Whoever may join a job may change it. The change outlives the manager, where that keeps its state.
+   * Change a running job, from the first iteration on that is not planned; no iteration is lost. Every client that
+   * may join a job may change it. The change survives a restart of the manager, if that keeps its state.
    */
   ControlReply control(1: ControlRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

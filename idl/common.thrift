@@ -1,5 +1,5 @@
 /**
- * What both services share: how a call is framed, and the exceptions that any call may raise.
+ * Definitions that all services share: framing, identities, assignments, and the exceptions that calls may raise.
  *
  * Transport: TFramedTransport over TCP. Every message is a big-endian i32 length followed by that many
  * bytes. Protocol: TBinaryProtocol, strict. One call at a time on a connection is enough; calls that are
@@ -9,55 +9,55 @@
  */
 namespace py evenpace_idl.common
 
-/** The caller did something wrong; the same call again will fail again. `message` names the value. */
+/** A mistake of the caller; the same call will fail again. `message` names the value and what is allowed. */
 exception InvalidRequest {
   1: string message
 }
 
 /**
- * The caller is not, or no longer, a member of the job: it never joined, it left, it was silent for too
+ * A call from a worker that is not, or no longer, a member of the job: it never joined, it left, it was silent for too
  * long, or another incarnation has taken its name. It may join again, as a new incarnation.
  */
 exception NotMember {
   1: string message
 }
 
-/** The service cannot serve this now (it is shutting down, or has not started to serve); try later. */
+/** A call that the service cannot serve now (it is shutting down, or still starting); to be repeated later. */
 exception Unavailable {
   1: string message
 }
 
 /**
- * A shard and the caller are not in the same attempt: the job was rewound, or the shard was started again and
- * has forgotten what the caller relies on. See `recover` of the BatchSizeManager.
+ * A call from a worker that is not in the shard's attempt: the job was rewound, or the shard was restarted and has
+ * lost the state that the caller relies on. See `recover` of the BatchSizeManager.
  */
 exception Rewound {
   1: string message
-  2: i64 attempt                    // that the shard is in
+  2: i64 attempt                    // the attempt that the shard is in
 }
 
 /**
- * What the call waits for has not come within the seconds that the caller gave as `wait`, and the caller may ask
- * again: so both sides see that the other is still there. Who gives none is answered whenever it has come.
+ * A call whose time to wait, the request's field `wait`, is over before the event that it waits for; to be repeated.
+ * So both sides notice that the other still responds. A call without `wait` is answered when the event has occurred.
  */
 exception NotYet {
   1: string message
 }
 
 /**
- * The connection may not do this: it has not authenticated itself, its token is not valid (any more), or the token
- * is another job's. The same call on the same connection will fail again.
+ * A call that the connection is not allowed to make: it has not authenticated itself, its token is not valid (any
+ * more), or the token is another job's. The same call on the same connection will fail again.
  */
 exception Unauthorised {
   1: string message
 }
 
 /**
- * Where a service asks for tokens, `authenticate` is the first call of every connection. From then on it may have
- * to do with one job only: the manager's of that name, and the shards' whose names begin with it and "/". A service
- * that asks for none takes any token. Until then, only short messages are taken, and not for long.
+ * The first call of every connection, where a service requires tokens. From then on the connection may name one job
+ * only: the manager's job of that name, and the shards' jobs whose names begin with it and "/". A service that
+ * requires no tokens accepts any. Before this call, only few and short messages are accepted, and for a short time.
  *
- * Send a token over TLS only. One is issued for a job by who runs the services; see docs/security.md.
+ * Send a token over TLS only. The services' operator issues one for a job; see docs/security.md.
  */
 struct AuthenticateRequest {
   1: string job
@@ -69,8 +69,8 @@ struct AuthenticateReply {
 }
 
 /**
- * Who is calling. `worker` is a name that is unique in the job; `incarnation` is drawn anew at each start
- * of the worker's process (a UUID will do), so that a restarted worker is never taken for the old one.
+ * The caller's identity. `worker` is a name that is unique in the job; `incarnation` is drawn at random at each start
+ * of the worker's process (such as a UUID), so that a restarted worker is never taken for the old one.
  */
 struct Identity {
   1: string job
@@ -92,17 +92,17 @@ struct Assignment {
   3: i64 start
   4: i64 count
   5: i64 total
-  6: optional i64 attempt           // how often the job has been rewound before; left out: 0
+  6: optional i64 attempt           // number of times that the job has been rewound before; left out: 0
   7: optional i64 batch_start       // the first position of the whole batch
 }
 
 /**
  * How the workers of a job wait for each other. Left out anywhere, it means mode "bsp".
- *   "bsp": an iteration is one step with everybody's gradient;
+ *   "bsp": an iteration is one step with all workers' gradients;
  *   "ssp", "asp": each push is a step of its own; a worker pulls version -1. The manager lets no worker begin
  *       an iteration more than `staleness` after the slowest worker's current one, or does not limit it;
  *   "backup": an iteration is one step with the first `replicas_to_aggregate` gradients, or all where fewer
- *       can come. Later ones are taken and dropped, and a late worker's next assignment skips iterations.
+ *       arrive. Later ones are accepted and dropped, and a straggler's next assignment skips iterations.
  */
 struct Synchronisation {
   1: string mode                            // "bsp", "ssp", "asp" or "backup"

@@ -8,29 +8,29 @@
  *
  * The job's name in `identity` is the manager's job and run, joined by "/".
  *
- * A worker calls open once, initialise if `open` says that nobody has, and pull for the first version. Then,
- * per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
+ * A worker calls open once, initialise if the answer to `open` has initialised false, and pull for the first version.
+ * Then, per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
  * k + 1). The shard steps when the pushed counts sum to the assignment's total. Where there are several shards,
- * each waits with that until it is certain that the others can do so, too.
+ * each waits with its step until it is certain that the others can step, too.
  *
  * That is mode bsp. In ssp and asp every push is a step of its own, and the version is the number of steps. In
- * backup a step is taken once enough gradients have come; pull(version j), where j is the next assignment's
+ * backup a step is taken once enough gradients have arrived; pull(version j), where j is the next assignment's
  * iteration, which may be later than k + 1. See Synchronisation in common.thrift.
  *
- * In bsp a slice is known by its place. Whoever brings one that is there already, as a whole or as a part of a
- * larger one, or after the step, is told that all is well; so a worker's share may be given to others, in one
- * piece or several, even if it is not dead after all. A piece of a slice whose connection broke goes on where that
- * stopped. What others are still bringing, in whole or in pieces, is Unavailable: it may be pushed again. A slice
- * that crosses the border of another is refused.
+ * In bsp a slice is known by its place. A push of samples that were counted already, as a slice or as a part of a
+ * larger one, or after the step, is acknowledged and dropped; so a worker's slice may be assigned to others, in one
+ * piece or several, even if the worker turns out to be alive. A push of samples whose connection broke continues
+ * where that one stopped. Samples that other connections are still sending are Unavailable: they may be pushed again.
+ * A slice that crosses the border of another is refused.
  *
- * A shard may keep checkpoints of itself, every so many versions. `fence` and `rewind` bring the shards of a job
- * together again at one version after any of them, or the manager, had to start anew.
+ * A shard may write checkpoints of itself, every n versions. `fence` and `rewind` bring the shards of a job to one
+ * version again after any of them, or the manager, was restarted.
  *
- * To save a job, a worker pulls the optimiser's state beside the parameters, slot by slot; to go on from it, it
+ * To save a job, a worker pulls the optimiser's state beside the parameters, slot by slot; to resume from it, it
  * sets these slots before `initialise` sets the parameters.
  *
- * Large fields (`gradient`, `parameters`) come last in their messages on purpose: a peer may write the
- * message up to them, then the tensor's memory, and read straight into a tensor likewise.
+ * Large fields (`gradient`, `parameters`) are the last of their messages, so that a peer may write the message up to
+ * them, then the tensor's memory, and read straight into a tensor likewise.
  */
 namespace py evenpace_idl.parameter_server
 
@@ -48,8 +48,8 @@ struct ParameterGroup {
    */
   2: map<string, double> options
   /**
-   * The elements are no parameters but statistics, such as batch normalisation's running ones: what is pushed
-   * is their new value, of which the shard keeps the weighted mean. No option applies to them.
+   * Whether the elements are statistics, such as batch normalisation's running ones, and no parameters: in place of
+   * a gradient their new values are pushed, whose weighted mean the shard keeps. No option applies to them.
    */
   3: optional bool statistics
 }
@@ -66,7 +66,7 @@ struct OpenRequest {
   2: string dtype                   // "float32" or "float64"
   3: string optimizer               // "sgd", "adam" or "adamw"; with Keras's semantics, "keras_" before it
   4: list<ParameterGroup> groups
-  5: optional common.Synchronisation synchronisation  // as the manager said; the same for every worker
+  5: optional common.Synchronisation synchronisation  // as in the answer to join; the same for every worker
   6: optional list<Tensor> tensors  // the whole model's, in the order of flattening, to be compared
 }
 
@@ -74,10 +74,10 @@ struct OpenReply {
   1: common.Identity identity
   2: bool initialised               // false: call `initialise`; the first to do so decides
   3: i64 version                    // the number of optimiser steps so far; meaningless until initialised
-  4: optional i64 attempt           // that the shard is in; left out: 0
-  5: optional string instance       // drawn when the shard began to hold the job: another one after a restart
-  6: optional bool restored         // it was started again within the attempt, with a checkpoint's parameters: what has
-                                    // come since is lost, and another attempt has to begin before it goes on
+  4: optional i64 attempt           // the attempt that the shard is in; left out: 0
+  5: optional string instance       // drawn at random when the shard began to hold the job: another after a restart
+  6: optional bool restored         // the shard was restarted within the attempt, with a checkpoint's parameters: later
+                                    // steps are lost, and another attempt has to begin before it goes on
 }
 
 struct InitialiseRequest {
@@ -91,19 +91,19 @@ struct InitialiseRequest {
 
 struct InitialiseReply {
   1: common.Identity identity
-  2: bool accepted                  // false: somebody else was first, whose parameters hold
+  2: bool accepted                  // false: another worker was first, and its parameters are used
 }
 
 struct PushRequest {
   1: common.Identity identity
   2: common.Assignment assignment   // count must be at least 1
   3: list<ParameterGroup> groups    // the options of the step that this gradient is for, the same from every worker;
-                                    // left out or empty: unchanged. Where they differ, those with the batch's first
-                                    // samples hold, and in bsp the next `pull` of the others is refused.
-                                    // In ssp and asp, each worker's hold for its own gradients.
-  4: optional string instance       // as `open` said: refused with Rewound if it is another now
-  5: optional i64 kept              // the latest version of which all shards have a checkpoint, for all that the
-                                    // worker knows: they need none from before
+                                    // left out or empty: unchanged. Where they differ, those of the worker with the
+                                    // batch's first samples are used, and in bsp the next `pull` of the others is
+                                    // refused. In ssp and asp, each worker's are used for its own gradients.
+  4: optional string instance       // as in the answer to `open`: refused with Rewound if it has changed
+  5: optional i64 kept              // the latest version of which all shards have a checkpoint, as far as the worker
+                                    // knows: they need no earlier ones
   6: optional bool shared           // in bsp: other shards take a part of this gradient, too. The step is taken once
                                     // it is certain that each of them has all of its part; see PullRequest.settled
 }
@@ -116,14 +116,15 @@ struct PushReply {
 
 struct PullRequest {
   1: common.Identity identity
-  2: i64 version                    // wait until at least so many steps are done; -1: whatever there is now
+  2: i64 version                    // wait until at least this many steps are done; -1: the present version
   3: optional string slot           // this slot of the optimiser's state instead of the parameters
-  4: optional i64 attempt           // that the worker is in; left out: 0 or, with version -1, whatever it is
+  4: optional i64 attempt           // the attempt that the worker is in; left out: 0 or, with version -1, any
   5: optional string instance       // as in PushRequest
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
-  7: optional bool settled          // every shard has all of the gradient for this version, as the manager's next
-                                    // assignment says. Left out: the caller's own part of it; where the gradient is
-                                    // shared, all who have pushed must say as much before the step is taken
+  7: optional bool settled          // whether every shard has all of the gradient for this version, which follows from
+                                    // the manager's next assignment. Left out: every shard has the caller's own part;
+                                    // where the gradient is shared, the step waits for such a pull of each worker that
+                                    // has pushed
 }
 
 struct PullReply {
@@ -143,15 +144,15 @@ struct FenceReply {
   2: bool initialised
   3: i64 version                    // the number of optimiser steps so far; meaningless until initialised
   4: list<i64> checkpoints          // versions that the shard can go back to, ascending
-  5: optional bool complete         // it has all of the next gradient: it can go on from version + 1, too
+  5: optional bool complete         // the shard has all of the next gradient, and can go on from version + 1, too
 }
 
 struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt
-  3: i64 version                    // to go on from: one of those that the answer to `fence` has named
-  4: optional bool anew             // nothing was trained, and not all shards have parameters: forget those of this
-                                    // version, for they are initialised again
+  3: i64 version                    // the version to go on from: one of those in the answer to `fence`
+  4: optional bool anew             // nothing was trained, and not all shards have parameters: drop those of this
+                                    // version, since they are initialised again
 }
 
 struct RewindReply {
@@ -165,13 +166,13 @@ struct StateRequest {
 
 struct StateReply {
   1: common.Identity identity
-  2: i64 steps                      // the optimiser's so far
-  3: list<string> slots             // that it has by now, each with as many elements as the parameters
+  2: i64 steps                      // the optimiser's steps so far
+  3: list<string> slots             // its slots at present, each with as many elements as the parameters
 }
 
 struct ForfeitRequest {
   1: common.Identity identity
-  2: i64 iteration                  // a lost slice, as the manager said
+  2: i64 iteration                  // of a lost slice, as in `Lost` of batchsize_manager.thrift
   3: i64 start
   4: i64 count
   5: i64 total
@@ -183,7 +184,7 @@ struct ForfeitReply {
 }
 
 service ParameterServer {
-  /** See AuthenticateRequest: the first call of a connection, where a service asks for tokens. */
+  /** Authenticate the connection: its first call, where a service requires tokens; see AuthenticateRequest. */
   common.AuthenticateReply authenticate(1: common.AuthenticateRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
@@ -197,42 +198,42 @@ service ParameterServer {
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
   /**
-   * `gradient` is the mean over the assignment's samples. Answered when it has been added; in backup also
-   * when it came too late and was dropped.
+   * Push the mean gradient over the assignment's samples. Answered when it has been added; in backup also when it
+   * arrived too late and was dropped.
    */
   PushReply push(1: PushRequest request, 2: binary gradient)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
-  /** Answered when the version is there. */
+  /** Pull the parameters, or a slot; answered once the version is reached. */
   PullReply pull(1: PullRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised, 6: common.NotYet not_yet)
 
   /**
-   * A new attempt begins: nothing of an earlier one is taken any more, what has come for the next step is dropped
-   * unless that is all of it, and whoever waits is told. The same may be said again.
+   * Begin an attempt: calls of an earlier one are refused from now on, gradients for the next step are dropped unless
+   * they are complete, and calls that wait fail with Rewound. May be repeated.
    */
   FenceReply fence(1: FenceRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
   /**
-   * Go on from a version, in an attempt that `fence` has begun. The same may be said again. A version that is not
-   * there any more, since the shard was started again after `fence`, is refused with Rewound: begin another attempt.
+   * Go on from a version, in an attempt that `fence` has begun. May be repeated. A version that is lost, since the
+   * shard was restarted after `fence`, is refused with Rewound: begin another attempt.
    */
   RewindReply rewind(1: RewindRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
-  /** What there is of the optimiser's state, to be pulled slot by slot; the same until the next step. */
+  /** List the slots of the optimiser's state, to be pulled one by one; they do not change until the next step. */
   StateReply state(1: StateRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
   /**
-   * In backup, a slice is not waited for any more. The same loss may be told by every worker; it counts once.
-   * In the other modes there is nothing to give up, and nothing happens: in bsp others bring the slice.
+   * Do not wait for a slice any more, in backup. Every worker may report the same loss; it counts once. In the other
+   * modes nothing happens: in bsp other workers push the slice.
    */
   ForfeitReply forfeit(1: ForfeitRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

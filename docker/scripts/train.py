@@ -1,6 +1,6 @@
-"""What the workers of docker-compose.yml run: trains a small CNN on images, and says how it gets on.
+"""The script of the workers of docker-compose.yml: it trains a small CNN on images, and prints its progress.
 
-An ordinary PyTorch loop with evenpace's three lines.
+It is an ordinary PyTorch loop with evenpace's three lines.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from evenpace.lab.workloads.digits import make_model
 
 
 def main() -> None:
-    """Train for the epochs that the command line asks for."""
+    """Train for the number of epochs on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", default="digits", help="digits, mnist:DIR or cifar10:DIR")
     parser.add_argument("--epochs", type=int, default=40)
