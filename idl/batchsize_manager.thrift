@@ -187,7 +187,7 @@ struct IterationRecord {
   5: i64 attempt                    // that it was completed in
   6: double duration                // seconds from this iteration's release, or from the completion of the
                                     // one before it if that came later, until it was complete
-  7: i32 workers                    // the workers whose reports completed it: the index of their names in History.workers
+  7: i32 workers                    // the workers whose reports completed it: index of their names in History.workers
   8: binary batch_sizes             // samples
   9: binary batch_processing_times  // seconds, waiting left out
  10: binary waiting_times           // seconds, at the manager's and the parameter server's barriers together
@@ -197,11 +197,9 @@ struct IterationRecord {
 }
 
 struct History {
-  1: list<string> members           // names, in the order of their slices
-  2: list<IterationRecord> iterations  // complete ones only, oldest first
-  3: string policy
-  4: list<string> events            // the last events, in words
-  5: string run                     // as in AssignmentReply
+  1: string run                     // as in AssignmentReply
+  2: list<list<string>> workers     // names, a list for each set of workers that an iteration had
+  3: list<IterationRecord> iterations  // complete ones only, oldest first
 }
 
 /** The jobs to list; where tokens are required, a list of all needs a token for all jobs. */
@@ -258,33 +256,6 @@ struct StatusReply {
   1: JobSummary summary
   2: list<MemberStatus> members     // in the order of their slices
   3: list<Event> events             // the last 200 after `events_after`, oldest first
-}
-
-struct RecordsRequest {
-  1: string job
-  2: i64 first_iteration            // records from this iteration on
-  3: i64 limit                      // most iterations, 1 to 1000; an answer that would be too long has fewer, but at
-                                    // least one if there is any
-}
-
-/** An IterationRecord with the workers' figures in columns, for thousands of workers. */
-struct PackedRecord {
-  1: i64 iteration
-  2: i64 epoch
-  3: i64 start                      // the first position of the batch
-  4: i64 total                      // samples
-  5: i64 attempt                    // the attempt that it was completed in
-  6: double duration                // as in IterationRecord
-  7: i32 names                      // index of its workers' names in RecordsReply.names
-  8: binary values                  // little-endian: the batch sizes, i64 for each worker; then likewise, as
-                                    // doubles, batch processing times, waiting times, CPU usages, memory usages,
-                                    // and predicted speeds, NaN where there is none
-}
-
-struct RecordsReply {
-  1: string run                     // as in AssignmentReply
-  2: list<list<string>> names
-  3: list<PackedRecord> iterations  // complete ones only, oldest first
 }
 
 /** The policy by which batches are split from now on. */
@@ -363,7 +334,10 @@ service BatchSizeManager {
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** Return records of iterations, for dashboards and reports; allowed to every client with access to the job. */
+  /**
+   * Return records of a job's iterations, also of one that has ended, as far as they are kept. To have all, ask again
+   * from the last one's successor until there are none.
+   */
   History history(1: HistoryRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
@@ -375,11 +349,6 @@ service BatchSizeManager {
 
   /** Return a job's state, its members, and its latest events. */
   StatusReply status(1: StatusRequest request)
-    throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
-            4: common.Unauthorised unauthorised)
-
-  /** Return the records of history in a compact form, for clients that read large jobs often. */
-  RecordsReply records(1: RecordsRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 

@@ -53,5 +53,5 @@ class ParameterServerConfig:
         check_settings(self)
         if self.ledger is not None and self.state is None:
             raise ValueError(
-                f"ledger {str(self.ledger)!r}: tells of checkpoints, too; give a folder for these as state"
+                f"ledger {str(self.ledger)!r}: records checkpoints, too; give a folder for these as state"
             )

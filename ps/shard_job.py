@@ -287,7 +287,7 @@ class ShardJob:
             return
         if self.shard.initialised and self.shard.version != version:
             raise InvalidRequestError(
-                f"anew from version {version}, but the parameters are of version {self.shard.version}"
+                f"forget version {version}, but the parameters are of version {self.shard.version}"
             )
         if self.store is not None:
             self._await(("forget", version), self.store.forget)

@@ -262,7 +262,7 @@ def test_slots_of_another_incarnation_do_not_count(peer):
 
 
 def test_a_slot_that_is_sent_again_counts_once(peer):
-    """Of a slot that is sent twice, the later values hold."""
+    """A slot that is sent twice has the later values."""
     a = peer("a", optimizer="sgd", momentum=0.9)
     a.initialise(1, "momentum_buffer", steps=3)
     a.initialise(2, "momentum_buffer", steps=3)

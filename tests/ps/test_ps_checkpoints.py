@@ -290,7 +290,7 @@ def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
         ({"memory_bytes": 0}, "memory_bytes 0"),
         ({"checkpoint_every": 0}, "checkpoint_every 0"),
         ({"keep": 0.0}, "keep 0"),
-        ({"ledger": Path("here")}, "ledger 'here': tells of checkpoints"),
+        ({"ledger": Path("here")}, "ledger 'here': records checkpoints"),
     ],
 )
 def test_configurations_that_make_no_sense(arguments, said):

@@ -82,7 +82,7 @@ def test_with_other_shards_a_step_waits_until_all_have_asked_for_it(pair):
 
 
 def test_with_other_shards_a_step_is_taken_once_somebody_says_that_all_have_pushed(pair):
-    """One worker's word, from the manager's next assignment, is enough; another may have left."""
+    """A worker that got the next assignment may say for all that they have pushed; one may have left."""
     first, second = pair
     first.push(start=0, count=4)
     with pytest.raises(NotYetError):

@@ -125,7 +125,7 @@ class Clock:
 
 
 def test_user_is_told_while_nobody_listens(monkeypatch, caplog):
-    """Who waits for a service that is not there is told so once, long before it is given up."""
+    """A log line says once that a service cannot be reached, long before the client gives up."""
     monkeypatch.setattr(client_module, "time", Clock())
     address = address_of_our_own()
     with pytest.raises(ConnectionLostError):

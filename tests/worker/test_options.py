@@ -27,7 +27,7 @@ def test_iterations_that_come_again_have_the_options_that_they_had():
 
 
 def test_a_worker_says_nothing_of_iterations_before_it_came():
-    """For iterations before it joined, a worker has no options."""
+    """A worker has no options of iterations before it joined."""
     options = StepOptions(groups(1.0))
     options.at(5)
     assert options.at(3) is None

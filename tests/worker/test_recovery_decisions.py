@@ -63,7 +63,7 @@ class Services:
 
 
 def run(services, first=None, pull=lambda assignment: None, timeout=60.0):
-    """Run `recover` and return its result."""
+    """Run `recover`, and return its result."""
     error = RewoundError("another attempt", 0)
     return recover(services, services, error, first, pull, timeout)
 

@@ -94,8 +94,9 @@ class Stream:
     ) -> None:
         if isinstance(dataset, Iterator) or not hasattr(dataset, "__iter__"):
             raise InvalidRequestError(
-                f"dataset {type(dataset).__name__}: must be something that can be iterated over anew for "
-                f"each epoch, such as an IterableDataset or a list, and not an iterator or a generator"
+                f"dataset {type(dataset).__name__}: must be something that can be iterated over "
+                f"repeatedly, once for each epoch, such as an IterableDataset or a list, and not an iterator "
+                f"or a generator"
             )
         self._dataset = dataset
         self.size = _size(dataset, log_fields) if size is None else size

@@ -181,7 +181,7 @@ def test_a_stream_of_another_size_is_an_error(services, size, complaint):
 
 def test_what_can_be_iterated_over_once_is_refused():
     """A generator is refused, since it would be empty in the second epoch."""
-    with pytest.raises(InvalidRequestError, match=r"generator: must be .* iterated over anew"):
+    with pytest.raises(InvalidRequestError, match=r"generator: must be .* iterated over repeatedly"):
         Stream((i for i in range(3)), 3, 1)
     with pytest.raises(InvalidRequestError, match="int: must be"):
         Stream(3, 3, 1)

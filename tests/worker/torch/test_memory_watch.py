@@ -274,7 +274,7 @@ def train_rank(rank, folder):
 
 
 def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
-    """Its pieces take part in as many collectives as the other's batch, with the same mean."""
+    """Pieces take part in as many collectives as the other process's batch, with the same mean."""
     torch.multiprocessing.spawn(train_rank, (tmp_path,), nprocs=2)
 
 
@@ -334,7 +334,7 @@ def test_every_way_to_train_has_the_models_device_watched(monkeypatch, task, gro
 
 @pytest.mark.slow
 def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
-    """Its samples are done in pieces, its limit is lowered, and the parameters are one process's."""
+    """Samples are done in pieces, the limit is lowered, and the parameters are one process's."""
     patient = ("--silence", "240")  # nobody does the part of one that is held up
     with LocalCluster(tmp_path, workers=2, policy="even", manager_options=patient) as cluster:
         for i, memory in enumerate((None, 22)):
