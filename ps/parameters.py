@@ -157,9 +157,9 @@ class Parameters(ABC):
         Raises:
             InvalidRequestError: The optimiser's state has no such slot at present.
         """
-        there = self.slots()
-        if name not in there:
-            raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(there) or 'none'}")
+        present = self.slots()
+        if name not in present:
+            raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(present) or 'none'}")
         if name not in self._slots:
             flat = self._slots[name] = torch.zeros_like(self._parameters)
             optimizer_state.read_slot(self._optimizer, name, self._parts(flat))

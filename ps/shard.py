@@ -73,12 +73,12 @@ class Shard(Parameters):
         """Return whether all samples of the slice are in a step or in the sum, from whichever worker."""
         if not self.initialised or part.iteration != self.version:
             return self.initialised and part.iteration < self.version
-        there = sum(
+        counted = sum(
             min(part.end, other.end) - max(part.start, other.start)
             for other in self._overlapping(part)
             if self._is_whole(other)
         )
-        return there == part.count
+        return counted == part.count
 
     def begin(self, part: Assignment, worker: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or continue where a push of the same samples broke off.
@@ -175,8 +175,8 @@ class Shard(Parameters):
 
     def _merged(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         """Return the groups with new options where they are given; raise as `set_options` does."""
-        asked = (groups, self._groups)
-        if self._checked_groups[:2] != asked:
+        arguments = (groups, self._groups)
+        if self._checked_groups[:2] != arguments:
             for group, change in zip(self._optimizer.param_groups, self._checked(groups), strict=True):
                 if change.get("amsgrad", False) and not group["amsgrad"]:
                     # torch.optim keeps amsgrad's state from the first step on, and fails without it.
@@ -185,7 +185,7 @@ class Shard(Parameters):
                 replace(old, options={**old.options, **new.options})
                 for old, new in zip(self._groups, groups, strict=True)
             )
-            self._checked_groups = (*asked, merged)
+            self._checked_groups = (*arguments, merged)
         result: tuple[Group, ...] = self._checked_groups[2]
         return result
 

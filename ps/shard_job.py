@@ -344,10 +344,10 @@ class ShardJob:
 
     def _go_back(self, version: int) -> None:
         if self.store is None or version not in self.store.versions:
-            there = ", ".join(map(str, self.checkpoints))
+            versions = ", ".join(map(str, self.checkpoints))
             raise RewoundError(
                 f"rewind to version {version}: there is {self.shard.version}, "
-                f"and {f'checkpoints of {there}' if there else 'no checkpoint'}",
+                f"and {f'checkpoints of {versions}' if versions else 'no checkpoint'}",
                 self.attempt,
             )
         store = self.store

@@ -80,8 +80,8 @@ def connection_error(peer: str, what: str, error: OSError) -> EvenpaceError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return UnauthorisedError(f"{peer} cannot be trusted: {error.verify_message}")
     if "ALERT" in reason:
-        said = next((text for name, text in _ALERTS.items() if name in reason), reason)
-        return UnauthorisedError(f"{peer} does not take this side's certificate: {said}")
+        explanation = next((text for name, text in _ALERTS.items() if name in reason), reason)
+        return UnauthorisedError(f"{peer} does not take this side's certificate: {explanation}")
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNSUPPORTED_PROTOCOL"):
         return ProtocolError(f"{peer} does not speak TLS 1.3; was it started with certificates?")
     return ConnectionLostError(f"{peer} broke off {what}: {error}")

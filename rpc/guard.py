@@ -83,8 +83,8 @@ class Guard:
             return
         named = _jobs(call.request)
         if not named or not all(job == self.job or job.startswith(f"{self.job}/") for job in named):
-            said = ", ".join(repr(job[:80]) for job in named) or "none"
-            raise UnauthorisedError(f"the token of this connection is for job {self.job!r}, not for {said}")
+            jobs = ", ".join(repr(job[:80]) for job in named) or "none"
+            raise UnauthorisedError(f"the token of this connection is for job {self.job!r}, not for {jobs}")
 
     def authenticate(self, request: Any) -> str:
         """Check a token, and return the job that the connection is for from now on.

@@ -75,7 +75,7 @@ class Security:
         if self.insecure or (tls and self.keys is not None) or address.is_loopback:
             return
         missing = " and ".join(
-            what for what, there in (("TLS", tls), ("tokens", self.keys is not None)) if not there
+            name for name, given in (("TLS", tls), ("tokens", self.keys is not None)) if not given
         )
         raise InvalidRequestError(
             f"others could reach {address} without {missing}: give --tls and --token-key "

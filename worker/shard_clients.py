@@ -209,8 +209,8 @@ class ShardClients:
         replies = self._on_all("state", [request] * len(self._clients))
         slots = {name: np.empty_like(like) for name in replies[0].slots}
         for name, array in slots.items():
-            there = {reply.version for reply in self._pull(version, array, name)}
-            if version >= 0 and there != {version}:
+            versions = {reply.version for reply in self._pull(version, array, name)}
+            if version >= 0 and versions != {version}:
                 # A worker with samples in its next batch keeps the shards from stepping.
                 raise InvalidRequestError(
                     f"the optimiser's state of iteration {version} is gone: the other workers have taken a "

@@ -144,10 +144,10 @@ def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
     """Wrap `fit` so that it accepts an evenpace loader only, and begins with the job's current epoch."""
 
     def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
-        meant = [name for name in _OF_ARRAYS if options.get(name) is not None]
-        if x is not loader or arguments or meant:
+        given = [name for name in _OF_ARRAYS if options.get(name) is not None]
+        if x is not loader or arguments or given:
             raise InvalidRequestError(
-                f"fit of {type(x).__name__} with {', '.join(meant) or 'no options'}: after distribute it is "
+                f"fit of {type(x).__name__} with {', '.join(given) or 'no options'}: after distribute it is "
                 f"fit(loader), which makes the batches; weights go into DataLoader(x, y, sample_weight)"
             )
         for callback in keras.tree.flatten(options.get("callbacks")):
