@@ -26,7 +26,7 @@ class Report:
 
 
 class WorkerRecord(NamedTuple):
-    """One worker's part in a complete iteration.
+    """One worker's part in a complete iteration; policies observe that of each worker's own slice.
 
     Attributes:
         batch_size: Samples, of all its parts together.
@@ -39,10 +39,15 @@ class WorkerRecord(NamedTuple):
 
     batch_size: int
     batch_processing_time: float
-    waiting_time: float
-    cpu_usage: float
-    memory_usage: float
+    waiting_time: float = 0.0
+    cpu_usage: float = 0.0
+    memory_usage: float = 0.0
     predicted_speed: float = math.nan
+
+    @property
+    def speed(self) -> float:
+        """The speed in samples per second; NaN where there was no sample."""
+        return self.batch_size / self.batch_processing_time if self.batch_size else math.nan
 
 
 _NUMBERS = len(WorkerRecord._fields) - 1  # of a worker, beside its batch size

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from batchsize_manager.policies import Observation, Participant, Policy
+from batchsize_manager.policies import Participant, Policy
 from idl.bounds import Bounds
 from idl.records import IterationRecord, WorkerRecord
 
@@ -53,7 +53,7 @@ def play(
         times = [time_of(i, number, count) for i, count in enumerate(counts)]
         played.append(iteration(number, counts, times, names))
         policy.observe(
-            {name: Observation(count, time) for name, count, time in zip(names, counts, times, strict=True)}
+            {name: WorkerRecord(count, time) for name, count, time in zip(names, counts, times, strict=True)}
         )
     return played
 

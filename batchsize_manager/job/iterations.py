@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.history import History
 from batchsize_manager.job.progress import IterationProgress
-from batchsize_manager.policies import Observation
 from idl.plan import Assignment
+from idl.records import WorkerRecord
 from idl.synchronisation import Synchronisation
 
 _OPEN_RECORDS = 200_000  # workers times iterations, of plans that a member has still to go through
@@ -111,7 +111,7 @@ class Iterations:
         """Return the iteration that members further behind skip to: old plans must not fill the memory."""
         return self.planned - max(1, _OPEN_RECORDS // max(1, members))
 
-    def complete(self, members: int, now: float) -> Iterator[Mapping[str, Observation]]:
+    def complete(self, members: int, now: float) -> Iterator[Mapping[str, WorkerRecord]]:
         """Record the iterations that are complete now, one by one; yield what the policy sees of each."""
         while self.first_open < self.planned:
             progress = self.progress[self.first_open]

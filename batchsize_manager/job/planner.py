@@ -7,9 +7,9 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress
-from batchsize_manager.policies import Observation, Participant, Policy
+from batchsize_manager.policies import Participant, Policy
 from idl.plan import make_plan
-from idl.records import IterationRecord
+from idl.records import IterationRecord, WorkerRecord
 from predictors import Weights
 
 
@@ -73,7 +73,7 @@ class Planner:
             self.policy.expect(self.batches.size(len(staying)))
             self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Show the policy what was observed of an iteration."""
         self.policy.observe(observations)
         self._outbox.effects.fit = True
@@ -92,14 +92,7 @@ class Planner:
     def show(self, records: Iterable[IterationRecord]) -> None:
         """Show a new policy, which knows the members, what earlier iterations were like."""
         for record in records:
-            self.observe(
-                {
-                    name: Observation(
-                        part.batch_size, part.batch_processing_time, part.cpu_usage, part.memory_usage
-                    )
-                    for name, part in record.parts.items()
-                }
-            )
+            self.observe(record.parts)
 
     def plan(self, iteration: int, attempt: int, now: float) -> IterationProgress:
         """Plan an iteration; all before it are planned.

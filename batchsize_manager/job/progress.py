@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from batchsize_manager.policies import Observation
 from batchsize_manager.policies.solver import split
 from idl.bounds import Bounds
 from idl.plan import Assignment, Plan
@@ -153,19 +152,13 @@ class IterationProgress:
             plan.iteration, plan.epoch, plan.total, duration, records, plan.attempt, plan.start
         )
 
-    def observations(self) -> dict[str, Observation]:
+    def observations(self) -> dict[str, WorkerRecord]:
         """Return what policies see of the iteration: each member's own part, whose size they chose."""
-        own = {
-            name: done[0] for name, done in self.done.items() if done[0].part is self.plan.assignments[name]
-        }
+        own = self.plan.assignments
         return {
-            name: Observation(
-                done.part.count,
-                done.report.batch_processing_time,
-                done.report.cpu_usage,
-                done.report.memory_usage,
-            )
-            for name, done in own.items()
+            name: self._worker_record(name, done[:1], done[0].arrival)
+            for name, done in self.done.items()
+            if done[0].part is own[name]
         }
 
     def _close(self, worker: str, part: Assignment) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from batchsize_manager.policies.base import Observation, Participant, Policy, Split
+from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
@@ -101,7 +101,6 @@ def make_job_policy(name: str, options: PolicyOptions | None = None, models: Mod
 __all__ = [
     "POLICIES",
     "POLICIES_WITH_PREDICTOR",
-    "Observation",
     "Participant",
     "Policy",
     "PolicyOptions",

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from idl.bounds import Bounds
+from idl.records import WorkerRecord
 from predictors import Fit, Models, Weights
 
 
@@ -21,30 +22,6 @@ class Participant:
     name: str
     bounds: Bounds
     kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One worker's report of one iteration.
-
-    Attributes:
-        batch_size: Samples.
-        batch_processing_time: Seconds, without the time spent waiting for others.
-        cpu_usage: Share that others take of the CPUs that the worker may use, at the iteration's end; 0 to 1.
-        memory_usage: Occupied share of the memory that the worker may use; 0 to 1.
-    """
-
-    batch_size: int
-    batch_processing_time: float
-    cpu_usage: float = 0.0
-    memory_usage: float = 0.0
-
-    @property
-    def speed(self) -> float:
-        """The speed in samples per second; NaN where there was no sample."""
-        if not self.batch_size:
-            return float("nan")
-        return self.batch_size / self.batch_processing_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +57,7 @@ class Policy(ABC):
         """Note that whole batches have `total` samples from now on; an epoch's last may have fewer."""
 
     @abstractmethod
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Take in a complete iteration: by name, the reports of the members that finished it."""
 
     @abstractmethod
@@ -122,7 +99,7 @@ class PolicyWrapper(Policy):
         """Pass on `Policy.expect`."""
         self.policy.expect(total)
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Pass on `Policy.observe`."""
         self.policy.observe(observations)
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from batchsize_manager.policies.base import Observation, Participant, Policy, Split
+from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.solver import split
+from idl.records import WorkerRecord
 
 
 class Even(Policy):
@@ -16,7 +17,7 @@ class Even(Policy):
         """Set the members; see `Policy.set_members`."""
         self._members = members
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Do nothing: no report changes an even split."""
 
     def split(self, total: int) -> Split:

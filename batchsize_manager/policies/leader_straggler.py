@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Observation, Participant, Policy, Split
+from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.solver import split
+from idl.records import WorkerRecord
 
 STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
 FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13
@@ -58,7 +59,7 @@ class LeaderStraggler(Policy):
         """Set the usual batch; batch sizes keep their proportions. See `Policy.expect`."""
         self._usual_total = total
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Add an iteration of the current members and their usual batch to the observation window.
 
         Observations before the first split show how another policy had split; this one begins there.

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from batchsize_manager.policies.base import Observation, Participant, Policy, Split
+from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.dispensable import dispensable_workers
 from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
+from idl.records import WorkerRecord
 from predictors import Array, Models, Weights
 
 _SURE = 1.0  # standard deviations of the straggler's time by which a new split must be better
@@ -65,7 +66,7 @@ class Learned(Policy):
         self._last.clear()
         self._curves = None
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Add the time of each batch size, an epoch's last batch included; see `Policy.observe`."""
         seen = [
             (row, observation)

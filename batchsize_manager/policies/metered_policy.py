@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping
 
 from batchsize_manager.counters import LearningTally
-from batchsize_manager.policies import Observation, Policy
+from batchsize_manager.policies import Policy
 from batchsize_manager.policies.base import PolicyWrapper, Split
+from idl.records import WorkerRecord
 
 
 class MeteredPolicy(PolicyWrapper):
@@ -20,7 +21,7 @@ class MeteredPolicy(PolicyWrapper):
         super().__init__(policy)
         self._tally = tally
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Pass on `Policy.observe`, and count its duration."""
         began = time.perf_counter()
         self.policy.observe(observations)

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Observation, Participant, Policy, Split
+from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.solver import split
+from idl.records import WorkerRecord
 from predictors import Fit, Models, Predictor, Weights
 
 _SLOWEST = 1e-9  # samples per second; keeps a prediction of 0 from dividing by it
@@ -36,9 +37,9 @@ class Proportional(Policy):
         self._members = members
         self._last.clear()
 
-    def observe(self, observations: Mapping[str, Observation]) -> None:
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Let the predictor observe an iteration's speeds and usage; see `Policy.observe`."""
-        unmeasured = Observation(0, 0.0)
+        unmeasured = WorkerRecord(0, 0.0)
         seen = [observations.get(member.name, unmeasured) for member in self._members]
         self._predictor.observe(
             np.array([observation.speed for observation in seen]),

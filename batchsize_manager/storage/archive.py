@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,6 @@ from rpc.limited_log import LimitedLog
 log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 50_000  # records of workers
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What operators want of a run, as it has been handed to the writer last."""
-
-    controlled: Controlled
 
 
 class Archive:
@@ -76,7 +68,7 @@ class Archive:
         self._learning = learning
         self._config = config
         self._limited_log = limited_log
-        self._kept: dict[str, _Kept] = {}  # by run
+        self._kept: dict[str, Controlled] = {}  # by run, the changes by operators as written last
         self.writer = StateWriter(folder, retention)
 
     # -- into the state
@@ -94,7 +86,7 @@ class Archive:
             self.writer.put(
                 Begun(run, hosted.name, job.spec, hosted.policy, mode, job.first_iteration, job.position, now)
             )
-            kept = self._kept[run] = _Kept(Controlled(run))
+            kept = self._kept[run] = Controlled(run)
             self.learnt(hosted)
             events = list(job.outbox.events)
         now = time.time()
@@ -106,8 +98,8 @@ class Archive:
             changes = job.planner.batches.changes
             self.writer.put(Members(run, job.attempts.number, job.members.saved, changes))
             controlled = _controlled(hosted)
-            if kept.controlled != controlled:
-                kept.controlled = controlled
+            if kept != controlled:
+                self._kept[run] = controlled
                 self.writer.put(controlled)
 
     def rewound(self, hosted: HostedJob, iteration: int) -> None:
@@ -203,7 +195,7 @@ class Archive:
             rebalanced=run.balancing is not None,
             said=len(events),
         )
-        self._kept[run.run] = _Kept(_controlled(hosted))
+        self._kept[run.run] = _controlled(hosted)
         hosted.log.extend((event.at, event.event) for event in events)
         return hosted
 

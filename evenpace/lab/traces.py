@@ -25,7 +25,6 @@ from typing import Annotated, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.policies import Observation
 from idl.records import IterationRecord
 from idl.settings import Setting, check_settings
 from predictors import Array
@@ -187,7 +186,7 @@ class TraceRecorder:
             self._usage[worker] = (record.iteration, part.cpu_usage, part.memory_usage)
             if before is None or before[0] != record.iteration - 1:
                 continue
-            speed = Observation(part.batch_size, part.batch_processing_time).speed
+            speed = part.speed
             values = tuple(_text(value) for value in (speed, *before[1:]))
             if worker in self._last and self._has(worker, record.iteration, values):
                 continue

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 import click
 import pytest
 
-from batchsize_manager.policies import Observation, Participant
+from batchsize_manager.policies import Participant
 from evenpace.cli import cli
 from idl.bounds import Bounds
+from idl.records import WorkerRecord
 from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
 
 
@@ -100,8 +101,8 @@ def test_the_example_of_a_policy_splits_exactly():
         [Participant("a", Bounds()), Participant("b", Bounds()), Participant("c", Bounds(maximum=20))]
     )
     assert policy.split(100).counts == [40, 40, 20]
-    policy.observe({"a": Observation(30, 1.0), "b": Observation(10, 1.0), "c": Observation(0, 0.0)})
-    policy.observe({"a": Observation(30, 9.0), "b": Observation(10, 1.0), "c": Observation(20, 1.0)})
+    policy.observe({"a": WorkerRecord(30, 1.0), "b": WorkerRecord(10, 1.0), "c": WorkerRecord(0, 0.0)})
+    policy.observe({"a": WorkerRecord(30, 9.0), "b": WorkerRecord(10, 1.0), "c": WorkerRecord(20, 1.0)})
     assert policy.split(60).counts == [30, 10, 20]
     policy.set_members([Participant("b", Bounds()), Participant("d", Bounds())])
     for total in range(1, 200):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from batchsize_manager.learning.saved_models import load_models, save_models
 from batchsize_manager.policies import (
-    Observation,
     Participant,
     PolicyOptions,
     make_job_policy,
@@ -20,6 +19,7 @@ from batchsize_manager.policies import (
 from batchsize_manager.policies.model_registry import KIND_PREFIX
 from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
+from idl.records import WorkerRecord
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Cluster:
         split = self.policy.split(total or self.total)
         self.policy.observe(
             {
-                name: Observation(
+                name: WorkerRecord(
                     count,
                     worker.time(count)
                     * max(0.1, self.random.normal(1, self.noise))
@@ -325,9 +325,9 @@ def test_reports_of_strangers_and_gaps_do_no_harm():
     """Reports of workers that left are ignored; workers that did not report keep their curves."""
     cluster = Cluster(four(), 400, noise=0.0)
     before = cluster.run(40).counts
-    cluster.policy.observe({"gone": Observation(10, 100.0), "a": Observation(before[0], 0.2)})
+    cluster.policy.observe({"gone": WorkerRecord(10, 100.0), "a": WorkerRecord(before[0], 0.2)})
     cluster.policy.observe({})
-    cluster.policy.observe({"b": Observation(0, 0.0)})
+    cluster.policy.observe({"b": WorkerRecord(0, 0.0)})
     assert cluster.iterate().counts == before
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from batchsize_manager.policies import (
     POLICIES,
     POLICIES_WITH_PREDICTOR,
-    Observation,
     Participant,
     Policy,
     PolicyOptions,
@@ -21,6 +20,7 @@ from batchsize_manager.policies.leader_straggler import LeaderStraggler
 from batchsize_manager.policies.proportional import Proportional
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
+from idl.records import WorkerRecord
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 
@@ -40,7 +40,7 @@ def observe(policy, counts, times, memory=None):
     """Let a policy observe, for each name, its count, its time and its memory usage."""
     memory = memory or {}
     policy.observe(
-        {name: Observation(counts[name], times[name], memory_usage=memory.get(name, 0.0)) for name in counts}
+        {name: WorkerRecord(counts[name], times[name], memory_usage=memory.get(name, 0.0)) for name in counts}
     )
 
 
@@ -327,7 +327,7 @@ def test_observations_before_the_first_split_do_not_break_bounds():
     """A policy that takes over from another one keeps to the bounds at its first split."""
     policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 20))
     policy.expect(64)
-    policy.observe({name: Observation(32, seconds) for name, seconds in TWO_TIMES.items()})
+    policy.observe({name: WorkerRecord(32, seconds) for name, seconds in TWO_TIMES.items()})
     assert policy.split(64).counts == [44, 20]
 
 
@@ -396,7 +396,7 @@ def test_report_that_lacks_a_member_is_not_learned_from():
     policy = policy_of(LeaderStraggler(), *TWO)
     for _ in range(9):
         policy.split(64)
-        policy.observe({"slow": Observation(64, 2.0)})
+        policy.observe({"slow": WorkerRecord(64, 2.0)})
 
     assert policy.split(64).counts == [32, 32]
 
@@ -513,7 +513,7 @@ def test_every_policy_keeps_sum_and_bounds(name, predictor, cluster, seed, short
             assert all(count >= bound.minimum for count, bound in zip(counts, limits, strict=True))
         policy.observe(
             {
-                str(i): Observation(
+                str(i): WorkerRecord(
                     count,
                     (max(floor, fixed + slope * count) + 1e-6) * noise.uniform(0.9, 1.1),
                     memory_usage=noise.uniform(0.5, 1.0),
