@@ -1,4 +1,4 @@
-"""What a BatchSizeManager is told when it starts: a value that checks itself."""
+"""The configuration of a BatchSizeManager: a value that checks itself."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +10,18 @@ from batchsize_manager.storage.retention import Retention
 from idl.settings import Setting, check_settings
 
 TOLERANCE = 0.02
-"""Of policies, unless a manager is told another; that of the paper is 0."""
+"""The tolerance of policies, unless another is configured; that of the paper is 0."""
 
 
 @dataclass(frozen=True)
 class ManagerConfig:
-    """How a manager balances, how many jobs it takes, and what it keeps of them.
+    """The policy of a manager, the number of jobs that it takes, and the state that it keeps of them.
 
     Attributes:
         policy: A name in `batchsize_manager.policies.POLICIES`.
-        options: For the policy.
-        job: How it runs its jobs.
-        retention: How much of jobs that have ended is remembered.
+        options: The policy's options.
+        job: The configuration of its jobs.
+        retention: Limits of what is kept of jobs.
 
     Raises:
         ValueError: A value is not allowed.

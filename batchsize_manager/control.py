@@ -6,8 +6,8 @@ The job's `operations` know what a change means for the job, `archive` what outl
 from typing import Any
 
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.learning.learning import Learning
+from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.policies import POLICIES_WITH_PREDICTOR
 from idl import check
 from idl.errors import InvalidRequestError
@@ -16,11 +16,11 @@ from idl.translation import read_bounds
 _CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
 
 
-def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> str:
+def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> str:
     """Make the change that a `ControlRequest` asks for.
 
     Args:
-        hosted: The job to change.
+        managed: The job to change.
         request: The request as it came from the wire.
         learning: The maker of policies.
         now: The time in seconds, on the job's clock.
@@ -36,7 +36,7 @@ def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> st
         raise InvalidRequestError(
             f"control: give exactly one of {', '.join(_CHANGES)}, not {' and '.join(given) or 'none'}"
         )
-    job = hosted.job
+    job = managed.job
     operations = job.operations
     change = given[0]
     needs_worker = change in ("bounds", "drain")
@@ -44,7 +44,7 @@ def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> st
         raise InvalidRequestError(f"worker: belongs to bounds or drain, not to {change}")
     worker = check.text("worker", request.worker) if needs_worker else ""
     if change == "balancing":
-        return _rebalance(hosted, request.balancing, learning, now)
+        return _rebalance(managed, request.balancing, learning, now)
     if change == "total_batch_size":
         total = check.integer("total_batch_size", request.total_batch_size, 1, job.spec.dataset_size)
         return operations.change_batch_size(total, now)
@@ -57,8 +57,8 @@ def apply(hosted: HostedJob, request: Any, learning: Learning, now: float) -> st
     return operations.pause(now) if request.paused else operations.resume(now)
 
 
-def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -> str:
-    before = hosted.balancing
+def _rebalance(managed: ManagedJob, wanted: Any, learning: Learning, now: float) -> str:
+    before = managed.balancing
     policy = check.text("policy", wanted.policy)
     predictor, tolerance = before.predictor, before.tolerance
     if wanted.predictor is not None:
@@ -74,11 +74,11 @@ def _rebalance(hosted: HostedJob, wanted: Any, learning: Learning, now: float) -
             )
         if after == before:
             return f"the policy is {policy} already, with the same options"
-        successor = learning.make_successor(after, hosted.job.planner.policy.models())
+        successor = learning.make_successor(after, managed.job.planner.policy.models())
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
-    hosted.balancing, hosted.rebalanced = after, True
-    return hosted.job.operations.change_policy(successor, _difference(before, after), now)
+    managed.balancing, managed.rebalanced = after, True
+    return managed.job.operations.change_policy(successor, _difference(before, after), now)
 
 
 def _difference(before: Balancing, after: Balancing) -> str:

@@ -1,7 +1,7 @@
-"""The BatchSizeManager on the wire: feeds the jobs with what comes in, and ends them.
+"""The BatchSizeManager on the wire: gives calls to the jobs as events, carries out their effects.
 
-Everything that decides is in `job` and the policies; who is answered when is in `hosted`, what a manager that
-is started anew finds again in `archive`, and everything about bytes and deadlines in `rpc`.
+Decisions are made in `job` and the policies, answers to waiting calls in `managed_job`. The state for a
+restart is in `archive`, bytes and deadlines are in `rpc`.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ import idl
 from batchsize_manager import control, status
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.counters import LearningTally
-from batchsize_manager.hosted_job import HostedJob, Waiting
 from batchsize_manager.job.effects import Effects
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
+from batchsize_manager.managed_job import ManagedJob, Waiting
 from batchsize_manager.policies.model_registry import of_kinds
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.state_format import StateError
@@ -44,12 +44,12 @@ _LINES = 50  # of one level, per second, of log about jobs
 
 
 class ManagerService:
-    """Serves `idl/batchsize_manager.thrift`; see `rpc.service.Service`.
+    """The service of `idl/batchsize_manager.thrift`; see `rpc.service.Service`.
 
     Attributes:
-        ended: How many jobs have.
-        failed: Of them, those that could not go on.
-        on_event: If set, called with a job and the effects of each of its events, before anybody is answered.
+        ended: Number of jobs that have ended.
+        failed: Number of these that could not go on.
+        on_event: If set, called with a job and the effects of each of its events, before calls are answered.
 
     Raises:
         StateError: The folder of its state cannot be used.
@@ -61,14 +61,14 @@ class ManagerService:
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
         self._since = time.monotonic()
-        self._tell = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
+        self._limited_log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._learning = Learning(config.policy, config.options, config.models)
-        self._jobs: dict[str, HostedJob] = {}
+        self._jobs: dict[str, ManagedJob] = {}
         self._uploads = Uploads()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would forget them
         self.ended = self.failed = 0  # jobs; those that failed have ended, too
-        self.on_event: Callable[[HostedJob, Effects], None] | None = None
-        self._ended: dict[str, HostedJob] = {}  # the last few, for those who ask how it went
+        self.on_event: Callable[[ManagedJob, Effects], None] | None = None
+        self._ended: dict[str, ManagedJob] = {}  # the last few, for clients that look at them
         self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
         self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
@@ -88,15 +88,17 @@ class ManagerService:
         }
         self._archive: Archive | None = None
         if config.state is not None:
-            self._archive = Archive(config.state, config.retention, self._learning, config.job, self._tell)
+            self._archive = Archive(
+                config.state, config.retention, self._learning, config.job, self._limited_log
+            )
             try:
                 restored, self._given_up = self._archive.restore()
             except BaseException:
                 self._archive.close()
                 raise
-            self._jobs = {hosted.name: hosted for hosted in restored}
-            for hosted in restored:
-                self._note(hosted)
+            self._jobs = {managed.name: managed for managed in restored}
+            for managed in restored:
+                self._note(managed)
 
     # -- rpc.service.Service
 
@@ -108,35 +110,35 @@ class ManagerService:
         self._handlers[call.method](call)
 
     def open_sink(self, call: Call, length: int) -> Sink:
-        """Where goes what a job had learned, if it is wanted."""
+        """Return the sink for a resumed job's models, if they are wanted."""
         identity = getattr(call.request, "identity", None)
         return Discard(length) if getattr(identity, "job", None) in self._jobs else self._uploads.open(length)
 
     def disconnected(self, peer: Peer) -> None:
-        """Members that have no other connection have a grace period to come back."""
+        """Give members that have no other connection a grace period to come back."""
         now = time.monotonic()
         for job_name, worker, incarnation in self._speakers.pop(peer, ()):
-            hosted = self._jobs.get(job_name)
-            if hosted is not None:
-                hosted.detach(worker, incarnation, peer, now)
-                self._settle(hosted)
+            managed = self._jobs.get(job_name)
+            if managed is not None:
+                managed.detach(worker, incarnation, peer, now)
+                self._settle(managed)
 
     def tick(self, now: float) -> None:
         """Let the jobs look at their deadlines."""
-        self._tell.tick()
+        self._limited_log.tick()
         notices = self._archive.notices() if self._archive is not None else []
-        for hosted in list(self._jobs.values()):
-            with hosted.sweeping:
+        for managed in list(self._jobs.values()):
+            with managed.sweeping:
                 for notice in notices:
-                    hosted.job.outbox.log(notice)
-                hosted.job.tick(now)
-                self._settle(hosted)
-                hosted.send_away(now)
+                    managed.job.outbox.log(notice)
+                managed.job.tick(now)
+                self._settle(managed)
+                managed.expire(now)
 
     def stop(self) -> None:
-        """Refuse everybody who waits. Jobs that are remembered go on when the manager is started again."""
-        for hosted in self._jobs.values():
-            hosted.fail_all(UnavailableError("the manager is shutting down"))
+        """Refuse all calls that wait. Jobs in the state go on when the manager is started again."""
+        for managed in self._jobs.values():
+            managed.fail_all(UnavailableError("the manager is shutting down"))
         self._learning.close()
         if self._archive is not None:
             self._archive.close()
@@ -144,7 +146,7 @@ class ManagerService:
     # -- for metrics, from any thread
 
     @property
-    def jobs(self) -> list[HostedJob]:
+    def jobs(self) -> list[ManagedJob]:
         """The jobs that have not ended."""
         return list(self._jobs.values())
 
@@ -172,15 +174,15 @@ class ManagerService:
             self._wait(self._admit(call), call, identity.incarnation)
 
     def _resume(self, call: Call) -> None:
-        hosted = self._admit(call)
+        managed = self._admit(call)
         identity = call.request.identity
-        self._attach(hosted, identity.worker, identity.incarnation, call.peer)
-        self._settle(hosted)
+        self._attach(managed, identity.worker, identity.incarnation, call.peer)
+        self._settle(managed)
         reply = _wire.ResumeReply(identity=identity)
         self._once_kept(lambda: call.reply(reply))
 
-    def _admit(self, call: Call) -> HostedJob:
-        """Let a worker join; the job, which may be a new one."""
+    def _admit(self, call: Call) -> ManagedJob:
+        """Let a worker join; return the job, which may be a new one."""
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
         spec = read_spec(request.job)
@@ -190,8 +192,8 @@ class ManagerService:
         device = "" if request.device is None else check.text("device", request.device)
         if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
             raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
-        hosted = self._jobs.get(job_name)
-        if hosted is None:
+        managed = self._jobs.get(job_name)
+        if managed is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
             policy = self._learning.make_policy(_learned(call))
@@ -203,28 +205,27 @@ class ManagerService:
                 position=resume.position,
                 total=resume.total_batch_size,
             )
-            hosted = HostedJob(
+            managed = ManagedJob(
                 job_name,
                 uuid.uuid4().hex,
                 job,
-                self._config.job,
                 self._learning.balancing,
                 self._once_kept,
-                self._tell,
+                self._limited_log,
             )
-        elif hosted.job.spec != spec:
+        elif managed.job.spec != spec:
             raise InvalidRequestError(
-                f"job {job_name!r} runs with {hosted.job.spec.differences(spec)}, but {worker!r} wants "
-                f"{spec.differences(hosted.job.spec)}: give all its workers the same"
+                f"job {job_name!r} runs with {managed.job.spec.differences(spec)}, but {worker!r} wants "
+                f"{spec.differences(managed.job.spec)}: give all its workers the same"
             )
-        elif not hosted.job.members.started and first != hosted.job.first_iteration:
+        elif not managed.job.members.started and first != managed.job.first_iteration:
             raise InvalidRequestError(
-                f"job {job_name!r} goes on from iteration {hosted.job.first_iteration}, but {worker!r} wants "
-                f"to from {first}: give all workers the same checkpoint"
+                f"job {job_name!r} goes on from iteration {managed.job.first_iteration}, but {worker!r} "
+                f"wants to from {first}: give all workers the same checkpoint"
             )
-        if len(hosted.job.members) >= self._config.members:
+        if len(managed.job.members) >= self._config.members:
             raise UnavailableError(f"job {job_name!r} has {self._config.members} members already")
-        hosted.job.join(
+        managed.job.join(
             worker,
             incarnation,
             bounds,
@@ -233,25 +234,25 @@ class ManagerService:
             device=device,
             beats=bool(request.heartbeats),
         )
-        self._jobs[job_name] = hosted
+        self._jobs[job_name] = managed
         self._given_up.pop(job_name, None)
-        return hosted
+        return managed
 
     def _report(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
+        managed, worker, incarnation = self._caller(call)
         report = read_report(call.request)
         known = call.request.known
         known = -1 if known is None else check.integer("known", known, report.iteration)
-        hosted.job.report(worker, incarnation, report, time.monotonic())
-        self._wait(hosted, call, incarnation, report.iteration, known)
+        managed.job.report(worker, incarnation, report, time.monotonic())
+        self._wait(managed, call, incarnation, report.iteration, known)
 
     def _heartbeat(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
+        managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
-        recover = hosted.job.heartbeat(worker, incarnation, attempt, time.monotonic())
-        self._attach(hosted, worker, incarnation, call.peer)
-        self._settle(hosted)
-        paused = hosted.job.operations.paused or None
+        recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
+        self._attach(managed, worker, incarnation, call.peer)
+        self._settle(managed)
+        paused = managed.job.operations.paused or None
         reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
         if recover is None:
             call.reply(reply)
@@ -259,54 +260,54 @@ class ManagerService:
             self._once_kept(lambda: call.reply(reply))
 
     def _recover(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
+        managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
-        attempt = hosted.job.recover(worker, incarnation, attempt, time.monotonic())
-        self._attach(hosted, worker, incarnation, call.peer)
-        self._settle(hosted)
+        attempt = managed.job.recover(worker, incarnation, attempt, time.monotonic())
+        self._attach(managed, worker, incarnation, call.peer)
+        self._settle(managed)
         reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
         self._once_kept(lambda: call.reply(reply))
 
     def _rewind(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
+        managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
-        undecided = hosted.job.attempts.recovering
-        hosted.job.rewind(worker, incarnation, attempt, iteration, time.monotonic())
-        if self._archive is not None and undecided and not hosted.job.attempts.recovering:
-            self._archive.rewound(hosted, iteration)
-        self._wait(hosted, call, incarnation)
+        undecided = managed.job.attempts.recovering
+        managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic())
+        if self._archive is not None and undecided and not managed.job.attempts.recovering:
+            self._archive.rewound(managed, iteration)
+        self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
-        hosted.job.members.known(worker, incarnation)  # raises if it is none
-        models = hosted.job.planner.policy.models()
+        managed, worker, incarnation = self._caller(call)
+        managed.job.members.known(worker, incarnation)  # raises if it is none
+        models = managed.job.planner.policy.models()
         learned = pack_models(models)
         if len(learned) > LEARNED_BYTES:
             said = "what %d bytes of job %s have learned is too much for a checkpoint, which has kinds alone"
-            self._tell(logging.WARNING, said, len(learned), hosted.name, extra=hosted.log_fields)
+            self._limited_log(logging.WARNING, said, len(learned), managed.name, extra=managed.log_fields)
             learned = pack_models(of_kinds(models))
         reply = _wire.CheckpointReply(
-            identity=call.request.identity, learned=b"", total_batch_size=hosted.job.planner.batches.total
+            identity=call.request.identity, learned=b"", total_batch_size=managed.job.planner.batches.total
         )
         call.reply(reply, bulk=memoryview(learned))
 
     def _leave(self, call: Call) -> None:
-        hosted, worker, incarnation = self._caller(call)
-        hosted.job.leave(worker, incarnation, time.monotonic())
-        hosted.waiting.pop(worker, None)
-        for peer in hosted.connections.pop((worker, incarnation), ()):
-            self._speakers.get(peer, set()).discard((hosted.name, worker, incarnation))
+        managed, worker, incarnation = self._caller(call)
+        managed.job.leave(worker, incarnation, time.monotonic())
+        managed.waiting.pop(worker, None)
+        for peer in managed.connections.pop((worker, incarnation), ()):
+            self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
         call.reply(_wire.LeaveReply(identity=call.request.identity))
-        self._settle(hosted)
+        self._settle(managed)
 
     def _history(self, call: Call) -> None:
         name = check.text("job", call.request.job)
         first = check.integer("first_iteration", call.request.first_iteration, 0)
         limit = check.integer("limit", call.request.limit, 1, 1000)
-        hosted = self._jobs.get(name) or self._ended.get(name)
-        if self._archive is not None and (hosted is None or not hosted.remembers(first)):
-            self._start(self._look_up(call, self._archive.history(name, hosted, first, limit)))
+        managed = self._jobs.get(name) or self._ended.get(name)
+        if self._archive is not None and (managed is None or not managed.remembers(first)):
+            self._start(self._look_up(call, self._archive.history(name, managed, first, limit)))
         else:
             known = self._known(name)
             call.reply(status.history(known.run, known.job.history(first, limit)))
@@ -319,25 +320,25 @@ class ManagerService:
             listed = [self._known(check.text("job", name))]
         call.reply(
             _wire.JobsReply(
-                jobs=[status.summary(hosted) for hosted in listed],
+                jobs=[status.summary(managed) for managed in listed],
                 version=version("evenpace"),
                 uptime=time.monotonic() - self._since,
             )
         )
 
     def _status(self, call: Call) -> None:
-        hosted = self._known(check.text("job", call.request.job))
+        managed = self._known(check.text("job", call.request.job))
         after = check.integer("events_after", call.request.events_after, -1)
-        call.reply(status.status(hosted, after))
+        call.reply(status.status(managed, after))
 
     def _control(self, call: Call) -> None:
         name = check.text("job", call.request.job)
-        hosted = self._jobs.get(name)
-        if hosted is None:
+        managed = self._jobs.get(name)
+        if managed is None:
             ended = self._known(name).ending
             raise InvalidRequestError(f"job {name!r} cannot be changed any more: {ended}")
-        said = control.apply(hosted, call.request, self._learning, time.monotonic())
-        self._settle(hosted)
+        said = control.apply(managed, call.request, self._learning, time.monotonic())
+        self._settle(managed)
         self._once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
 
     async def _look_up(self, call: Call, past: Coroutine[Any, Any, Any]) -> None:
@@ -351,111 +352,116 @@ class ManagerService:
         else:
             call.reply(answer)
 
-    def _known(self, name: str) -> HostedJob:
-        """A job that runs, or is one of the last that have ended.
+    def _known(self, name: str) -> ManagedJob:
+        """Return a job that runs, or is one of the last that have ended.
 
         Raises:
             InvalidRequestError: There is none.
         """
-        hosted = self._jobs.get(name) or self._ended.get(name)
-        if hosted is None:
+        managed = self._jobs.get(name) or self._ended.get(name)
+        if managed is None:
             raise self._no_such_job(name)
-        return hosted
+        return managed
 
     def _no_such_job(self, name: str) -> InvalidRequestError:
         return InvalidRequestError(f"there is no job {name!r}")  # others' names are not for everybody
 
     # -- what follows
 
-    def _caller(self, call: Call) -> tuple[HostedJob, str, str]:
-        """The job that a call is about, the worker and its incarnation.
+    def _caller(self, call: Call) -> tuple[ManagedJob, str, str]:
+        """Return the job that a call is about, the worker and its incarnation.
 
         Raises:
             NotMemberError: There is no such job.
         """
         name, worker, incarnation = check.identity(call.request.identity)
-        hosted = self._jobs.get(name)
-        if hosted is None:
+        managed = self._jobs.get(name)
+        if managed is None:
             raise NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
-        return hosted, worker, incarnation
+        return managed, worker, incarnation
 
-    def _attach(self, hosted: HostedJob, worker: str, incarnation: str, peer: Peer) -> None:
-        """Note that a member speaks through a connection."""
-        connections = hosted.connections.setdefault((worker, incarnation), set())
+    def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Peer) -> None:
+        """Note that a member calls through a connection."""
+        connections = managed.connections.setdefault((worker, incarnation), set())
         if peer not in connections:
             connections.add(peer)
-            self._speakers.setdefault(peer, set()).add((hosted.name, worker, incarnation))
+            self._speakers.setdefault(peer, set()).add((managed.name, worker, incarnation))
 
     def _wait(
-        self, hosted: HostedJob, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
+        self, managed: ManagedJob, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1
     ) -> None:
         worker = call.request.identity.worker
         until = call.since + check.wait(call.request.wait)
-        self._attach(hosted, worker, incarnation, call.peer)
-        hosted.wait(worker, Waiting(call, until, reported_iteration, known))
-        self._settle(hosted, worker)
+        self._attach(managed, worker, incarnation, call.peer)
+        managed.wait(worker, Waiting(call, until, reported_iteration, known))
+        self._settle(managed, worker)
 
-    def _settle(self, hosted: HostedJob, asker: str | None = None) -> None:
-        """After an event: tell and remember what happened, answer who can be answered, end what has ended."""
-        job = hosted.job
-        effects = self._note(hosted)
+    def _settle(self, managed: ManagedJob, asker: str | None = None) -> None:
+        """Carry out the effects of a job's last event, and end the job if it is over.
+
+        Args:
+            managed: The job.
+            asker: The worker whose call it was, if that waits for an answer.
+        """
+        job = managed.job
+        effects = self._note(managed)
         if self.on_event is not None:
-            self.on_event(hosted, effects)
-        if hosted.deserted != (deserted := not job.members):
-            hosted.deserted = deserted
+            self.on_event(managed, effects)
+        if managed.deserted != (deserted := not job.members):
+            managed.deserted = deserted
             if deserted:
-                self._learnt(hosted)  # it may be kept for long, or not come to an end
+                self._learnt(managed)  # it may be kept for long, or not come to an end
         if failure := job.attempts.failure:
-            self._tell(
-                logging.ERROR, "job %s cannot go on: %s", hosted.name, failure, extra=hosted.log_fields
+            self._limited_log(
+                logging.ERROR, "job %s cannot go on: %s", managed.name, failure, extra=managed.log_fields
             )
             why = f"the job cannot go on: {failure}"
-            self._end(hosted, why, InvalidRequestError(why))
+            self._end(managed, why, InvalidRequestError(why))
         elif job.ended:
-            self._tell(
+            self._limited_log(
                 logging.INFO,
                 "job %s has ended: all members have gone",
-                hosted.name,
-                extra=hosted.log_fields,
+                managed.name,
+                extra=managed.log_fields,
             )
-            self._end(hosted, "all members have gone", NotMemberError("the job has ended"))
+            self._end(managed, "all members have gone", NotMemberError("the job has ended"))
         elif effects.answer:
-            hosted.answer_all()
+            managed.answer_all()
         elif asker is not None:
-            hosted.answer(asker)  # nothing is new, but this worker's next part may have been there before
+            managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
         if effects.fit:  # once the answers are out: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
-                self._learning.train, job, partial(self._learnt, hosted), hosted.name
+                self._learning.train, job, partial(self._learnt, managed), managed.name
             )
 
-    def _note(self, hosted: HostedJob) -> Effects:
+    def _note(self, managed: ManagedJob) -> Effects:
         """Log and keep what a job's last event has brought, and return all of its effects."""
-        effects = hosted.job.take_effects()
+        effects = managed.job.take_effects()
         if self._archive is not None:
-            self._archive.keep(hosted, effects)
-        hosted.log_events(effects)
+            self._archive.keep(managed, effects)
+        managed.log_events(effects)
         return effects
 
-    def _end(self, hosted: HostedJob, why: str, error: EvenpaceError) -> None:
-        if not hosted.deserted:
-            self._learnt(hosted)
+    def _end(self, managed: ManagedJob, why: str, error: EvenpaceError) -> None:
+        if not managed.deserted:
+            self._learnt(managed)
         if self._archive is not None:
-            self._archive.ended(hosted, why)
-        del self._jobs[hosted.name]
+            self._archive.ended(managed, why)
+        del self._jobs[managed.name]
         self.ended += 1
-        self.failed += hosted.job.attempts.failure is not None
-        hosted.ending = why
-        self._ended.pop(hosted.name, None)
-        self._ended[hosted.name] = hosted
+        self.failed += managed.job.attempts.failure is not None
+        managed.ending = why
+        self._ended.pop(managed.name, None)
+        self._ended[managed.name] = managed
         while len(self._ended) > _ENDED_JOBS:
             del self._ended[next(iter(self._ended))]
-        hosted.fail_all(error)
+        managed.fail_all(error)
 
-    def _learnt(self, hosted: HostedJob) -> None:
-        """A job has learnt something that is worth keeping."""
-        self._learning.save(hosted.name, hosted.job)
+    def _learnt(self, managed: ManagedJob) -> None:
+        """Keep the models of a job."""
+        self._learning.save(managed.name, managed.job)
         if self._archive is not None:
-            self._archive.learnt(hosted)
+            self._archive.learnt(managed)
 
     def _once_kept(self, function: Callable[[], None]) -> None:
         if self._archive is None:
@@ -470,7 +476,7 @@ class ManagerService:
 
 
 def _learned(call: Call) -> bytes:
-    """What came with a call for a new job.
+    """Return the models that came with a call for a new job.
 
     Raises:
         UnavailableError: It was not kept.

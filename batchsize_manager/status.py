@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import idl
-from batchsize_manager.hosted_job import HostedJob
+from batchsize_manager.managed_job import ManagedJob
 from idl.records import IterationRecord
 from idl.translation import wire_bounds, wire_history, wire_spec
 
@@ -15,47 +15,47 @@ _wire = idl.batchsize_manager
 _HISTORY_BYTES = 2**20  # of one answer
 
 
-def summary(hosted: HostedJob) -> Any:
+def summary(managed: ManagedJob) -> Any:
     """A job as it stands."""
-    job = hosted.job
+    job = managed.job
     return _wire.JobSummary(
-        job=hosted.name,
-        run=hosted.run,
-        state="ended" if hosted.ending and not job.attempts.failure else job.state,
-        reason=job.attempts.failure or hosted.ending or job.attempts.why_recovering,
-        workers=hosted.config.workers,
+        job=managed.name,
+        run=managed.run,
+        state="ended" if managed.ending and not job.attempts.failure else job.state,
+        reason=job.attempts.failure or managed.ending or job.attempts.why_recovering,
+        workers=managed.job.config.workers,
         members=len(job.members),
         iteration=job.iterations.first_open,
         attempt=job.attempts.number,
-        policy=hosted.policy,
-        predictor=hosted.predictor,
-        mode=hosted.config.synchronisation.mode,
+        policy=managed.policy,
+        predictor=managed.predictor,
+        mode=managed.job.config.synchronisation.mode,
         spec=wire_spec(job.spec),
         batch_size=job.planner.batch_size,
-        age=time.monotonic() - hosted.since,
+        age=time.monotonic() - managed.since,
     )
 
 
-def status(hosted: HostedJob, events_after: int) -> Any:
+def status(managed: ManagedJob, events_after: int) -> Any:
     """A job, its members, and its events after one whose number is known."""
     members = [
         _wire.MemberStatus(
             worker=member.worker,
             state="waiting"
-            if member.worker in hosted.waiting and member.state == "working"
+            if member.worker in managed.waiting and member.state == "working"
             else member.state,
             bounds=wire_bounds(member.bounds),
             iteration=member.iteration,
             silence=member.silence,
         )
-        for member in hosted.job.members.standings(time.monotonic())
+        for member in managed.job.members.standings(time.monotonic())
     ]
-    new = min(len(hosted.log), max(0, hosted.said - 1 - events_after))
+    new = min(len(managed.log), max(0, managed.logged - 1 - events_after))
     events = [
-        _wire.Event(number=hosted.said - new + i, at=at, text=text)
-        for i, (at, text) in enumerate(islice(hosted.log, len(hosted.log) - new, None))
+        _wire.Event(number=managed.logged - new + i, at=at, text=text)
+        for i, (at, text) in enumerate(islice(managed.log, len(managed.log) - new, None))
     ]
-    return _wire.StatusReply(summary=summary(hosted), members=members, events=events)
+    return _wire.StatusReply(summary=summary(managed), members=members, events=events)
 
 
 def history(run: str, records: Sequence[IterationRecord]) -> Any:

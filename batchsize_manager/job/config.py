@@ -1,4 +1,4 @@
-"""How a manager runs its jobs: a value that checks itself."""
+"""The configuration of a manager's jobs: a value that checks itself."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -10,13 +10,13 @@ from idl.synchronisation import Synchronisation
 
 @dataclass(frozen=True)
 class JobConfig:
-    """How a manager runs its jobs. Times are in seconds.
+    """The configuration of a manager's jobs. Times are in seconds.
 
     Attributes:
-        report_timeout: For as long, others may be ahead of a member that reports nothing. Where iterations
-            are longer than a tenth of it, it is longer, too.
-        reconnect_grace: In which a member whose connection broke may come back.
-        return_grace: In which a member may come back after the manager was started again.
+        report_timeout: The time that others may be ahead of a member that reports nothing; at least ten
+            typical iterations.
+        reconnect_grace: The time in which a member whose connection broke may come back.
+        return_grace: The time in which a member may come back after the manager was restarted.
 
     Raises:
         ValueError: A number is out of its range.
@@ -86,5 +86,5 @@ class JobConfig:
 
     @property
     def ahead(self) -> int:
-        """How many iterations are planned beyond the first that is not complete; not for asp."""
+        """The number of iterations planned beyond the first that is not complete; not for asp."""
         return self.synchronisation.staleness or self.lookahead

@@ -1,4 +1,4 @@
-"""What is kept of a job's complete iterations: the latest, as many as fit."""
+"""The records of a job's latest complete iterations, as many as fit."""
 
 import itertools
 import statistics
@@ -13,7 +13,7 @@ _TYPICAL = 20  # iterations that a typical duration is taken from
 
 
 class History:
-    """Records by iteration, ascending; some may be missing, which workers went through by themselves."""
+    """Records by iteration, ascending; those that were completed while the manager was away are missing."""
 
     def __init__(self) -> None:
         self._records: deque[IterationRecord] = deque()
@@ -27,7 +27,7 @@ class History:
             self._size -= len(self._records.popleft().workers)
 
     def forget_from(self, iteration: int) -> None:
-        """The job goes back to an iteration."""
+        """Forget the records from an iteration on, which the job goes back to."""
         while self._records and self._records[-1].iteration >= iteration:
             self._size -= len(self._records.pop().workers)
 
@@ -56,7 +56,7 @@ class History:
 
 
 def surviving_records(records: Iterable[IterationRecord]) -> list[IterationRecord]:
-    """Of all iterations that were completed in whatever attempt, those that nothing has gone back over.
+    """Return the records of iterations that no later attempt has gone back over, of all attempts.
 
     An iteration of a later attempt makes void whatever an earlier attempt did from there on.
     """

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from batchsize_manager import status
-from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.job.operations import REPLAYED
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.learning.learning import Learning
+from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.storage.changes import (
     Begun,
     Completed,
@@ -73,9 +73,9 @@ class Archive:
 
     # -- into the state
 
-    def keep(self, hosted: HostedJob, effects: Effects) -> None:
+    def keep(self, managed: ManagedJob, effects: Effects) -> None:
         """Remember what an event of a job has brought."""
-        job, run = hosted.job, hosted.run
+        job, run = managed.job, managed.run
         if not job.members.started:
             return
         events = [event for event, _ in effects.log]
@@ -84,10 +84,12 @@ class Archive:
             mode = self._config.synchronisation.mode
             now = time.time()
             self.writer.put(
-                Begun(run, hosted.name, job.spec, hosted.policy, mode, job.first_iteration, job.position, now)
+                Begun(
+                    run, managed.name, job.spec, managed.policy, mode, job.first_iteration, job.position, now
+                )
             )
             kept = self._kept[run] = Controlled(run)
-            self.learnt(hosted)
+            self.learnt(managed)
             events = list(job.outbox.events)
         now = time.time()
         for record in effects.completed:
@@ -97,25 +99,25 @@ class Archive:
         if effects.keep:
             changes = job.planner.batches.changes
             self.writer.put(Members(run, job.attempts.number, job.members.saved, changes))
-            controlled = _controlled(hosted)
+            controlled = _controlled(managed)
             if kept != controlled:
                 self._kept[run] = controlled
                 self.writer.put(controlled)
 
-    def rewound(self, hosted: HostedJob, iteration: int) -> None:
+    def rewound(self, managed: ManagedJob, iteration: int) -> None:
         """Write that a job goes on from an iteration; records of that and later ones are void."""
-        self.writer.put(Rewound(hosted.run, iteration))
+        self.writer.put(Rewound(managed.run, iteration))
 
-    def learnt(self, hosted: HostedJob) -> None:
+    def learnt(self, managed: ManagedJob) -> None:
         """Write what a job's policy has learned."""
-        models = hosted.job.planner.policy.models()
-        if hosted.run in self._kept and models:
-            self.writer.put(Learnt(hosted.run, models))
+        models = managed.job.planner.policy.models()
+        if managed.run in self._kept and models:
+            self.writer.put(Learnt(managed.run, models))
 
-    def ended(self, hosted: HostedJob, why: str) -> None:
+    def ended(self, managed: ManagedJob, why: str) -> None:
         """Write that a job is over."""
-        if self._kept.pop(hosted.run, None) is not None:
-            self.writer.put(Ended(hosted.run, why, time.time()))
+        if self._kept.pop(managed.run, None) is not None:
+            self.writer.put(Ended(managed.run, why, time.time()))
 
     def once_kept(self, function: Callable[[], None]) -> None:
         """Call a function once all is written; see `StateWriter.after_commit`."""
@@ -131,7 +133,7 @@ class Archive:
 
     # -- out of the state
 
-    def restore(self) -> tuple[list[HostedJob], dict[str, str]]:
+    def restore(self) -> tuple[list[ManagedJob], dict[str, str]]:
         """Return the jobs that had not ended when the last manager did; to be called first.
 
         Returns:
@@ -157,7 +159,7 @@ class Archive:
             self.writer.put(change)
         return restored, given_up
 
-    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> HostedJob:
+    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> ManagedJob:
         records = reader.last_records(run.run, REPLAYED)
         events = reader.last_events(run.run, EVENTS)
         job = restore_job(
@@ -184,29 +186,28 @@ class Archive:
             following,
             extra={"job": run.job, "run": run.run, "attempt": job.attempts.number, "iteration": following},
         )
-        hosted = HostedJob(
+        managed = ManagedJob(
             run.job,
             run.run,
             job,
-            self._config,
             run.balancing or self._learning.balancing,
             self.once_kept,
             self._limited_log,
             rebalanced=run.balancing is not None,
-            said=len(events),
+            logged=len(events),
         )
-        self._kept[run.run] = _controlled(hosted)
-        hosted.log.extend((event.at, event.event) for event in events)
-        return hosted
+        self._kept[run.run] = _controlled(managed)
+        managed.log.extend((event.at, event.event) for event in events)
+        return managed
 
     # -- requests
 
-    async def history(self, name: str, hosted: HostedJob | None, first: int, limit: int) -> Any:
+    async def history(self, name: str, managed: ManagedJob | None, first: int, limit: int) -> Any:
         """Return the answer to `history`, with what is remembered of what the job itself has forgotten.
 
         Args:
             name: The job's name.
-            hosted: The job, if it is in memory; None: its last run is looked up.
+            managed: The job, if it is in memory; None: its last run is looked up.
             first: The first iteration asked for.
             limit: The most iterations to return.
 
@@ -216,12 +217,12 @@ class Archive:
         Raises:
             StateError: The file cannot be read.
         """
-        run = hosted.run if hosted is not None else None
+        run = managed.run if managed is not None else None
         past = await asyncio.to_thread(_read_history, self._folder, name, run, first, limit)
-        if hosted is None:
+        if managed is None:
             return status.history(*past) if past is not None else None
-        records = _joined(past[1] if past is not None else [], hosted.job.history(first, limit))
-        return status.history(hosted.run, records[:limit])
+        records = _joined(past[1] if past is not None else [], managed.job.history(first, limit))
+        return status.history(managed.run, records[:limit])
 
 
 def _joined(remembered: list[IterationRecord], recent: list[IterationRecord]) -> list[IterationRecord]:
@@ -233,13 +234,13 @@ def _joined(remembered: list[IterationRecord], recent: list[IterationRecord]) ->
     return [*earlier, *recent]
 
 
-def _controlled(hosted: HostedJob) -> Controlled:
+def _controlled(managed: ManagedJob) -> Controlled:
     """Return the changes that operators have made to a job."""
-    job = hosted.job
+    job = managed.job
     total = job.planner.batches.total
     return Controlled(
-        hosted.run,
-        hosted.balancing if hosted.rebalanced else None,
+        managed.run,
+        managed.balancing if managed.rebalanced else None,
         total if total != job.spec.total_batch_size else None,
         job.operations.paused,
     )

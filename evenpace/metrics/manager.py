@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from batchsize_manager.hosted_job import HostedJob
+from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
@@ -35,16 +35,16 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
 
     def fill(families: Families) -> None:
         jobs = service.jobs
-        states = Counter(hosted.job.state for hosted in jobs)
+        states = Counter(managed.job.state for managed in jobs)
         for state in sorted({*_STATES, *states}):
             families.set("jobs", states[state], state)
         families.set("jobs_ended", service.ended - service.failed, "ended")
         families.set("jobs_ended", service.failed, "failed")
-        for hosted in jobs:
-            _job(families, hosted)
-            record = hosted.job.iterations.history.last
+        for managed in jobs:
+            _job(families, managed)
+            record = managed.job.iterations.history.last
             if record is not None:
-                last_iteration(families, hosted.name, record, most_workers)
+                last_iteration(families, managed.name, record, most_workers)
         learning = service.learning
         families.fill("policy_seconds", learning.splits, "split")
         families.fill("policy_seconds", learning.observations, "observe")
@@ -60,16 +60,16 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
     return fill
 
 
-def _job(families: Families, hosted: HostedJob) -> None:
-    name, job, tally = hosted.name, hosted.job, hosted.job.outbox.tally
-    mode = hosted.config.synchronisation.mode
-    families.set("job_info", 1, name, hosted.run, hosted.policy, hosted.predictor, mode)
+def _job(families: Families, managed: ManagedJob) -> None:
+    name, job, tally = managed.name, managed.job, managed.job.outbox.tally
+    mode = managed.job.config.synchronisation.mode
+    families.set("job_info", 1, name, managed.run, managed.policy, managed.predictor, mode)
     families.set("job_state", 1, name, job.state)
     families.set("job_members", len(job.members), name)
-    families.set("job_expected_members", hosted.config.workers, name)
-    families.set("job_waiting_members", len(hosted.waiting), name)
+    families.set("job_expected_members", managed.job.config.workers, name)
+    families.set("job_waiting_members", len(managed.waiting), name)
     families.set("job_iteration", job.iterations.first_open, name)
-    families.set("job_idle_seconds", time.monotonic() - max(hosted.since, job.iterations.completed_at), name)
+    families.set("job_idle_seconds", time.monotonic() - max(managed.since, job.iterations.completed_at), name)
     families.fill("job_iteration_seconds", tally.durations, name)
     families.set("job_samples", tally.samples, name)
     families.set("job_processing_seconds", tally.processing, name)

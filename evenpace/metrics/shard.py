@@ -21,21 +21,21 @@ def _shard_figures(service: ParameterServerService) -> Fill:
     def fill(families: Families) -> None:
         jobs = service.jobs
         families.set("shard_jobs", len(jobs))
-        for hosted in sorted(jobs, key=lambda hosted: hosted.left_at is not None)[:_JOBS]:
-            _job(families, hosted)
+        for shard_job in sorted(jobs, key=lambda shard_job: shard_job.left_at is not None)[:_JOBS]:
+            _job(families, shard_job)
 
     return fill
 
 
-def _job(families: Families, hosted: ShardJob) -> None:
-    job, _, run = hosted.name.partition("/")
-    tally = hosted.tally
+def _job(families: Families, shard_job: ShardJob) -> None:
+    job, _, run = shard_job.name.partition("/")
+    tally = shard_job.tally
     for name, value in (
-        ("version", hosted.shard.version),
-        ("attempt", hosted.attempt),
-        ("parameter_bytes", hosted.shard.layout.nbytes),
-        ("connections", len(hosted.peers)),
-        ("waiting_pulls", len(hosted.waiting)),
+        ("version", shard_job.shard.version),
+        ("attempt", shard_job.attempt),
+        ("parameter_bytes", shard_job.shard.layout.nbytes),
+        ("connections", len(shard_job.peers)),
+        ("waiting_pulls", len(shard_job.waiting)),
         ("pushes", tally.pushes + tally.duplicates),
         ("duplicates", tally.duplicates),
         ("pushed_bytes", tally.pushed),
@@ -45,7 +45,7 @@ def _job(families: Families, hosted: ShardJob) -> None:
     ):
         families.set(f"shard_{name}", value, job, run)
     families.fill("shard_step_seconds", tally.steps, job, run)
-    if (store := hosted.store) is not None:
+    if (store := shard_job.store) is not None:
         families.set("shard_checkpoints", store.written, job, run)
         families.set("shard_checkpoints_failed", store.failed, job, run)
         families.set("shard_checkpoint_seconds", store.writing, job, run)

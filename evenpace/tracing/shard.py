@@ -14,19 +14,19 @@ class ShardTracer:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def pushed(self, hosted: ShardJob, request: Any, began: int) -> None:
+    def pushed(self, shard_job: ShardJob, request: Any, began: int) -> None:
         """Trace a gradient that has arrived as a whole."""
         assignment = request.assignment
         if not self._tracer.wants(assignment.iteration):
             return
-        key = TraceKey(hosted.name, assignment.iteration, hosted.attempt)
+        key = TraceKey(shard_job.name, assignment.iteration, shard_job.attempt)
         worker = request.identity.worker
         path = (*worker_path(worker, assignment.start), "push", self._tracer.instance)
-        about = {"worker": worker, "samples": assignment.count, "bytes": hosted.shard.layout.nbytes}
+        about = {"worker": worker, "samples": assignment.count, "bytes": shard_job.shard.layout.nbytes}
         self._tracer.span(key, path, "push handling", began, time.monotonic_ns(), about)
 
-    def stepped(self, hosted: ShardJob, version: int, began: int) -> None:
+    def stepped(self, shard_job: ShardJob, version: int, began: int) -> None:
         """Trace a step from `version` on, which in the synchronous modes is the iteration."""
-        if not hosted.synchronisation.asynchronous and self._tracer.wants(version):
-            key = TraceKey(hosted.name, version, hosted.attempt)
+        if not shard_job.synchronisation.asynchronous and self._tracer.wants(version):
+            key = TraceKey(shard_job.name, version, shard_job.attempt)
             self._tracer.span(key, ("step", self._tracer.instance), "step", began, time.monotonic_ns())

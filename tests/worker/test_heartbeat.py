@@ -82,8 +82,8 @@ def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
             if session.assignment.iteration != 5 or session.assignment.attempt:
                 return
             proxy.do(link.open.clear)
-            (hosted,) = service.jobs
-            member = hosted.job.members.by_name["w"]
+            (managed,) = service.jobs
+            member = managed.job.members.by_name["w"]
             with contextlib.closing(Client(_wire.BatchSizeManager, manager, "manager")) as client:
                 identity = idl.common.Identity("default", "w", session.incarnation)
                 client.call("recover", _wire.RecoverRequest(identity, 0))

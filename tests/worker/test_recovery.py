@@ -354,8 +354,8 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
         def open_late(self, layout, synchronisation, initial, assignment, *arguments, **options):
             if self._identity.worker == "w1" and left:
                 left.clear()
-                (hosted,) = service.jobs
-                others = hosted.job.members.by_name["w0"]
+                (managed,) = service.jobs
+                others = managed.job.members.by_name["w0"]
                 wait_until(lambda: others.reported == assignment.iteration, "the other one's report")
                 killed.kill()
                 killed.start()
@@ -386,11 +386,11 @@ def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_p
         link = proxy.add("second", second)
 
         def restart():
-            (hosted,) = services[0].jobs
-            wait_until(lambda: hosted.tally.pushes == 2 * 11, "both gradients at the first shard")
+            (managed,) = services[0].jobs
+            wait_until(lambda: managed.tally.pushes == 2 * 11, "both gradients at the first shard")
             manager.kill()
             manager.start()
-            wait_until(lambda: hosted.attempt, "another attempt")
+            wait_until(lambda: managed.attempt, "another attempt")
             proxy.do(proxy.links["second"].open.set)
 
         def hold_up():

@@ -14,11 +14,11 @@ import pytest
 
 import idl
 from batchsize_manager import control
-from batchsize_manager.hosted_job import HostedJob
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
+from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.storage.archive import Archive
 from batchsize_manager.storage.retention import Retention
@@ -54,17 +54,17 @@ class Manager:
 
     def begin(
         self, first: int = 0, position: tuple[int, int] | None = None, learned: bytes = b"", name: str = "job"
-    ) -> HostedJob:
+    ) -> ManagedJob:
         """Begin a job that its workers have joined."""
         policy = self.learning.make_policy(learned)
         job = Job(SPEC, self.config, policy, first, position=position)
         join(job)
         balancing, once_kept = self.learning.balancing, self.archive.once_kept
-        return HostedJob(name, f"run of {name}", job, self.config, balancing, once_kept, self._limited_log)
+        return ManagedJob(name, f"run of {name}", job, balancing, once_kept, self._limited_log)
 
-    def change(self, hosted: HostedJob, **what: object) -> None:
+    def change(self, managed: ManagedJob, **what: object) -> None:
         """Make a change that an operator asks for."""
-        control.apply(hosted, _wire.ControlRequest(hosted.name, **what), self.learning, 0.0)
+        control.apply(managed, _wire.ControlRequest(managed.name, **what), self.learning, 0.0)
 
 
 @contextlib.contextmanager
@@ -128,17 +128,17 @@ def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]
 def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, wanted):
     """A restored job keeps an operator's policy, predictor or tolerance in place of the manager's."""
     with manager(tmp_path, policy, options) as first:
-        unchanged, hosted = first.begin(name="unchanged"), first.begin()
-        for one in (unchanged, hosted):
+        unchanged, managed = first.begin(name="unchanged"), first.begin()
+        for one in (unchanged, managed):
             train(one.job, 4)
-        first.change(hosted, balancing=wanted)
-        for one in (unchanged, hosted):
+        first.change(managed, balancing=wanted)
+        for one in (unchanged, managed):
             train(one.job, 2)
-        first.archive.keep(hosted, hosted.job.take_effects())
+        first.archive.keep(managed, managed.job.take_effects())
     with manager(tmp_path, policy, options) as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 6)
-    assert plans == plans_from(hosted.job, 6)
+    assert plans == plans_from(managed.job, 6)
     assert plans != plans_from(unchanged.job, 6)
 
 
@@ -146,28 +146,28 @@ def test_models_from_before_the_job_began_are_restored(tmp_path):
     """Models from a checkpoint are restored although no iteration has shown them again."""
     models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
     with manager(tmp_path, "learned") as first:
-        unaware, hosted = first.begin(name="unaware"), first.begin(learned=pack_models(models))
-        first.archive.keep(hosted, hosted.job.take_effects())
+        unaware, managed = first.begin(name="unaware"), first.begin(learned=pack_models(models))
+        first.archive.keep(managed, managed.job.take_effects())
     with manager(tmp_path, "learned") as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 0)
-    assert plans == plans_from(hosted.job, 0)
+    assert plans == plans_from(managed.job, 0)
     assert plans[0] != plans_from(unaware.job, 0)[0]
 
 
 def test_models_of_a_replaced_policy_are_kept(tmp_path):
     """Models of a replaced policy are in a checkpoint, and with the policy when it is chosen again."""
     with manager(tmp_path, "learned") as first:
-        hosted = first.begin()
-        train(hosted.job, 4)
-        first.change(hosted, balancing=_wire.Balancing("proportional"))
-        first.archive.keep(hosted, hosted.job.take_effects())
+        managed = first.begin()
+        train(managed.job, 4)
+        first.change(managed, balancing=_wire.Balancing("proportional"))
+        first.archive.keep(managed, managed.job.take_effects())
     for _ in range(2):
         with manager(tmp_path, "learned") as later:
             ((restored,), _) = later.archive.restore()
             later.archive.learnt(restored)
     np.testing.assert_equal(
-        restored.job.planner.policy.models()["learned"], hosted.job.planner.policy.models()["learned"]
+        restored.job.planner.policy.models()["learned"], managed.job.planner.policy.models()["learned"]
     )
 
 
@@ -180,22 +180,22 @@ def times_of(name: str) -> dict[str, np.ndarray]:
 def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
     """A changed batch size is restored even if the reports that would show the position were lost."""
     with manager(tmp_path) as first:
-        hosted = first.begin()
-        train(hosted.job, 3)
-        first.change(hosted, total_batch_size=24)
-        first.archive.keep(hosted, hosted.job.take_effects())
+        managed = first.begin()
+        train(managed.job, 3)
+        first.change(managed, total_batch_size=24)
+        first.archive.keep(managed, managed.job.take_effects())
     with manager(tmp_path) as second:
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 5)
     assert plans[0][:3] == (0, 3 * 32 + 2 * 24, 24)
-    assert plans == plans_from(hosted.job, 5)
+    assert plans == plans_from(managed.job, 5)
 
 
 def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
     """The position is restored even if the manager was killed when it had written only the beginning."""
     with manager(tmp_path) as first:
-        hosted = first.begin(7, (3, 55))
-        first.archive.keep(hosted, hosted.job.take_effects())
+        managed = first.begin(7, (3, 55))
+        first.archive.keep(managed, managed.job.take_effects())
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
         file.execute("DELETE FROM members")
         file.execute("UPDATE runs SET batch_changes = '[]'")
@@ -203,4 +203,4 @@ def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
         ((restored,), _) = second.archive.restore()
     plans = plans_from(restored.job, 7)
     assert plans[0][:3] == (3, 55, 32)
-    assert plans == plans_from(hosted.job, 7)
+    assert plans == plans_from(managed.job, 7)

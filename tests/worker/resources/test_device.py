@@ -43,8 +43,8 @@ def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
         session.device = found
         session.declare(JobSpec(100, 10))
         session.join()
-        (hosted,) = service.jobs
-        assert [member.device for member in hosted.job.members.saved] == [kind]
+        (managed,) = service.jobs
+        assert [member.device for member in managed.job.members.saved] == [kind]
         session.close()
 
 
@@ -73,7 +73,7 @@ def test_a_worker_is_of_the_kind_that_its_options_say(tmp_path, options, kind):
     """A worker with a quarter of a core is of another kind than one with all cores."""
     told = set()
     service = ManagerService(ManagerConfig())
-    service.on_event = lambda hosted, _: told.update(member.device for member in hosted.job.members.saved)
+    service.on_event = lambda managed, _: told.update(member.device for member in managed.job.members.saved)
     (tmp_path / "train.py").write_text(JOINS)
     with serving(service) as address:
         command = [

@@ -252,7 +252,7 @@ def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypa
             wait_until(lambda: all('"iteration": 7,' in file.read_text() for file in ledgers), "the step")
 
     monkeypatch.setattr(Shard, "complete", property(lambda shard: complete(shard) or early(shard)))
-    monkeypatch.setattr(ShardJob, "is_due", property(lambda hosted: is_due(hosted) or early(hosted.shard)))
+    monkeypatch.setattr(ShardJob, "is_due", property(lambda job: is_due(job) or early(job.shard)))
     said_of(
         trained(tmp_path, 12, at).under_faults(kill()),
         r"ps-0: iteration 7(: w0 at \d+, where 672 was due| ends at \d+, not at 768)",

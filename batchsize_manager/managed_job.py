@@ -1,6 +1,6 @@
-"""A job and those who wait for an answer in it: who is told what, and who speaks through which connections.
+"""A job with its waiting calls and its members' connections: composes the answers, and sends them.
 
-When jobs are created and what happens to them is the service's business.
+Must not know when jobs are created, nor which events come in; that is the service's part.
 """
 
 import logging
@@ -14,7 +14,6 @@ from typing import Any
 
 import idl
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.job import Job
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
@@ -33,9 +32,9 @@ class Waiting:
 
     Attributes:
         call: The call.
-        until: When its caller is to ask again, if there is no assignment by then; seconds.
-        reported_iteration: -1 for one that reports none.
-        known: The iteration after whose the assignment is asked for, if one is named; else -1.
+        until: The time by which it is answered "not yet" if there is no assignment; seconds.
+        reported_iteration: The iteration that the call reports; -1 for none.
+        known: The last iteration that the caller has an assignment for, if it names one; else -1.
     """
 
     call: Call
@@ -45,37 +44,34 @@ class Waiting:
 
     @property
     def incarnation(self) -> str:
-        """The caller's."""
+        """The incarnation of the caller."""
         return str(self.call.request.identity.incarnation)
 
 
 @dataclass(slots=True)
-class HostedJob:
+class ManagedJob:
     """A job that the manager runs.
 
     Args:
-        name: The job's.
-        run: Drawn when it was created.
+        name: The job's name.
+        run: The identity of this life of the job, drawn when it was created.
         job: The job.
-        config: How it is run.
-        balancing: How its batches are split.
-        once_kept: Does something once all that has happened so far is where a new start of the manager would
-            find it.
-        tell: Where what happens is logged.
+        balancing: The policy by which its batches are split.
+        once_kept: Calls a function once all events so far are written to the manager's state.
+        limited_log: Takes the job's events.
     """
 
     name: str
     run: str
     job: Job
-    config: JobConfig
     balancing: Balancing
     once_kept: Callable[[Callable[[], None]], None]
-    tell: LimitedLog
-    rebalanced: bool = False  # whether an operator wanted that
-    since: float = field(default_factory=time.monotonic)  # when this manager got it
+    limited_log: LimitedLog
+    rebalanced: bool = False  # whether an operator has changed the policy
+    since: float = field(default_factory=time.monotonic)  # the time at which this manager got it
     ending: str = ""  # why it has ended
-    said: int = 0  # events that have been logged
-    # The last events, and when they were logged, in seconds since 1970.
+    logged: int = 0  # events so far
+    # The last events, with their times in seconds since 1970.
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     deserted: bool = False  # whether it has no members
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
@@ -84,7 +80,7 @@ class HostedJob:
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """What lines of log about this job say beside their message."""
+        """The fields that lines of log about this job have beside their message."""
         job = self.job
         return {
             "job": self.name,
@@ -100,27 +96,27 @@ class HostedJob:
 
     @property
     def predictor(self) -> str:
-        """Of its policy; empty where that has none."""
+        """The name of its policy's predictor; empty where that has none."""
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
     def log_events(self, effects: Effects) -> None:
-        """Log what has happened."""
-        self.said += len(effects.log)
+        """Log the events among an event's effects, and keep the last of them for `status`."""
+        self.logged += len(effects.log)
         fields = self.log_fields if effects.log else {}
         for event, worker in effects.log:
             self.log.append((time.time(), event))
             about = fields if worker is None else fields | {"worker": worker}
-            self.tell(logging.INFO, "job %s: %s", self.name, event, extra=about)
+            self.limited_log(logging.INFO, "job %s: %s", self.name, event, extra=about)
 
     def remembers(self, iteration: int) -> bool:
-        """Whether the records from an iteration on are all in memory."""
+        """Return whether the records from an iteration on are all in memory."""
         oldest = self.job.history(0, 1)
         return bool(oldest) and oldest[0].iteration <= max(iteration, self.job.first_iteration)
 
     def wait(self, worker: str, waiting: Waiting) -> None:
-        """Have a call wait; an earlier one of the same worker's is over.
+        """Keep a call until it can be answered; an earlier one of the same worker is refused.
 
-        One that was released may ask once more when another has its name, and waits, already.
+        A worker that was released may call once more when another, which waits, has its name already.
         """
         earlier = self.waiting.get(worker)
         if earlier is not None:
@@ -132,25 +128,25 @@ class HostedJob:
         self.waiting[worker] = waiting
 
     def answer_all(self) -> None:
-        """Answer who can be answered."""
+        """Answer the calls that can be answered."""
         for worker in list(self.waiting):
             self.answer(worker)
 
     def answer(self, worker: str) -> None:
-        """Answer a worker that waits, if there is something to say."""
+        """Answer a worker's call, if it waits and can be answered."""
         waiting = self.waiting.get(worker)
         if waiting is not None and self._answer(worker, waiting):
             del self.waiting[worker]
 
-    def send_away(self, now: float) -> None:
-        """Have those ask again whose answers may not be held back for longer."""
+    def expire(self, now: float) -> None:
+        """Answer "not yet" to the calls that may not wait any longer."""
         for worker, waiting in list(self.waiting.items()):
             if now >= waiting.until:
                 del self.waiting[worker]
                 waiting.call.fail(NotYetError("there is no assignment yet"))
 
     def detach(self, worker: str, incarnation: str, peer: Peer, now: float) -> None:
-        """A connection of a member's is gone; who has no other is away."""
+        """Forget a member's connection, which has closed; a member without any other is away."""
         waiting = self.waiting.get(worker)
         if waiting is not None and waiting.call.peer is peer:
             del self.waiting[worker]
@@ -161,13 +157,13 @@ class HostedJob:
             self.job.disconnect(worker, incarnation, now)
 
     def fail_all(self, error: EvenpaceError) -> None:
-        """Refuse everybody who waits."""
+        """Refuse all calls that wait."""
         for waiting in self.waiting.values():
             waiting.call.fail(error)
         self.waiting.clear()
 
     def _answer(self, worker: str, waiting: Waiting) -> bool:
-        """Answer a call, if there is something to say."""
+        """Answer a call, if it can be answered; return whether it was."""
         try:
             reply = self._reply(worker, waiting)
         except NotMemberError as error:
@@ -182,14 +178,14 @@ class HostedJob:
         return True
 
     def _must_be_kept(self, method: str, reply: Any) -> bool:
-        """Whether an answer says what a manager that is started anew must not have forgotten."""
+        """Return whether a restarted manager must know of an answer, so that it has to be written first."""
         resized_at = self.job.planner.batches.last_change.iteration
         given = [] if reply.assignment is None else [reply.assignment, *(reply.ahead or ())]
         resized = any(part.iteration == resized_at for part in given)
         return method != "report" or reply.recover is not None or resized
 
     def _reply(self, worker: str, waiting: Waiting) -> Any:
-        """The answer, or None if there is none yet."""
+        """Return the answer to a call, or None if there is none yet."""
         job, identity = self.job, waiting.call.request.identity
         recover = assignment = report_on = None
         released = job.members.why_released(worker, identity.incarnation, waiting.known)
@@ -198,7 +194,7 @@ class HostedJob:
             if recover is None:
                 assignment = job.next_assignment(worker, identity.incarnation, waiting.known)
                 if assignment is None:
-                    # Who has more to report must not be kept from that by this report's answer.
+                    # A worker with more to report must not wait for the answer to this report.
                     report_on = job.operations.paused and waiting.known > waiting.reported_iteration
                     if not report_on:
                         return None
@@ -214,11 +210,11 @@ class HostedJob:
         )
         if assignment is not None:
             reply.assignment = wire_assignment(assignment)
-            if self.config.lookahead:
+            if self.job.config.lookahead:
                 ahead = job.assignments_after(worker, assignment.iteration)
                 reply.ahead = [wire_assignment(later) for later in ahead]
         if waiting.call.method == "join":
-            reply.synchronisation = wire_synchronisation(self.config.synchronisation)
-            reply.lookahead = self.config.lookahead or None
-            reply.heartbeat = self.config.heartbeat or None
+            reply.synchronisation = wire_synchronisation(self.job.config.synchronisation)
+            reply.lookahead = self.job.config.lookahead or None
+            reply.heartbeat = self.job.config.heartbeat or None
         return reply
