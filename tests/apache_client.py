@@ -1,4 +1,4 @@
-"""The services as a client of stock Apache Thrift declares them by hand: only what a worker needs.
+"""The services as a client of stock Apache Thrift declares them by hand: what a worker and an onlooker need.
 
 Nothing of ours is imported here: this is what somebody writes who has only the .thrift files.
 """
@@ -16,6 +16,8 @@ DOUBLE = (TType.DOUBLE, None)
 BOOL = (TType.BOOL, None)
 STRING = (TType.STRING, "UTF8")
 BINARY = (TType.STRING, "BINARY")
+I32 = (TType.I32, None)
+LISTS_OF_STRINGS = (TType.LIST, (TType.LIST, (TType.STRING, "UTF8", False), False))
 OPTIONS = (TType.MAP, (TType.STRING, "UTF8", TType.DOUBLE, None, False))
 
 Field = tuple[str, tuple[int, Any]]
@@ -97,6 +99,20 @@ AssignmentReply = struct(
     *(("waited", DOUBLE), ("lost", list_of(Lost)), ("run", STRING)),
 )
 LeaveRequest = struct("LeaveRequest", ("identity", of(Identity)))
+HistoryRequest = struct("HistoryRequest", ("job", STRING), ("first_iteration", I64), ("limit", I64))
+COLUMNS = (
+    *("batch_sizes", "batch_processing_times", "waiting_times"),
+    *("cpu_usages", "memory_usages", "predicted_speeds"),
+)
+IterationRecord = struct(
+    "IterationRecord",
+    *((name, I64) for name in ("iteration", "epoch", "start", "total", "attempt")),
+    *(("duration", DOUBLE), ("workers", I32)),
+    *((name, BINARY) for name in COLUMNS),
+)
+History = struct(
+    "History", ("run", STRING), ("workers", LISTS_OF_STRINGS), ("iterations", list_of(IterationRecord))
+)
 LeaveReply = struct("LeaveReply", ("identity", of(Identity)))
 
 ParameterGroup = struct("ParameterGroup", ("elements", I64), ("options", OPTIONS))
@@ -124,6 +140,7 @@ METHODS = {
     "join": ((("request", of(JoinRequest)),), AssignmentReply),
     "report": ((("request", of(ReportRequest)),), AssignmentReply),
     "leave": ((("request", of(LeaveRequest)),), LeaveReply),
+    "history": ((("request", of(HistoryRequest)),), History),
     "open": ((("request", of(OpenRequest)),), OpenReply),
     "initialise": ((("request", of(InitialiseRequest)), ("parameters", BINARY)), InitialiseReply),
     "push": ((("request", of(PushRequest)), ("gradient", BINARY)), PushReply),

@@ -13,6 +13,7 @@ import evenpace
 import idl
 from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
 from evenpace.doctor.reach import reach, shake_hands
+from evenpace.overview.client import ManagerClient
 from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
@@ -39,7 +40,7 @@ def manager(subject: Subject, address: Address) -> Iterator[Finding]:
     wire = idl.batchsize_manager
 
     def ask(client: Client, job: str) -> None:
-        client.call("history", wire.HistoryRequest(job=job, first_iteration=0, limit=1))
+        ManagerClient.over(client).history(job, 0, 1)
 
     yield from _service(subject, address, _Kind("manager", wire.BatchSizeManager, ask, _manager_checks))
 
@@ -220,11 +221,10 @@ def _web_server(subject: Subject, address: Address) -> str:
 
 def _manager_checks(client: Client, job: str, about: str) -> Iterator[Finding]:
     """Compare the manager's version and clock with this side's."""
-    wire = idl.batchsize_manager
     mine = None if job == _NOBODY else job
     try:
         asked = time.time()
-        jobs = client.call("jobs", wire.JobsRequest(job=mine))
+        jobs = ManagerClient.over(client).jobs(mine)
         answered = time.time()
     except InvalidRequestError:
         yield note(about, f"no job {job!r} is known there, so its version cannot be asked for")
@@ -266,7 +266,7 @@ def _apart(client: Client, job: Any, uptime: float, between: tuple[float, float]
     """
     if job.age > uptime - 1.0:
         return None
-    events = client.call("status", idl.batchsize_manager.StatusRequest(job=job.job, events_after=-1)).events
+    events = ManagerClient.over(client).status(job.job).events
     if not events or events[0].number != 0:
         return None
     now_there = float(events[0].at + job.age)

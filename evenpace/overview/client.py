@@ -27,14 +27,21 @@ class ManagerClient:
     def __init__(
         self, manager: Address, credentials: Credentials | None = None, timeout: float = 10.0
     ) -> None:
-        self._timeout = timeout
         self._client = Client(
             _wire.BatchSizeManager,
             manager,
             "BatchSizeManager",
             connect_timeout=timeout,
+            call_timeout=timeout,
             credentials=credentials,
         )
+
+    @classmethod
+    def over(cls, client: Client) -> Self:
+        """Make a client that calls through a connection that there is, with its time-out."""
+        made = cls.__new__(cls)
+        made._client = client
+        return made
 
     def __enter__(self) -> Self:
         """For `with`, which closes it."""
@@ -97,4 +104,4 @@ class ManagerClient:
         return said
 
     def _call(self, method: str, request: Any) -> Any:
-        return self._client.call(method, request, timeout=self._timeout)
+        return self._client.call(method, request)

@@ -95,8 +95,7 @@ class SeenTimes:
         seen = self._repeats > 0
         latest = np.where(seen, -self._ages, -np.inf).argmax(axis=1)
         with np.errstate(divide="ignore"):
-            noise = np.maximum(self._noise, _LEAST_NOISE**2)
-            variances = noise[:, None] / self._repeats + _AGEING * self._ages
+            variances = self._noise[:, None] / self._repeats + _AGEING * self._ages
         centres = self._sizes[np.arange(len(seen)), latest]
         curves = fit(self._sizes, np.exp(self._logs), variances, centres, _MISFIT)
         self._curves = curves = curves.averaged_over(np.asarray(seen.any(axis=1)))
@@ -175,7 +174,8 @@ class SeenTimes:
 
     def _learn_noise(self, columns: NDArray[np.int64], squares: Array) -> None:
         repeats = np.minimum(self._noise_repeats[columns], _NOISE_MEMORY) + 1
-        self._noise[columns] += (squares - self._noise[columns]) / repeats
+        noise = self._noise[columns] + (squares - self._noise[columns]) / repeats
+        self._noise[columns] = np.maximum(noise, _LEAST_NOISE**2)
         self._noise_repeats[columns] = repeats
 
     @property

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import struct
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -165,6 +166,26 @@ def test_stock_clients_train_together(cluster, kinds, elements):
         for worker in (a, b):
             np.testing.assert_allclose(worker["parameters"][iteration + 1], expected, rtol=1e-12, atol=1e-12)
     assert counts[1:] == [(18, 6), (9, 3), (18, 6)]  # after the first report, in proportion to the speeds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_clients_read_the_history(cluster, kind):
+    """What workers reported is found in the columns as the IDL describes them."""
+    job = f"stock-{uuid.uuid4().hex}"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda worker: train(kind, cluster, job, worker, 100), "ab", timeout=240))
+    mt, _, connect, _ = KINDS[kind](*cluster)
+    manager = connect()
+    told = manager.history(mt.HistoryRequest(job=job, first_iteration=1, limit=10))
+    assert [record.iteration for record in told.iterations] == [1, 2, 3]
+    for record in told.iterations:
+        workers = told.workers[record.workers]
+        sizes = dict(zip(workers, struct.unpack("<2q", record.batch_sizes), strict=True))
+        seconds = dict(zip(workers, struct.unpack("<2d", record.batch_processing_times), strict=True))
+        assert sizes["a"] + sizes["b"] == record.total
+        assert seconds == {"a": sizes["a"] * 0.01, "b": sizes["b"] * 0.03}
+        assert struct.unpack("<2d", record.memory_usages) == (0.5, 0.5)
+    manager.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
