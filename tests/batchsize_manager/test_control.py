@@ -23,7 +23,6 @@ from idl.plan import permutation
 from rpc import tokens
 from rpc.client import Client
 from rpc.server import Security
-from tests.least_squares import SPEC, Worker, services
 from tests.scripts.train_least_squares import FEATURES, RATE, mean_gradient
 from tests.services import (
     MemberWorker,
@@ -34,6 +33,7 @@ from tests.services import (
     shard_service,
     with_token,
 )
+from tests.worker.least_squares import SPEC, Worker, services
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader

@@ -11,7 +11,7 @@ from batchsize_manager.policies import Participant
 from evenpace.cli import cli
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
-from tests.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
+from tests.docs.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
 
 
 def commands():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.documents import DOCUMENTS, ROOT, blocks
-from tests.loopback import own_network
-from tests.walkthrough import Page, not_printed
+from tests.docs.documents import DOCUMENTS, ROOT, blocks
+from tests.docs.loopback import own_network
+from tests.docs.walkthrough import Page, not_printed
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
 PRINTED = """\

@@ -11,7 +11,7 @@ import pytest
 
 import idl
 from evenpace.cli import cli
-from tests.documents import ROOT
+from tests.docs.documents import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 

@@ -34,7 +34,7 @@ from rpc.counters import Histogram
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
-from tests.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
+from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 
 THE_LIBRARYS = re.compile("process_|python_")

@@ -14,7 +14,7 @@ import yaml
 from evenpace.metrics.catalogue import METRICS
 from evenpace.processes import end_process
 from tests import ROOT
-from tests.observed import JOB, described, observed_cluster
+from tests.evenpace.observed import JOB, described, observed_cluster
 from tests.services import address_of_our_own
 
 FOLDER = ROOT / "docker" / "observability"

@@ -14,7 +14,7 @@ from evenpace import certificates
 from evenpace.cli import cli
 from evenpace.processes import LISTENING, end_process
 from rpc import tokens
-from tests.documents import ROOT
+from tests.docs.documents import ROOT
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 _PROGRAM = "/opt/evenpace/bin/evenpace"

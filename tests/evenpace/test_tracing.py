@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from evenpace.observing import Observing
 from evenpace.tracing.ids import ROUND, TraceKey, span_id, trace_id, worker_path
 from idl.errors import InvalidRequestError
-from tests.observed import JOB, WORKERS, observed_cluster
+from tests.evenpace.observed import JOB, WORKERS, observed_cluster
 from tests.services import address_of_our_own
 
 proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")

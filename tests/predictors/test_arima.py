@@ -5,7 +5,7 @@ import pytest
 
 from predictors import PredictorOptions
 from predictors.arima import Arima, ArimaFit
-from tests.series import Series, contended, replay
+from tests.predictors.series import Series, contended, replay
 
 OPTIONS = PredictorOptions(first_fit=100, refit_every=1000, fit_window=200)
 

@@ -5,7 +5,7 @@ import pytest
 
 from predictors import make_predictor
 from predictors.arx import Arx
-from tests.series import Series, contended, replay, rmse
+from tests.predictors.series import Series, contended, replay, rmse
 
 
 def test_it_finds_a_linear_law():

@@ -8,7 +8,7 @@ from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 from predictors.networks import Network
-from tests.series import MACHINES, contended, machine_usage, noise_only, replay, rmse
+from tests.predictors.series import MACHINES, contended, machine_usage, noise_only, replay, rmse
 
 
 def test_equal_members_are_averaged():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from predictors.base import Predictor
 from predictors.ema import ExponentialMovingAverage
 from predictors.guarded import Guarded
-from tests.series import Series, contended, replay
+from tests.predictors.series import Series, contended, replay
 
 
 class Scripted(Predictor):

@@ -10,7 +10,7 @@ import pytest
 
 from predictors import PredictorOptions, make_predictor
 from predictors.networks import Network, NetworkFit
-from tests.series import contended, replay, rmse
+from tests.predictors.series import contended, replay, rmse
 
 NETWORKS = ["simple_rnn", "lstm", "narx"]
 QUICK = PredictorOptions(first_fit=40, refit_every=40, fit_window=80)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
-from tests.series import Series, contended, noise_only, replay, rmse
+from tests.predictors.series import Series, contended, noise_only, replay, rmse
 
 NAN = float("nan")
 SPEEDS = st.floats(1e-6, 1e6)

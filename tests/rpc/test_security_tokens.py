@@ -27,7 +27,8 @@ from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
-from tests import EXAMPLES, apache_client
+from tests import EXAMPLES
+from tests.rpc import apache_client
 from tests.scripts import freeze_and_run
 from tests.services import (
     MemberWorker,

@@ -18,7 +18,8 @@ from thriftpy2.transport import TFramedTransportFactory
 
 from idl.plan import JobSpec, permutation
 from rpc.address import Address
-from tests import ROOT, apache_client
+from tests import ROOT
+from tests.rpc import apache_client
 from tests.services import manager_process, shard_process
 
 IDL = ROOT / "idl"

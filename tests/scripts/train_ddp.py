@@ -447,7 +447,8 @@ def main():
         (SCENARIOS | BY_THEMSELVES)[name](scenario)
         scenario.close()
     distributed.barrier()
-    # Fully sharded modules hold the group, so that its threads cannot be joined: see tests/process_groups.py.
+    # Fully sharded modules hold the group, so that its threads cannot be joined; see
+    # tests/worker/torch/process_groups.py.
     os._exit(0)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.least_squares import Worker
 from tests.services import restartable_manager, serving, shard_service
+from tests.worker.least_squares import Worker
 from tests.worker.test_recovery import ITERATIONS, TWO_EVENLY, assert_trained, in_process_manager
 from worker.membership import Membership
 from worker.shard_clients import ShardClients

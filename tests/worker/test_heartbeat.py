@@ -16,8 +16,8 @@ from idl.plan import JobSpec
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
-from tests.least_squares import Worker, trained_alone
 from tests.services import in_threads, manager_service, serving, shard_service
+from tests.worker.least_squares import Worker, trained_alone
 from worker.heartbeat import Heartbeat
 from worker.membership import Finished, Membership
 

@@ -20,8 +20,8 @@ from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone
-from tests.least_squares import Worker, services, slices_follow_each_other, trained_alone
 from tests.services import is_frozen, send_back, serving, shard_service
+from tests.worker.least_squares import Worker, services, slices_follow_each_other, trained_alone
 from tests.worker.processes import end_well, processes
 
 

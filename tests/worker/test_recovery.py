@@ -15,7 +15,6 @@ from evenpace.lab.proxy import Proxy
 from evenpace.observer import Observer
 from idl.errors import ConnectionLostError, NotMemberError
 from tests.float64 import SCRIPT, train_alone
-from tests.least_squares import Worker, trained_alone
 from tests.services import (
     RestartableService,
     address_of_our_own,
@@ -24,6 +23,7 @@ from tests.services import (
     serving,
     shard_service,
 )
+from tests.worker.least_squares import Worker, trained_alone
 from tests.worker.processes import end_well, processes
 from worker.shard_clients import ShardClients
 

@@ -10,8 +10,8 @@ import idl
 from evenpace.lab.proxy import Proxy
 from idl.errors import InvalidRequestError, NotYetError
 from rpc.client import Client
-from tests.least_squares import Worker, services
 from tests.services import join_request, open_request, serving, shard_service
+from tests.worker.least_squares import Worker, services
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once
 
 

@@ -13,9 +13,9 @@ from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from rpc.client import Client
-from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
 from tests.services import ShardWorker, serving, shard_service
+from tests.worker.least_squares import services
 from worker import stopwatch as timing
 from worker.session import Session, SessionConfig
 from worker.shard_clients import ShardClients

@@ -15,7 +15,7 @@ from idl.plan import JobSpec
 from idl.records import Report
 from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.networks import Network
-from tests.series import contended, replay
+from tests.predictors.series import contended, replay
 
 SECONDS = {"fast": 0.01, "slow": 0.03}  # for a sample, by kind of device
 

@@ -21,7 +21,7 @@ from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from rpc.address import Address
 from tests import ROOT
-from tests.live_pages import Page, Uneven, managed_page, page_of
+from tests.evenpace.dashboard.live_pages import Page, Uneven, managed_page, page_of
 from tests.scripts import lingering_demo
 from tests.services import (
     MemberWorker,

@@ -13,7 +13,7 @@ from evenpace.overview.client import ManagerClient
 from rpc import tokens
 from rpc.credentials import Credentials
 from tests import ROOT
-from tests.live_pages import Uneven, managed_page, page_of
+from tests.evenpace.dashboard.live_pages import Uneven, managed_page, page_of
 from tests.services import address_of_our_own
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rpc.address import Address
-from tests.live_pages import page_of
+from tests.evenpace.dashboard.live_pages import page_of
 from tests.services import manager_service, serving
 
 _PLACES = 102  # of a page for two viewers

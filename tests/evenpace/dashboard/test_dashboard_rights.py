@@ -20,7 +20,7 @@ from rpc import tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.server import Security
-from tests.live_pages import Uneven, managed_page, page_of
+from tests.evenpace.dashboard.live_pages import Uneven, managed_page, page_of
 from tests.services import MemberWorker, manager_service, serving, with_token
 
 PAUSE = {"paused": True}

@@ -11,7 +11,7 @@ from sklearn.datasets import dump_svmlight_file
 
 from evenpace.lab.data import DataError, ImageSet, load, load_svmlight, load_text
 from tests import SHARED_DATA
-from tests.mnist import idx, mnist_files, write
+from tests.evenpace.lab.mnist import idx, mnist_files, write
 
 
 def cifar10_records(samples: int, seed: int) -> np.ndarray:

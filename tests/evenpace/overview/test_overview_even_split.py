@@ -10,7 +10,7 @@ from batchsize_manager.policies.curves import Curves
 from evenpace.overview.even_split import even_durations, with_even_shares
 from evenpace.overview.job_view import JobView
 from tests import SHARED_DATA
-from tests.played import iteration, play, seconds
+from tests.evenpace.overview.played import iteration, play, seconds
 
 STEP_TIMES = SHARED_DATA / "gpu-step-times" / "step_times.csv"
 

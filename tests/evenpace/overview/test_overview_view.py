@@ -13,7 +13,7 @@ from evenpace.overview import phrases
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from tests import SHARED_DATA
-from tests.played import OVERHEAD, iteration
+from tests.evenpace.overview.played import OVERHEAD, iteration
 
 MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
 

@@ -8,7 +8,7 @@ from evenpace.reports.run_data import RunReport, gather
 from evenpace.reports.run_list import StoredRuns
 from evenpace.reports.two_runs import ComparedRun, Evaluation, TwoRuns
 from idl.records import IterationRecord
-from tests.stored_runs import EVEN, records, worker_names, write_run
+from tests.evenpace.reports.stored_runs import EVEN, records, worker_names, write_run
 
 
 def split_evenly(record: IterationRecord) -> IterationRecord:

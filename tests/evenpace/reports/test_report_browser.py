@@ -8,7 +8,7 @@ import pytest
 from evenpace.cli import cli
 from evenpace.reports.two_runs_page import write_two_runs_page
 from tests.evenpace.reports.compared_runs import make_two, write_two
-from tests.stored_runs import records, write_run
+from tests.evenpace.reports.stored_runs import records, write_run
 
 SCREENSHOTS = Path("runs/screenshots")
 PATIENCE = 120_000  # ms; a browser needs much of a machine that may have other things to do

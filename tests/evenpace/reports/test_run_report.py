@@ -19,10 +19,10 @@ from evenpace.overview.job_view import JobView
 from evenpace.reports.run_samples import SampledIterations
 from evenpace.reports.run_totals import RunTotals
 from idl.records import IterationRecord, WorkerRecord
-from tests.pages import read_page
+from tests.evenpace.reports.pages import read_page
+from tests.evenpace.reports.stored_runs import EVEN, records, write_run
 from tests.scripts import train_least_squares
 from tests.services import MemberWorker, serving
-from tests.stored_runs import EVEN, records, write_run
 
 LEAST_SQUARES = Path(train_least_squares.__file__)
 TRAINED = 60  # iterations

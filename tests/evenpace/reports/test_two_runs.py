@@ -12,8 +12,8 @@ from evenpace.cli import cli
 from evenpace.reports.two_runs import Evaluation
 from evenpace.reports.two_runs_page import write_two_runs_page
 from tests.evenpace.reports.compared_runs import gathered, make_two, split_evenly, write_two
-from tests.pages import read_page
-from tests.stored_runs import EVEN, records, write_run
+from tests.evenpace.reports.pages import read_page
+from tests.evenpace.reports.stored_runs import EVEN, records, write_run
 
 NASTY_NAME = "a<b>&\"$x_1$'"
 

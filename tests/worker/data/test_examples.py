@@ -6,7 +6,7 @@ import pytest
 
 from evenpace.lab.cluster import LocalCluster
 from tests import ROOT
-from tests.documents import fenced
+from tests.docs.documents import fenced
 
 EXAMPLES = ROOT / "examples"
 STREAM, PARTITIONS = "train_digits_stream_evenpace.py", "train_digits_partitions_evenpace.py"

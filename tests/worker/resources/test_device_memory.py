@@ -12,8 +12,8 @@ from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec
-from tests.least_squares import services
 from tests.scripts.train_least_squares import go_through
+from tests.worker.least_squares import services
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
 from worker.resources.device_memory import DeviceMemory, MemoryWatch, largest_batch, limit_between
 from worker.session import Session, SessionConfig

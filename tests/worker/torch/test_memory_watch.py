@@ -16,9 +16,9 @@ from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
-from tests.least_squares import services
-from tests.process_groups import end_process_group
 from tests.scripts import train_short_of_memory as script
+from tests.worker.least_squares import services
+from tests.worker.torch.process_groups import end_process_group
 from worker.resources.device_memory import DeviceMemory
 from worker.session import Session, SessionConfig
 from worker.torch import ddp as torch_ddp

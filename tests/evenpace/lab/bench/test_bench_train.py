@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 from evenpace.lab.bench.against_ddp import MODES, TrainConfig, run
 from idl.errors import InvalidRequestError
-from tests.mnist import idx, write
+from tests.evenpace.lab.mnist import idx, write
 
 
 def config(**changes):

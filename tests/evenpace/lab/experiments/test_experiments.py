@@ -15,7 +15,7 @@ from evenpace.lab.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.lab.traces import read_trace
 from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from predictors import PREDICTORS
-from tests.samples import write_svmlight
+from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
 
 pytestmark = pytest.mark.usefixtures("generated_once")

@@ -11,7 +11,7 @@ from evenpace.cli import cli
 from evenpace.cli.values import by_workload
 from evenpace.lab import network
 from evenpace.lab.experiments import coordination, migration, scheme_run, unequal
-from tests.samples import write_svmlight
+from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
 
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]

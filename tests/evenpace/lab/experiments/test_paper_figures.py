@@ -14,7 +14,7 @@ from evenpace.cli import cli
 from evenpace.lab.experiments import paper
 from evenpace.lab.experiments.paper_claims import FIGURES
 from evenpace.lab.experiments.paper_page import Outcome, write
-from tests.pages import Page
+from tests.evenpace.reports.pages import Page
 
 SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-every 20"
 

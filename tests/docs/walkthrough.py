@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import STARTUP
-from tests.documents import ROOT, Block
-from tests.terminal import Terminal, without_styles
+from tests.docs.documents import ROOT, Block
+from tests.docs.terminal import Terminal, without_styles
 
 MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
