@@ -64,8 +64,9 @@ class SessionConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.device is not None:
-            check.text("device", self.device)
+        for name in ("job", "worker", "device"):
+            if (value := getattr(self, name)) is not None:
+                check.text(name, value)
         if "/" in self.job:
             raise ValueError(f"job {self.job!r}: must not contain '/'")
 

@@ -100,6 +100,9 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
         (["--bogus", "train.py"], "No such option"),
         (["--manager", "nowhere", "--ps", "127.0.0.1:1", "train.py"], "address 'nowhere': give HOST:PORT"),
         (["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:99999", "train.py"], "'127.0.0.1:99999'"),
+        (["--manager", "127.0.0.1:1", "--metrics", "", "train.py"], "address '': give HOST:PORT"),
+        (["--manager", "127.0.0.1:1", "--name", "", "train.py"], "worker '': must be a text of 1 to 200"),
+        (["--manager", "127.0.0.1:1", "--job", "", "train.py"], "job '': must be a text of 1 to 200"),
         (["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1", "missing.py"], "'missing.py': no such file"),
         (
             [
