@@ -24,9 +24,20 @@ from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import JobSpec
 from idl.records import Report
-from idl.synchronisation import Synchronisation
+from idl.synchronisation import STALENESS, Synchronisation
+from idl.translation import read_synchronisation
+from rpc.client import Client
 from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
-from tests.services import Raw, ShardWorker, is_frozen, open_request, serving, shard_service
+from tests.services import (
+    Raw,
+    ShardWorker,
+    is_frozen,
+    join_request,
+    manager_process,
+    open_request,
+    serving,
+    shard_service,
+)
 from tests.state_machines import driven
 from tests.wire import LARGE, framed
 from worker.session import Session, SessionConfig
@@ -70,6 +81,24 @@ def test_the_command_line_refuses_them_too(options, said):
     result = CliRunner().invoke(cli, ["manager", *options])
     assert result.exit_code == 1
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["ssp"], Synchronisation("ssp", STALENESS)),
+        (["ssp", "--staleness", "0"], Synchronisation("ssp", 0)),
+        (["asp"], Synchronisation("asp")),
+    ],
+)
+def test_ssp_has_the_papers_staleness_unless_another_is_given(options, expected):
+    """The answer to a worker's join has the mode and the staleness of the manager's command line."""
+    with (
+        manager_process("--sync", *options) as address,
+        contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, address, "manager")) as client,
+    ):
+        reply = client.call("join", join_request(idl.common.Identity("job", "worker", uuid.uuid4().hex)))
+    assert read_synchronisation(reply.synchronisation) == expected
 
 
 # -- at random
