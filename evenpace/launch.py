@@ -16,24 +16,6 @@ from worker.session import Session
 log = logging.getLogger(__name__)
 
 
-def parse_shares(text: str) -> tuple[float, ...]:
-    """Read the CPU shares of workers, as in "0.8,0.4,0.2,0.1".
-
-    Raises:
-        InvalidRequestError: A share is no number, or more than the cores here.
-    """
-    try:
-        shares = tuple(float(share) for share in text.split(","))
-    except ValueError:
-        shares = ()
-    cpus = os.cpu_count() or 1
-    if not shares or not all(0.01 <= share <= cpus for share in shares):
-        raise InvalidRequestError(
-            f"shares {text!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
-        )
-    return shares
-
-
 def check_script(script: Path) -> None:
     """Check that a training script can be run.
 

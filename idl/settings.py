@@ -32,6 +32,8 @@ class Setting:
         choices: The texts that are allowed; all, if there are none.
         unit: The option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes.
         folder: Whether a path that exists must be a folder's, or must not; None: either is allowed.
+        read: Makes the value of the option's text; None: the field's type says how. A value of several, such
+            as `1,2,4`, is one option's then; otherwise the option may be repeated.
     """
 
     help: str | None = None
@@ -44,14 +46,19 @@ class Setting:
     choices: Collection[str] = ()
     unit: int = 1
     folder: bool | None = None
+    read: Callable[[str], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:
-        """Check a field's value; None is left to the field's type.
+        """Check a field's value, or each of several; None is left to the field's type.
 
         Raises:
             InvalidRequestError: The value is not allowed; the message says what is.
         """
         if value is None:
+            return
+        if type(value) is tuple:
+            for one in value:
+                self.check(name, one)
             return
         if self.choices and value not in self.choices:
             raise InvalidRequestError(f"{name} {value!r}: there are {', '.join(self.choices)}")

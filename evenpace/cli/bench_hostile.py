@@ -4,32 +4,17 @@ from pathlib import Path
 
 import click
 
-from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.options import example, in_minutes, json_path, user_mistakes
+from evenpace.cli.settings import configured
+from evenpace.lab.attacks.config import HostileConfig
 
 
 @click.command("hostile")
 @example("evenpace bench hostile --minutes 10 --inputs 1000000 --seed 1 --json hostile.json")
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="At most."
-)
-@click.option("--seconds", type=click.FloatRange(1), default=None, help="In place of minutes.")
-@click.option("--inputs", type=click.IntRange(1), default=None, help="At most.  [default: no limit]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is thrown.")
-@click.option(
-    "--tokens/--no-tokens",
-    default=True,
-    show_default=True,
-    help="Let the services ask for tokens; without, attackers leave the honest job's name alone.",
-)
+@in_minutes("At most.")
+@configured(HostileConfig, "config", seconds=None)
 @json_path
-def bench_hostile(
-    minutes: float,
-    seconds: float | None,
-    inputs: int | None,
-    seed: int,
-    tokens: bool,
-    json_path: Path | None,
-) -> None:
+def bench_hostile(config: HostileConfig, json_path: Path | None) -> None:
     """Attack a live manager and a live shard while an honest job trains on them.
 
     Told are the inputs tried and the harm done: crashes, hangs, memory that grows, and changed bits of the
@@ -37,11 +22,8 @@ def bench_hostile(
     there was any.
     """
     with user_mistakes():
-        from evenpace.lab.attacks.attack import HostileConfig, run
+        from evenpace.lab.attacks.attack import run
 
-        figures = run(
-            HostileConfig(seconds if seconds is not None else 60 * minutes, inputs, seed, tokens=tokens),
-            json_path,
-        )
+        figures = run(config, json_path)
     if figures["harms"] or figures["honest"]["bits_changed"] != 0:
         raise click.ClickException("harm was done")

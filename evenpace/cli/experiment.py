@@ -276,8 +276,8 @@ def _compare(
     from evenpace.lab.experiments.comparison import Evaluator, compare
     from evenpace.lab.experiments.containers import require_engine
     from evenpace.lab.experiments.contended import ContendedConfig
+    from evenpace.lab.fields import parse_shares
     from evenpace.lab.workloads.by_name import Training
-    from evenpace.launch import parse_shares
 
     if containers:
         require_engine()

@@ -237,8 +237,8 @@ def fig8(
     from evenpace.lab.experiments import figure_plots, migration
     from evenpace.lab.experiments.comparison import Evaluator
     from evenpace.lab.experiments.unequal import UnequalConfig
+    from evenpace.lab.fields import parse_shares
     from evenpace.lab.workloads.by_name import Training
-    from evenpace.launch import parse_shares
     from evenpace.reports.files import write_json
 
     json_path, plot = json_path or out / "fig8.json", plot or out / "fig8.png"
@@ -289,8 +289,8 @@ def _compare(
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
     from evenpace.lab.experiments.coordination import Job, Setting, choose, compare
+    from evenpace.lab.fields import parse_shares
     from evenpace.lab.workloads.by_name import Training
-    from evenpace.launch import parse_shares
 
     names = list(dict.fromkeys(workloads.split(",")))
     specs = by_workload("data", data, names, str)

@@ -1,6 +1,7 @@
 """What several commands share: options, help, and how mistakes are told."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,32 @@ def json_path(function: F) -> F:
         default=None,
         help="Write the figures here.",
     )(function)
+
+
+def in_minutes(text: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command with --seconds the option --minutes, for where the seconds are not given.
+
+    Args:
+        text: The help.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--minutes",
+            type=click.FloatRange(0, min_open=True),
+            default=1.0,
+            show_default=True,
+            help=text,
+        )
+        @functools.wraps(function)
+        def command(minutes: float, **values: Any) -> Any:
+            if values["seconds"] is None:
+                values["seconds"] = 60 * minutes
+            return function(**values)
+
+        return command
+
+    return add
 
 
 def limit_kind(function: F) -> F:

@@ -26,6 +26,18 @@ class _AddressType(click.ParamType):  # type: ignore[type-arg]  # older versions
         return value if isinstance(value, Address) else Address.parse(value)
 
 
+class _TextType(click.ParamType):  # type: ignore[type-arg]
+    name = "text"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it; an error is one of ours, with its own words."""
+        with user_mistakes():
+            return self._read(value) if isinstance(value, str) else value
+
+
 _types = functools.cache(get_type_hints)
 """The types of a configuration's fields, by their names."""
 
@@ -79,6 +91,8 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
         default = str(default)  # click would show the tuple
     elif setting.unit != 1 and default is not None:
         default //= setting.unit
+    elif setting.read is not None and default:
+        default = ",".join(map(str, default))
     flag = _parameter(name, setting).replace("_", "-")
     return click.option(
         f"--{flag}/--no-{flag}" if default is True else f"--{flag}",
@@ -153,6 +167,8 @@ def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
     """The type of the option for a field with this annotation, and whether the option may be repeated."""
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in get_args(hint) if one is not types.NoneType)
+    if setting.read is not None:
+        return _TextType(setting.read), False
     several = get_origin(hint) is tuple
     if several:
         hint = get_args(hint)[0]

@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from rich.table import Table
 from evenpace.cpu_limits import LimitKind, limit_cpu
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.listening import address_of, listen
+from evenpace.lab.demo_config import DemoConfig
 from evenpace.lab.experiments import analysis
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
-from evenpace.launch import parse_shares
 from evenpace.overview.client import ManagerClient
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
@@ -39,63 +39,6 @@ _SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss 
 _RECENT = 10  # iterations that the live table is over
 
 _ITERATIONS = 84  # about so many, unless epochs are given
-_TOTAL_BATCH_SIZES = {"digits": 720}  # by data set; others have the next
-_TOTAL_BATCH_SIZE = 512
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """What the demo trains, and on what.
-
-    Attributes:
-        shares: Cores that each worker may use.
-        data: As `evenpace.lab.data.load` takes it.
-        epochs: Passes over the data; None for about 84 iterations.
-        total_batch_size: Samples of a batch, over all workers.
-        policy: Of the balanced run.
-        predictor: Of the balanced run.
-        tolerance: Of the balanced run.
-        shards: Processes of the parameter server.
-        seed: Of the model's first parameters and of the samples' order.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
-        out: Folder for the report and the logs.
-        http: Where the live page is, on loopback; None for no page.
-    """
-
-    shares: tuple[float, ...]
-    data: str
-    epochs: int | None
-    total_batch_size: int
-    policy: str
-    predictor: str
-    tolerance: float
-    shards: int
-    seed: int
-    limit_kind: LimitKind
-    out: Path
-    http: Address | None = None
-
-    @classmethod
-    def from_options(
-        cls, shares: str, data: str, epochs: int | None, total_batch_size: int | None, **rest: Any
-    ) -> "DemoConfig":
-        """Read the command line's values.
-
-        Raises:
-            InvalidRequestError: A value is not allowed.
-        """
-        batch_size = total_batch_size or _TOTAL_BATCH_SIZES.get(data.partition(":")[0], _TOTAL_BATCH_SIZE)
-        return cls(parse_shares(shares), data, epochs, batch_size, **rest)
-
-    @property
-    def ideal_speedup(self) -> float:
-        """What the shares alone allow: the even split goes at the pace of the slowest worker."""
-        return sum(self.shares) / (len(self.shares) * min(self.shares))
-
-    @property
-    def workers(self) -> dict[str, float]:
-        """Each worker's name and share."""
-        return {f"worker-{i}": share for i, share in enumerate(self.shares)}
 
 
 def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:

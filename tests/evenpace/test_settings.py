@@ -14,7 +14,10 @@ from evenpace.cli import cli
 from evenpace.cli.settings import configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
+from evenpace.lab.attacks.config import HostileConfig
+from evenpace.lab.bench.config import BalanceConfig, LoadConfig, RecoveryConfig, ShardsConfig, TrainConfig
 from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.demo_config import DemoConfig
 from evenpace.lab.traces import Perturbation
 from evenpace.observing import Observing
 from idl.errors import EvenpaceError
@@ -53,6 +56,10 @@ class Config:
     folder: Annotated[Path | None, Setting("State.", folder=True)] = None
     file: Annotated[Path | None, Setting("Key.", folder=False)] = None
     address: Annotated[str | None, Setting("Of traces.", metavar="URL")] = None
+    sizes: Annotated[
+        tuple[int, ...],
+        Setting("Of each.", metavar="COUNT,...", least=1, read=lambda text: tuple(map(int, text.split(",")))),
+    ] = (3, 4)
     made: Annotated[str, Setting("A name.")] = field(default_factory=lambda: "made")
     inner: Inner = field(default_factory=lambda: Inner(depth=2, hidden=7))
     other: int = 5
@@ -88,7 +95,8 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
     options = (
         *("--count", 9, "--share", 0.5, "--limit", 7, "--mib", 3, "--swift", "--no-safe"),
         *("--policy", "learned", "--kind", "cgroup", "--listen", "[::1]:1", "--ps", "a:1", "--ps", "b:2"),
-        *("--folder", tmp_path, "--file", file, "--address", "x", "--made", "y", "--depth", 6),
+        *("--folder", tmp_path, "--file", file, "--address", "x", "--sizes", "5,6"),
+        *("--made", "y", "--depth", 6),
     )
     result, given = run(*options)
     assert result.exit_code == 0, result.output
@@ -96,7 +104,7 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
         {
             "config": Config(
                 *(9, 0.5, 7.0, 3 * 2**20, True, False, "learned", "cgroup", Address("::1", 1)),
-                *((Address("a", 1), Address("b", 2)), tmp_path, file, "x", "y", Inner(6, 7)),
+                *((Address("a", 1), Address("b", 2)), tmp_path, file, "x", (5, 6), "y", Inner(6, 7)),
             )
         }
     ]
@@ -129,7 +137,12 @@ def test_what_a_field_does_not_allow_is_refused(arguments, said):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--listen", "nowhere"), "address 'nowhere': give HOST:PORT"), (("--limit", "nan"), "limit nan: must")],
+    [
+        (("--listen", "nowhere"), "address 'nowhere': give HOST:PORT"),
+        (("--limit", "nan"), "limit nan: must"),
+        (("--sizes", "3,x"), "invalid literal for int() with base 10: 'x'"),
+        (("--sizes", "3,0"), "sizes 0: must be at least 1"),
+    ],
 )
 def test_what_only_the_value_can_check_is_told_in_its_words(arguments, said):
     """As an error of ours."""
@@ -154,6 +167,7 @@ def test_what_only_the_value_can_check_is_told_in_its_words(arguments, said):
         "--folder DIRECTORY State.",
         "--file FILE Key.",
         "--address URL Of traces.",
+        "--sizes COUNT,... Of each. [default: 3,4]",
         "--made TEXT A name.",
         "--depth INTEGER RANGE How deep. [default: 2; x>=1]",
     ],
@@ -209,6 +223,13 @@ COMMANDS = {
     "dashboard": (PageConfig(HERE),),
     "doctor": (Subject(),),
     "chaos": (Settings(),),
+    "demo": (DemoConfig(),),
+    "bench ps": (ShardsConfig(),),
+    "bench recovery": (RecoveryConfig(),),
+    "bench load": (LoadConfig(),),
+    "bench hostile": (HostileConfig(),),
+    "bench train": (TrainConfig(),),
+    "bench balance": (BalanceConfig(),),
     "trace usage": (Perturbation(),),
     "trace contention": (Perturbation(),),
 }
@@ -217,7 +238,11 @@ NO_OPTION = {
     ("worker", "metrics_workers"),
     *(("partitions", name) for name in ("metrics_workers", "traces", "trace_every")),
 }
-OTHER_DEFAULT = {("worker", "maximum")}  # a number so large that it means none
+OTHER_DEFAULT = {
+    ("worker", "maximum"),  # a number so large that it means none
+    ("bench load", "generators"),  # by the CPUs
+    *((command, "seconds") for command in ("bench load", "bench hostile")),  # by the minutes
+}
 
 
 def settled(config):

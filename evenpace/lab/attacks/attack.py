@@ -4,12 +4,11 @@ It starts the processes and puts together what was seen.
 """
 
 import contextlib
-import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 import idl
 from evenpace.lab.attacks import attack_report
 from evenpace.lab.attacks.attackers import Attackers, Tally, Target
+from evenpace.lab.attacks.config import HostileConfig
 from evenpace.lab.attacks.honest_job import JOB, WORKERS, HonestJob
 from evenpace.lab.attacks.inputs import Inputs, Known
 from evenpace.lab.attacks.long_answers import long_histories, long_pulls
@@ -30,7 +30,7 @@ from evenpace.lab.bench.connected_workers import allow_files
 from evenpace.lab.bench.watch import Watch, summary
 from evenpace.lab.cluster import LocalCluster
 from evenpace.reports import files
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import UnavailableError
 from rpc.client import Client
 from rpc.credentials import Credentials
 
@@ -39,37 +39,6 @@ _EACH = 6  # attackers of each service
 _TURN = 0.2  # seconds that attackers go on for before others have their turn
 _HANG_SECONDS = 30.0  # of one honest iteration
 _HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
-
-
-@dataclass(frozen=True)
-class HostileConfig:
-    """How long to attack.
-
-    Attributes:
-        seconds: At most.
-        inputs: Likewise.
-        seed: Of all that is thrown.
-        pace: Seconds that an honest worker computes for in each iteration.
-        memory_mib: Of parameters, that the shard may hold.
-        tokens: Whether the services ask for tokens. Without them nothing keeps others from the honest job, so
-            attackers leave its name alone.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    seconds: float
-    inputs: int | None
-    seed: int
-    pace: float = 0.05
-    memory_mib: int = 16
-    tokens: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.seconds < math.inf:
-            raise InvalidRequestError(f"seconds {self.seconds}: must be at least 1")
-        if self.inputs is not None and self.inputs < 1:
-            raise InvalidRequestError(f"inputs {self.inputs}: must be at least 1")
 
 
 def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:

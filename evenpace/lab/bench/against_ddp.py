@@ -9,7 +9,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +17,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from evenpace.cpu_limits import LimitKind
 from evenpace.lab import terminal
+from evenpace.lab.bench.config import TrainConfig
 from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.scheme_run import Snapshot
 from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
-from evenpace.launch import parse_shares
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """What is trained, and on what.
-
-    Attributes:
-        shares: Cores that each worker may use.
-        data: As `evenpace.lab.data.load` takes it.
-        epochs: Passes over the data; each leaves its last, smaller batch out.
-        total_batch_size: Samples of a batch, over all workers; a multiple of their number.
-        repeats: Figures are medians over so many runs of each kind.
-        target_accuracy: On the test set, 0 to 1; the time until an epoch ends with it is told.
-        seed: Of the model's first parameters and of the samples' order.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    shares: tuple[float, ...]
-    data: str
-    epochs: int
-    total_batch_size: int
-    repeats: int
-    target_accuracy: float
-    seed: int
-    limit_kind: LimitKind
-
-    def __post_init__(self) -> None:
-        if len(self.shares) < 2:
-            raise InvalidRequestError(f"shares {self.shares}: give at least two workers")
-        if self.total_batch_size % len(self.shares):
-            raise InvalidRequestError(
-                f"batch size {self.total_batch_size}: must be a multiple of {len(self.shares)}, the workers, "
-                f"since stock DDP takes the plain mean over them"
-            )
-
-    @classmethod
-    def from_options(cls, shares: str, **rest: Any) -> "TrainConfig":
-        """Read the command line's values.
-
-        Raises:
-            InvalidRequestError: A value is not allowed.
-        """
-        return cls(parse_shares(shares), **rest)
 
 
 def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:

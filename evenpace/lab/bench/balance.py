@@ -28,7 +28,7 @@ may lie below 1. `never` counts runs; they are left out of the median and of the
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from rich.console import Console
 
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
 from evenpace.lab.bench.balance_play import CLOSE, Change, Noise, Play, best_split, play
+from evenpace.lab.bench.config import BalanceConfig
 from evenpace.lab.bench.step_times import (
     Cluster,
     GpuCurves,
@@ -51,50 +52,13 @@ from evenpace.reports import files, style
 _DEFAULT_SLOWDOWN = 2.0  # times as long, in the middle of a run
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is played.
-
-    Attributes:
-        curves: A file for `read_step_times`; None for made-up ones.
-        policies: Names; all if empty.
-        models: If empty, all that were measured on several GPUs.
-        gpus: Of each cluster; one of each that the model was measured on, if empty.
-        totals: Samples of the whole batch; half of what fits into memory, if empty.
-        iterations: Of each run.
-        noise: Of the first seed.
-        seeds: How many.
-        changes: If None, the worker with most samples in the best split takes twice as long from the
-            middle on.
-        tolerance: See `PolicyOptions`.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    curves: Path | None = None
-    policies: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()
-    totals: tuple[int, ...] = ()
-    iterations: int = 300
-    noise: Noise = field(default_factory=Noise)
-    seeds: int = 1
-    changes: tuple[Change, ...] | None = None
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.iterations < 2:
-            raise ValueError(f"iterations {self.iterations}: must be at least 2")
-        if self.seeds < 1:
-            raise ValueError(f"seeds {self.seeds}: must be at least 1")
-
-
-def run(options: Options, json_path: Path | None = None, plot_path: Path | None = None) -> dict[str, Any]:
+def run(
+    config: BalanceConfig, json_path: Path | None = None, plot_path: Path | None = None
+) -> dict[str, Any]:
     """Play policies against clusters, print the figures, and write them.
 
     Args:
-        options: What is played.
+        config: What is played.
         json_path: Where the figures go.
         plot_path: Where a picture goes: of the first seed's iteration times in each cluster.
 
@@ -103,32 +67,32 @@ def run(options: Options, json_path: Path | None = None, plot_path: Path | None 
         OSError: A file cannot be read or written.
     """
     console = Console()
-    curves = made_up_step_times() if options.curves is None else read_step_times(options.curves)
-    clusters = _clusters(curves, options)
-    names = options.policies or tuple(POLICIES)
+    curves = made_up_step_times() if config.curves is None else read_step_times(config.curves)
+    clusters = _clusters(curves, config)
+    names = config.policies or tuple(POLICIES)
     first: list[dict[str, Play]] = []  # of each cluster, the first seed's plays
     figures: dict[str, Any] = {
         "options": {
-            "curves": "made-up" if options.curves is None else options.curves.name,
-            "noise": options.noise.deviation,
-            "spikes": options.noise.spikes,
-            "seeds": [options.noise.seed + n for n in range(options.seeds)],
-            "iterations": options.iterations,
+            "curves": "made-up" if config.curves is None else config.curves.name,
+            "noise": config.noise.deviation,
+            "spikes": config.noise.spikes,
+            "seeds": [config.noise.seed + n for n in range(config.seeds)],
+            "iterations": config.iterations,
         },
         "clusters": [],
     }
     with make_progress(console, transient=True) as bar:
-        task = bar.add_task("playing", total=len(clusters) * len(names) * options.seeds)
+        task = bar.add_task("playing", total=len(clusters) * len(names) * config.seeds)
         for cluster in clusters:
-            changes = _changes(cluster, options)
+            changes = _changes(cluster, config)
             found: dict[str, Any] = {}
             first.append({})
             for name in names:
                 runs = []
                 for seed in figures["options"]["seeds"]:
-                    noise = Noise(options.noise.deviation, options.noise.spikes, seed)
-                    policy = make_policy(name, PolicyOptions(tolerance=options.tolerance))
-                    played = play(policy, cluster, changes, noise, options.iterations)
+                    noise = Noise(config.noise.deviation, config.noise.spikes, seed)
+                    policy = make_policy(name, PolicyOptions(tolerance=config.tolerance))
+                    played = play(policy, cluster, changes, noise, config.iterations)
                     first[-1].setdefault(name, played)
                     runs.append(played.figures())
                     bar.advance(task)
@@ -144,7 +108,7 @@ def run(options: Options, json_path: Path | None = None, plot_path: Path | None 
             )
     for cluster_figures in figures["clusters"]:
         _print(console, cluster_figures)
-    console.print(f"Close: {CLOSE - 1:.0%} above the best, three times in a row. Seeds: {options.seeds}.")
+    console.print(f"Close: {CLOSE - 1:.0%} above the best, three times in a row. Seeds: {config.seeds}.")
     if json_path is not None:
         files.write_json(figures, json_path)
         console.print(f"Figures: {json_path}")
@@ -154,20 +118,20 @@ def run(options: Options, json_path: Path | None = None, plot_path: Path | None 
     return figures
 
 
-def _clusters(curves: GpuCurves, options: Options) -> list[Cluster]:
+def _clusters(curves: GpuCurves, config: BalanceConfig) -> list[Cluster]:
     return [
-        make_cluster(curves, model, options.gpus or tuple(curves.get(model, ())), total)
-        for model in options.models or tuple(model for model in curves if len(curves[model]) > 1)
-        for total in options.totals or (None,)
+        make_cluster(curves, model, config.gpus or tuple(curves.get(model, ())), total)
+        for model in config.models or tuple(model for model in curves if len(curves[model]) > 1)
+        for total in config.totals or (None,)
     ]
 
 
-def _changes(cluster: Cluster, options: Options) -> tuple[Change, ...]:
-    if options.changes is not None:
-        return options.changes
+def _changes(cluster: Cluster, config: BalanceConfig) -> tuple[Change, ...]:
+    if config.changes is not None:
+        return config.changes
     tables = [times.table() for times in cluster.workers.values()]
     best = best_split(tables, [times.bounds.minimum for times in cluster.workers.values()], cluster.total)
-    return (Change(options.iterations // 2, list(cluster.workers)[int(best.argmax())], _DEFAULT_SLOWDOWN),)
+    return (Change(config.iterations // 2, list(cluster.workers)[int(best.argmax())], _DEFAULT_SLOWDOWN),)
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

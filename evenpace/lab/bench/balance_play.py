@@ -6,7 +6,7 @@ best split comes from a solver of its own, which shares nothing with the policie
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError
 from idl.plan import JobSpec
 from idl.records import Report
+from idl.settings import Setting, check_settings
 from predictors import Array
 
 CLOSE = 1.05  # times the best: close enough
@@ -50,15 +51,14 @@ class Noise:
         seed: Of both.
     """
 
-    deviation: float = 0.03
-    spikes: float = 0.0
-    seed: int = 0
+    deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
+        0.03
+    )
+    spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
+    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.deviation < 1:
-            raise ValueError(f"noise {self.deviation}: must be at least 0 and below 1")
-        if not 0 <= self.spikes <= 1:
-            raise ValueError(f"spikes {self.spikes}: must be from 0 to 1")
+        check_settings(self)
 
     def factors(self, iterations: int, workers: int) -> Array:
         """(iterations, workers), of the true times; the same for every policy."""

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from evenpace.lab.bench import load_limits, load_report
+from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.connected_workers import allow_files
-from evenpace.lab.bench.load_generators import SILENCE_SECONDS, Generators, LoadConfig
+from evenpace.lab.bench.load_generators import SILENCE_SECONDS, Generators
 from evenpace.lab.bench.load_rounds import measured
 from evenpace.lab.bench.watch import Watch, summary
 from evenpace.lab.cluster import service

@@ -2,76 +2,26 @@
 
 import contextlib
 import json
-import math
 import queue
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_rounds import Rounds
 from evenpace.lab.bench.load_workers import GeneratorConfig
 from evenpace.processes import Process
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import UnavailableError
 from rpc.address import Address
 
 _START_SECONDS = 600.0  # for all workers to have joined
 _ENDED = "ended"  # the key under which a process's exit status is put after its last line
 SILENCE_SECONDS = 120.0  # without any round: something hangs
-
-
-@dataclass(frozen=True)
-class LoadConfig:
-    """What load there is.
-
-    Attributes:
-        jobs: How many.
-        workers: Of each job.
-        seconds: For how long.
-        compute: Seconds from an answer to the next report; 0 to report at once, so that the manager is
-            never idle.
-        generators: Processes that the workers are spread over.
-        seed: Of the workers' speeds.
-        manager_options: More options of `evenpace manager`.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    jobs: int
-    workers: int
-    seconds: float
-    compute: float = 0.0
-    generators: int = 1
-    seed: int = 0
-    manager_options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("jobs", "workers", "generators"):
-            if getattr(self, name) < 1:
-                raise InvalidRequestError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.generators > self.workers:
-            raise InvalidRequestError(
-                f"generators {self.generators}: must be at most the workers, {self.workers}"
-            )
-        for name, low in (("seconds", 1.0), ("compute", 0.0)):
-            if not low <= getattr(self, name) < math.inf:
-                raise InvalidRequestError(f"{name} {getattr(self, name)}: must be at least {low:g}")
-
-    @property
-    def connections(self) -> int:
-        """One for each worker."""
-        return self.jobs * self.workers
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The jobs'."""
-        return tuple(f"load-{number}" for number in range(self.jobs))
 
 
 class Generators:

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from evenpace.lab import terminal
+from evenpace.lab.bench.config import RecoveryConfig
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import ShardSteps, Step, read_ledger
@@ -28,36 +29,6 @@ from idl.errors import UnavailableError
 _TICK_SECONDS = 0.005
 _PATIENCE_SECONDS = 300.0  # for the job to go on
 _CALM = 50  # steps between what happens
-
-
-@dataclass(frozen=True)
-class RecoveryConfig:
-    """What is measured.
-
-    Attributes:
-        workers: Of the job, at least 2.
-        shards: Of the parameter server.
-        away: Seconds after which a process that was killed is started again, or one that vanished is back.
-        checkpoint_every: Versions between two checkpoints of a shard.
-        repeats: Of all that happens.
-        events: What happens, by their names in `EVENTS`, in this order.
-
-    Raises:
-        ValueError: A value is out of its range.
-    """
-
-    workers: int = 3
-    shards: int = 2
-    away: float = 1.0
-    checkpoint_every: int = 20
-    repeats: int = 3
-    events: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.workers < 2:
-            raise ValueError(f"workers {self.workers}: must be at least 2, so that one may be missed")
-        if unknown := sorted({*self.events} - {*EVENTS}):
-            raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
 
 
 class _Job:
@@ -204,8 +175,11 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
     """Let all of it happen to a job, one after the other, print what it cost, and write it.
 
     Raises:
+        ValueError: There is no such event.
         UnavailableError: The job did not go on.
     """
+    if unknown := sorted({*config.events} - {*EVENTS}):
+        raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
     console = Console()
     settings = Settings(
         1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every

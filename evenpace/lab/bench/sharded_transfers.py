@@ -12,7 +12,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rich.table import Table
 
 import idl
 from evenpace.lab import terminal
+from evenpace.lab.bench.config import ShardsConfig
 from evenpace.lab.cluster import service
 from evenpace.lab.network import Network
 from idl.errors import EvenpaceError
@@ -39,38 +40,6 @@ _TIMEOUT = 120.0  # seconds for one push or pull
 _STEPS = ("push", "pull")
 
 Round = tuple[float, float]  # seconds, and the cores that workers and shards had in use
-
-
-@dataclass(frozen=True)
-class ShardsConfig:
-    """What is measured.
-
-    Attributes:
-        shards: How many shards the parameters are spread over, one measurement for each.
-        workers: That push, and pull, at the same time.
-        mib: Size of the parameters, and of each gradient, in MiB.
-        rate: Of each shard's link, in MB/s each way.
-        repeats: Medians are over these, after one round that does not count.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    shards: tuple[int, ...] = (1, 2, 4)
-    workers: int = 3
-    mib: int = 100
-    rate: float = 100.0
-    repeats: int = 9
-
-    def __post_init__(self) -> None:
-        if not self.shards or not 1 <= min(self.shards) <= max(self.shards) <= 100:
-            raise ValueError(f"shards {self.shards}: must be one or more numbers from 1 to 100")
-        if not 0 < self.rate < 1e5:
-            raise ValueError(f"rate {self.rate:g} MB/s: must be above 0 and below 100000")
-
-    def ideal(self, shards: int) -> float:
-        """Seconds in which links that carry nothing else could bring all of it."""
-        return self.workers * self.mib * 2**20 / (shards * self.rate * 1e6)
 
 
 def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import pytest
 
 import idl
 from evenpace.lab.attacks import attackers as peers
-from evenpace.lab.attacks.attack import HostileConfig, run
+from evenpace.lab.attacks.attack import run
 from evenpace.lab.attacks.attackers import Attackers, Tally, Target
+from evenpace.lab.attacks.config import HostileConfig
 from evenpace.lab.attacks.inputs import Inputs
 from evenpace.lab.attacks.lurkers import Lurkers
 from idl.errors import InvalidRequestError

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from evenpace.lab.bench import load_benchmark
+from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.load_benchmark import run
-from evenpace.lab.bench.load_generators import LoadConfig
 from evenpace.lab.bench.load_rounds import Rounds, measured
 from evenpace.lab.bench.watch import Sample, Watch, summary
 from idl.errors import InvalidRequestError, ProtocolError, UnavailableError

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from evenpace.lab.bench.recovery import RecoveryConfig, run
+from evenpace.lab.bench.config import RecoveryConfig
+from evenpace.lab.bench.recovery import run
 
 
 @pytest.mark.slow
@@ -38,4 +39,4 @@ def test_costs_of_a_real_job(tmp_path):
 def test_bad_values_are_named(values, said):
     """The error says what is allowed."""
     with pytest.raises(ValueError, match=said):
-        RecoveryConfig(**values)
+        run(RecoveryConfig(**values), None)

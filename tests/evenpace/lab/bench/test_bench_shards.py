@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench.sharded_transfers import ShardsConfig
+from evenpace.lab.bench.config import ShardsConfig
 
 
 def bench(*arguments):

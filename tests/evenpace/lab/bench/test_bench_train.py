@@ -7,18 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench.against_ddp import MODES, TrainConfig, run
+from evenpace.lab.bench.against_ddp import MODES, run
+from evenpace.lab.bench.config import TrainConfig
 from idl.errors import InvalidRequestError
 from tests.evenpace.lab.mnist import idx, write
-
-
-def config(**changes):
-    """What the command line has by default, with changes."""
-    return TrainConfig.from_options(
-        **{"shares": "0.8,0.4,0.2,0.1", "data": "digits", "epochs": 15, "total_batch_size": 716, "repeats": 3}
-        | {"target_accuracy": 0.9, "seed": 1, "limit_kind": "auto"}
-        | changes
-    )
 
 
 @pytest.fixture
@@ -69,12 +61,12 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shares": "0.5"}, "at least two workers"),
-        ({"shares": "0.5,0.5", "total_batch_size": 201}, "multiple of 2"),
+        ({"shares": (0.5,)}, "at least two workers"),
+        ({"shares": (0.5, 0.5), "total_batch_size": 201}, "multiple of 2"),
         ({"total_batch_size": 5000}, "1437 training images"),
     ],
 )
 def test_wrong_options_are_named(changes, message):
     """A wrong option ends the benchmark at once and says what is allowed."""
     with pytest.raises(InvalidRequestError, match=message):
-        run(config(**changes), None)
+        run(TrainConfig(**changes), None)

@@ -1,0 +1,37 @@
+"""What an attack is told: a value that checks itself, and imports little."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated
+
+from idl.settings import Setting, check_settings
+
+
+@dataclass(frozen=True)
+class HostileConfig:
+    """How long to attack.
+
+    Attributes:
+        seconds: The attack's duration at most.
+        inputs: The inputs at most; None for no limit.
+        pace: Seconds that an honest worker computes for in each iteration.
+        memory_mib: MiB of parameters that the shard may hold.
+        tokens: Whether the services ask for tokens. Without them nothing keeps others from the honest job, so
+            attackers leave its name alone.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
+    inputs: Annotated[int | None, Setting("At most.  [default: no limit]", least=1)] = None
+    seed: Annotated[int, Setting("Of all that is thrown.", least=0)] = 0
+    pace: float = 0.05
+    memory_mib: int = 16
+    tokens: Annotated[
+        bool,
+        Setting("Let the services ask for tokens; without, attackers leave the honest job's name alone."),
+    ] = True
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,0 +1,211 @@
+"""What each benchmark is told: values that check themselves, and import little."""
+
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import POLICIES, Tolerance
+from evenpace.lab.bench.balance_play import Change, Noise
+from evenpace.lab.fields import ImageData, Limit, Repeats, Seed, Shares, parse_names
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """What `evenpace bench recovery` measures.
+
+    Attributes:
+        events: What happens, by their names in `evenpace.lab.bench.recovery.EVENTS`, in this order; all if
+            empty.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    workers: Annotated[int, Setting("Of the job.", least=2)] = 3
+    shards: Annotated[int, Setting("Of the parameter server.", least=1)] = 2
+    away: Annotated[
+        float,
+        Setting(
+            "Seconds after which a killed process is started again, or one that vanished is back.", least=0
+        ),
+    ] = 1.0
+    checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
+    repeats: Repeats = 3
+    events: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class ShardsConfig:
+    """What `evenpace bench ps` measures.
+
+    Attributes:
+        shards: How many shards the parameters are spread over, one measurement for each.
+        workers: Workers that push, and pull, at the same time.
+        mib: Size of the parameters, and of each gradient, in MiB.
+        rate: Bandwidth of each shard's link, in MB/s each way.
+        repeats: Measured rounds, after one that does not count.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    shards: tuple[int, ...] = (1, 2, 4)
+    workers: Annotated[int, Setting("With --shards: all push, and pull, at once.", least=1, most=100)] = 3
+    mib: Annotated[int, Setting("Size of the gradient.", least=1, most=1900)] = 100
+    rate: Annotated[float, Setting("With --shards: MB/s of each link, each way.", above=0, below=1e5)] = 100.0
+    repeats: Repeats = 9
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.shards or not 1 <= min(self.shards) <= max(self.shards) <= 100:
+            raise ValueError(f"shards {self.shards}: must be one or more numbers from 1 to 100")
+
+    def ideal(self, shards: int) -> float:
+        """Seconds in which links that carry nothing else could bring all of it."""
+        return self.workers * self.mib * 2**20 / (shards * self.rate * 1e6)
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """The load of `evenpace bench load`.
+
+    Attributes:
+        workers: Workers of each job.
+        seconds: How long it lasts.
+        manager_options: More options of `evenpace manager`.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    jobs: Annotated[int, Setting("", least=1)] = 10
+    workers: Annotated[int, Setting("Of each job.", least=1)] = 100
+    seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
+    compute: Annotated[
+        float,
+        Setting(
+            "Seconds from an answer to the next report; 0: at once, so that the manager is never idle.",
+            least=0,
+            below=inf,
+        ),
+    ] = 0.0
+    generators: Annotated[
+        int,
+        Setting(
+            "Processes that the workers are spread over.  [default: one less than there are CPUs]", least=1
+        ),
+    ] = 1
+    seed: Annotated[int, Setting("Of the workers' speeds.", least=0)] = 0
+    manager_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.generators > self.workers:
+            raise InvalidRequestError(
+                f"generators {self.generators}: must be at most the workers, {self.workers}"
+            )
+
+    @property
+    def connections(self) -> int:
+        """One for each worker."""
+        return self.jobs * self.workers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The jobs'."""
+        return tuple(f"load-{number}" for number in range(self.jobs))
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What `evenpace bench train` trains, and on what.
+
+    Attributes:
+        epochs: Passes over the data; each leaves its last, smaller batch out.
+        total_batch_size: Samples of a batch, over all workers; a multiple of their number.
+        target_accuracy: From 0 to 1; the time until an epoch ends with it is told.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    shares: Shares = (0.8, 0.4, 0.2, 0.1)
+    data: ImageData = "digits"
+    epochs: Annotated[int, Setting("Passes over the data.", least=1)] = 15
+    total_batch_size: Annotated[int, Setting("Over all workers.", name="batch-size", least=1)] = 716
+    repeats: Repeats = 3
+    target_accuracy: Annotated[float, Setting("On the test set.", least=0, most=1)] = 0.9
+    seed: Seed = 1
+    limit_kind: Limit = "auto"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.shares) < 2:
+            raise InvalidRequestError(f"shares {self.shares}: give at least two workers")
+        if self.total_batch_size % len(self.shares):
+            raise InvalidRequestError(
+                f"batch size {self.total_batch_size}: must be a multiple of {len(self.shares)}, the workers, "
+                f"since stock DDP takes the plain mean over them"
+            )
+
+
+@dataclass(frozen=True)
+class BalanceConfig:
+    """What `evenpace bench balance` plays.
+
+    Attributes:
+        curves: A file for `read_step_times`; None for made-up ones.
+        policies: Names; all if empty.
+        models: If empty, all that were measured on several GPUs.
+        gpus: GPUs of each cluster; one of each that the model was measured on, if empty.
+        totals: Samples of the whole batch; half of what fits into memory, if empty.
+        noise: Noise of the first seed.
+        seeds: How many seeds there are.
+        changes: If None, the worker with most samples in the best split takes twice as long from the
+            middle on.
+        tolerance: See `PolicyOptions`.
+
+    Raises:
+        InvalidRequestError: A number is out of its range.
+    """
+
+    curves: Annotated[
+        Path | None,
+        Setting("CSV: model,gpu,batch_size,step_time_s (or examples_per_s).  [default: made-up curves]"),
+    ] = None
+    policies: Annotated[tuple[str, ...], Setting("May be repeated.", name="policy", choices=POLICIES)] = ()
+    models: Annotated[
+        tuple[str, ...],
+        Setting("May be repeated.  [default: all measured on several GPUs]", name="model"),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Of the cluster; the same one may come twice.  [default: each that the model was measured on]",
+            metavar="GPU,...",
+            read=parse_names,
+        ),
+    ] = ()
+    totals: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Samples of the whole batch; may be repeated.  [default: half of what fits into memory]",
+            name="total",
+            least=1,
+        ),
+    ] = ()
+    iterations: Annotated[int, Setting("Of each run.", least=2)] = 300
+    noise: Noise = field(default_factory=Noise)
+    seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1
+    changes: tuple[Change, ...] | None = None
+    tolerance: Tolerance = TOLERANCE
+
+    def __post_init__(self) -> None:
+        check_settings(self)

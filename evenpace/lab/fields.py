@@ -1,0 +1,53 @@
+"""Fields that several configurations of the lab have, with their settings."""
+
+import os
+from typing import Annotated
+
+from evenpace.cpu_limits import LimitKind
+from idl.errors import InvalidRequestError
+from idl.settings import Setting
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Read the CPU shares of workers, as in "0.8,0.4,0.2,0.1".
+
+    Raises:
+        InvalidRequestError: A share is no number, or more than the cores here.
+    """
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    cpus = os.cpu_count() or 1
+    if not shares or not all(0.01 <= share <= cpus for share in shares):
+        raise InvalidRequestError(
+            f"shares {text!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
+        )
+    return shares
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read names with commas between them; empty ones are left out."""
+    return tuple(name for name in text.split(",") if name)
+
+
+Shares = Annotated[
+    tuple[float, ...],
+    Setting("The CPU share of each worker.", metavar="CORES,...", read=parse_shares),
+]
+"""Cores that each worker may use."""
+
+ImageData = Annotated[str, Setting("", metavar="digits|mnist:DIR|cifar10:DIR")]
+"""A set of images, as `evenpace.lab.data.load` takes it."""
+
+Limit = Annotated[LimitKind, Setting("", name="limit-kind")]
+"""How CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
+
+Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards", least=1)]
+"""Processes of the parameter server."""
+
+Repeats = Annotated[int, Setting("Medians are over these.", least=1)]
+"""Repetitions of a measurement."""
+
+Seed = Annotated[int, Setting("", least=0)]
+"""Of a model's first parameters and of the samples' order."""
