@@ -32,6 +32,7 @@ class Setting:
         choices: The texts that are allowed; all, if there are none.
         unit: The option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes.
         folder: Whether a path that exists must be a folder's, or must not; None: either is allowed.
+        exists: Whether a path must exist.
         read: Makes the value of the option's text; None: the field's type says how. A value of several, such
             as `1,2,4`, is one option's then; otherwise the option may be repeated.
     """
@@ -46,6 +47,7 @@ class Setting:
     choices: Collection[str] = ()
     unit: int = 1
     folder: bool | None = None
+    exists: bool = False
     read: Callable[[str], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:

@@ -1,30 +1,27 @@
 """`evenpace experiment fig6`, `fig7` and `fig8`: the paper's figures on unequal workers."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from batchsize_manager.config import ManagerConfig
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.experiment import BATCH_SIZES
-from evenpace.cli.options import example, json_path, limit_kind, out_folder, ps_shards, user_mistakes
-from evenpace.cli.settings import option
-from evenpace.cli.values import by_workload, positive_number, share, whole_number
-
-F = TypeVar("F", bound=Callable[..., Any])
+from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.settings import configured, option
+from evenpace.cli.values import by_workload, positive_number, share
+from evenpace.lab.experiments.config import CoordinationConfig, Cut, MigrationConfig
 
 _ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}  # until they learn no more on default data
 _OTHER_ITERATIONS = 150
-_SHARES = "0.6,0.4,0.25,0.15"
-_SMALL_SHARES = "0.24,0.16,0.1,0.06"  # computing takes long enough for the default cut to be bearable
 
 
-def _comparison_options(workloads: str) -> Callable[[F], F]:
+def _comparison_options(name: str, workloads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options that Figures 6 and 7 share."""
-    options = [
+    options: list[Callable[[Any], Any]] = [
         click.option(
             "--workloads",
             default=workloads,
@@ -42,7 +39,7 @@ def _comparison_options(workloads: str) -> Callable[[F], F]:
             show_default=True,
             help="Of lb-bsp; may be repeated, each is a scheme.",
         ),
-        _shares(_SHARES),
+        configured(CoordinationConfig, "config", out=Path("runs") / name),
         click.option(
             "--data",
             multiple=True,
@@ -65,42 +62,17 @@ def _comparison_options(workloads: str) -> Callable[[F], F]:
             metavar="[NAME=]ACCURACY",
             help="From 0 to 1, to be reached.  [default: 98% of what BSP ends with]",
         ),
-        click.option(
-            "--settle",
-            type=click.FloatRange(0, 1, max_open=True),
-            default=0.5,
-            show_default=True,
-            help="First part of a run, left out of the time per update: LB-BSP starts from an even split.",
-        ),
-        click.option(
-            "--seeds", default="1", show_default=True, metavar="SEED,...", help="A run with each; means."
-        ),
-        limit_kind,
-        ps_shards,
         _plot_option,
         json_path,
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
     ]
-    return _all(options)
 
-
-def _all(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
-    def add(function: F) -> F:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for one in reversed(options):
             function = one(function)
         return function
 
     return add
-
-
-def _shares(default: str) -> Callable[[F], F]:
-    return click.option(
-        "--shares",
-        default=default,
-        show_default=True,
-        metavar="CORES,...",
-        help="The CPU share of each worker: unequal shares stand for unequal GPUs.",
-    )
 
 
 _plot_option = click.option(
@@ -113,9 +85,8 @@ _plot_option = click.option(
     "evenpace experiment fig6 --workloads digits,cifarnet --policy leader_straggler --policy proportional\n"
     "  evenpace experiment fig6 --workloads cifarnet --data cifarnet=cifar10:DIR --target cifarnet=0.45"
 )
-@_comparison_options("digits,cifarnet,resnet32")
-@out_folder("fig6")
-def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -> None:
+@_comparison_options("fig6", "digits,cifarnet,resnet32")
+def fig6(config: CoordinationConfig, plot: Path | None, json_path: Path | None, **options: Any) -> None:
     """Figure 6 of LB-BSP: hardware, statistical and overall efficiency on unequal workers.
 
     Each scheme trains each workload: BSP, ASP, SSP with a bound of 5, and LB-BSP. Workers with unequal shares
@@ -128,10 +99,10 @@ def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -
 
     from evenpace.lab.experiments import coordination, figure_plots
 
-    json_path, plot = json_path or out / "fig6.json", plot or out / "fig6.png"
+    json_path, plot = json_path or config.out / "fig6.json", plot or config.out / "fig6.png"
     console = Console()
     with user_mistakes():
-        figures = _compare(out, json_path, console, **options)
+        figures = _compare(config, json_path, console, **options)
         figure_plots.write(figure_plots.efficiency(figures), plot)
     coordination.print_efficiency(figures, console)
     click.echo(f"Figures: {json_path}, {plot}")
@@ -142,7 +113,7 @@ def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -
     "evenpace experiment fig7 --workloads cifarnet --data cifar10:DIR --iterations 300\n"
     "  evenpace experiment fig7 --report runs/fig6/fig6.json"
 )
-@_comparison_options("cifarnet,resnet32")
+@_comparison_options("fig7", "cifarnet,resnet32")
 @click.option(
     "--report",
     "known",
@@ -150,8 +121,13 @@ def fig6(out: Path, plot: Path | None, json_path: Path | None, **options: Any) -
     default=None,
     help="Draw from these figures of fig6 or fig7, instead of training.",
 )
-@out_folder("fig7")
-def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | None, **options: Any) -> None:
+def fig7(
+    known: Path | None,
+    config: CoordinationConfig,
+    plot: Path | None,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
     """Figure 7 of LB-BSP: test accuracy against epochs on unequal workers.
 
     The runs are those of fig6, whose figures hold the curves, too; an epoch is as many updates as use each
@@ -162,14 +138,14 @@ def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | Non
     from evenpace.lab.experiments import coordination, figure_plots
     from evenpace.reports.files import write_json
 
-    json_path, plot = json_path or out / "fig7.json", plot or out / "fig7.png"
+    json_path, plot = json_path or config.out / "fig7.json", plot or config.out / "fig7.png"
     console = Console()
     with user_mistakes():
         if known is None:
-            figures = _compare(out, json_path, console, **options)
+            figures = _compare(config, json_path, console, **options)
         else:
             figures = _read(known)
-            _make_folders(out, json_path)
+            _make_folders(config.out, json_path)
             write_json(figures, json_path)
         _make_folders(plot.parent)
         figure_plots.write(figure_plots.accuracy(figures), plot)
@@ -180,48 +156,19 @@ def fig7(known: Path | None, out: Path, plot: Path | None, json_path: Path | Non
 @click.command()
 @example("evenpace experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="digits", show_default=True)
-@option(ManagerConfig, "policy", "leader_straggler")
-@_shares(_SMALL_SHARES)
-@click.option("--iterations", type=click.IntRange(20), default=300, show_default=True)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Over all workers."
-)
-@click.option(
-    "--cut-at", type=click.IntRange(1), default=None, help="Iteration.  [default: the middle of the run]"
-)
-@click.option(
-    "--cut-worker", type=click.IntRange(0), default=1, show_default=True, metavar="RANK", help="From 0."
-)
-@click.option(
-    "--cut-to",
-    type=click.FloatRange(0, min_open=True),
-    default=100.0,
-    show_default=True,
-    metavar="MBIT/S",
-    help="What is left of the bandwidth, each way.",
-)
+@configured(MigrationConfig, "config", without=("iteration",), out=Path("runs/fig8"))
+@option(Cut, "iteration", None)
 @click.option("--no-cut", is_flag=True, help="Without a cut and without network namespaces.")
-@limit_kind
-@ps_shards
 @_plot_option
 @json_path
-@out_folder("fig8")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def fig8(
     workload: str,
-    policy: str,
-    shares: str,
-    iterations: int,
-    batch_size: int,
+    config: MigrationConfig,
     cut_at: int | None,
-    cut_worker: int,
-    cut_to: float,
     no_cut: bool,
-    limit_kind: Any,
-    ps_shards: int,
     plot: Path | None,
     json_path: Path | None,
-    out: Path,
     arguments: tuple[str, ...],
 ) -> None:
     """Figure 8 of LB-BSP: batch sizes and times of unequal workers, before and after a bandwidth is cut.
@@ -237,32 +184,31 @@ def fig8(
     from evenpace.lab.experiments import figure_plots, migration
     from evenpace.lab.experiments.comparison import Evaluator
     from evenpace.lab.experiments.unequal import UnequalConfig
-    from evenpace.lab.fields import parse_shares
     from evenpace.lab.workloads.by_name import Training
     from evenpace.reports.files import write_json
 
-    json_path, plot = json_path or out / "fig8.json", plot or out / "fig8.png"
+    json_path, plot = json_path or config.out / "fig8.json", plot or config.out / "fig8.png"
     console = Console()
     with user_mistakes():
         training = Training(workload, arguments)
         evaluator = Evaluator(training)
-        if batch_size > evaluator.samples:
+        if config.batch_size > evaluator.samples:
             raise ValueError(
-                f"batch size {batch_size}: {workload} has {evaluator.samples} samples to train on"
+                f"batch size {config.batch_size}: {workload} has {evaluator.samples} samples to train on"
             )
-        config = UnequalConfig(
+        trained = UnequalConfig(
             training=training,
             elements=evaluator.elements,
-            shares=parse_shares(shares),
-            iterations=iterations,
-            total_batch_size=batch_size,
+            shares=config.shares,
+            iterations=config.iterations,
+            total_batch_size=config.batch_size,
             snapshots=0,
-            limit_kind=limit_kind,
-            shards=ps_shards,
+            limit_kind=config.limit_kind,
+            shards=config.shards,
         )
-        cut = None if no_cut else migration.Cut(cut_worker, cut_at or iterations // 2, cut_to)
-        _make_folders(out, json_path, plot)
-        figures = migration.run_migration(policy, config, cut, out / "logs", console)
+        cut = None if no_cut else replace(config.cut, iteration=cut_at or config.iterations // 2)
+        _make_folders(config.out, json_path, plot)
+        figures = migration.run_migration(config.policy, trained, cut, config.out / "logs", console)
         write_json(figures, json_path)
         figure_plots.write(figure_plots.migration(figures), plot)
     migration.print_phases(figures, console)
@@ -270,26 +216,20 @@ def fig8(
 
 
 def _compare(
-    out: Path,
+    config: CoordinationConfig,
     json_path: Path,
     console: Any,
     *,
     workloads: str,
     schemes: str,
     policies: tuple[str, ...],
-    shares: str,
     data: tuple[str, ...],
     iterations: tuple[str, ...],
     batch_size: tuple[str, ...],
     target: tuple[str, ...],
-    settle: float,
-    seeds: str,
-    limit_kind: Any,
-    ps_shards: int,
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
-    from evenpace.lab.experiments.coordination import Job, Setting, choose, compare
-    from evenpace.lab.fields import parse_shares
+    from evenpace.lab.experiments.coordination import Job, choose, compare
     from evenpace.lab.workloads.by_name import Training
 
     names = list(dict.fromkeys(workloads.split(",")))
@@ -304,16 +244,8 @@ def _compare(
         length = counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS))
         jobs.append(Job(training, length, sizes.get(name, BATCH_SIZES[name]), targets.get(name)))
     chosen = choose(schemes.split(","), policies)
-    setting = Setting(
-        shares=parse_shares(shares),
-        seeds=tuple(whole_number(seed) for seed in seeds.split(",")),
-        settle=settle,
-        limit_kind=limit_kind,
-        shards=ps_shards,
-        out=out,
-    )
-    _make_folders(out, json_path)
-    return compare(jobs, chosen, setting, json_path, console)
+    _make_folders(config.out, json_path)
+    return compare(jobs, chosen, config, json_path, console)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -70,32 +70,3 @@ def in_minutes(text: str | None = None) -> Callable[[Callable[..., Any]], Callab
         return command
 
     return add
-
-
-def limit_kind(function: F) -> F:
-    """The option for how CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
-    return click.option(
-        "--limit-kind", type=click.Choice(("auto", "cgroup", "duty-cycle")), default="auto", show_default=True
-    )(function)
-
-
-def ps_shards(function: F) -> F:
-    """The option for how many processes the parameter server has."""
-    return click.option(
-        "--ps-shards",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="Parameter-server processes.",
-    )(function)
-
-
-def out_folder(name: str) -> Callable[[F], F]:
-    """The option for the folder of an experiment's files."""
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs") / name,
-        show_default=True,
-        help="Folder for figures, plots and logs.",
-    )

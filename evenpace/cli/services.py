@@ -4,15 +4,16 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from batchsize_manager.config import ManagerConfig
 from evenpace.cli.logs import always_log
-from evenpace.cli.options import example, limit_kind, user_mistakes
+from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import MANAGER, announce, as_client, as_server, with_parent
 from evenpace.cli.settings import ADDRESS, configured, option
+from evenpace.cpu_limits import LimitKind
 from evenpace.dashboard.config import PageConfig
 from evenpace.observing import Observing
 from idl.synchronisation import STALENESS
@@ -136,7 +137,7 @@ def ps(
 @click.option(
     "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
 )
-@limit_kind
+@click.option("--limit-kind", type=click.Choice(get_args(LimitKind)), default="auto", show_default=True)
 @click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
 @click.option("--limit-name", default=None, hidden=True)
 @configured(Observing, "observing", without=("metrics_workers",))
@@ -149,7 +150,7 @@ def worker(
     config: SessionConfig,
     cpu_share: float | None,
     cpu: int | None,
-    limit_kind: Any,
+    limit_kind: LimitKind,
     limit_name: str | None,
     observing: Observing,
     insecure: bool,

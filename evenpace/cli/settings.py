@@ -171,12 +171,15 @@ def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
         return _TextType(setting.read), False
     several = get_origin(hint) is tuple
     if several:
-        hint = get_args(hint)[0]
+        hint, *others = get_args(hint)
+        if others != [Ellipsis]:
+            return tuple(_click_type(one, setting)[0] for one in (hint, *others)), False
     if setting.choices or get_origin(hint) is Literal:
         return click.Choice(tuple(setting.choices) or get_args(hint)), several
     if hint is Path:
         folder, file = setting.folder is not False, setting.folder is not True
-        return click.Path(path_type=Path, dir_okay=folder, file_okay=file), several
+        path = click.Path(path_type=Path, dir_okay=folder, file_okay=file, exists=setting.exists)
+        return path, several
     if hint is Address:
         return ADDRESS, several
     if hint in (int, float):

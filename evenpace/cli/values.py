@@ -41,21 +41,6 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
-    """An option's value such as `1,96,1000`.
-
-    Raises:
-        ValueError: It is not made of whole numbers from `least` on.
-    """
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < least:
-        raise ValueError(f"{option} {text!r}: give whole numbers from {least}, as in 1,2,3")
-    return numbers
-
-
 def positive_number(text: str) -> int:
     """A whole number from 1.
 

@@ -1,6 +1,7 @@
 """Fields that several configurations of the lab have, with their settings."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 from evenpace.cpu_limits import LimitKind
@@ -26,6 +27,21 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return shares
 
 
+def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
+    """An option's value such as `1,96,1000`.
+
+    Raises:
+        ValueError: It is not made of whole numbers from `least` on.
+    """
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < least:
+        raise ValueError(f"{option} {text!r}: give whole numbers from {least}, as in 1,2,3")
+    return numbers
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Read names with commas between them; empty ones are left out."""
     return tuple(name for name in text.split(",") if name)
@@ -42,6 +58,9 @@ ImageData = Annotated[str, Setting("", metavar="digits|mnist:DIR|cifar10:DIR")]
 
 Limit = Annotated[LimitKind, Setting("", name="limit-kind")]
 """How CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
+
+Folder = Annotated[Path, Setting("Folder for figures, plots and logs.", name="out")]
+"""Where an experiment's files go."""
 
 Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards", least=1)]
 """Processes of the parameter server."""

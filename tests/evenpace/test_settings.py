@@ -18,6 +18,7 @@ from evenpace.lab.attacks.config import HostileConfig
 from evenpace.lab.bench.config import BalanceConfig, LoadConfig, RecoveryConfig, ShardsConfig, TrainConfig
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.demo_config import DemoConfig
+from evenpace.lab.experiments.config import ContendedOptions, CoordinationConfig, MigrationConfig
 from evenpace.lab.traces import Perturbation
 from evenpace.observing import Observing
 from idl.errors import EvenpaceError
@@ -54,12 +55,13 @@ class Config:
     where: Annotated[Address, Setting("It listens.", name="listen")] = HERE
     shards: Annotated[tuple[Address, ...], Setting("May be repeated.", name="ps")] = ()
     folder: Annotated[Path | None, Setting("State.", folder=True)] = None
-    file: Annotated[Path | None, Setting("Key.", folder=False)] = None
+    file: Annotated[Path | None, Setting("Key.", folder=False, exists=True)] = None
     address: Annotated[str | None, Setting("Of traces.", metavar="URL")] = None
     sizes: Annotated[
         tuple[int, ...],
         Setting("Of each.", metavar="COUNT,...", least=1, read=lambda text: tuple(map(int, text.split(",")))),
     ] = (3, 4)
+    phase: Annotated[tuple[int, int], Setting("Its ends.", metavar="FIRST LAST", least=1)] = (1, 5)
     made: Annotated[str, Setting("A name.")] = field(default_factory=lambda: "made")
     inner: Inner = field(default_factory=lambda: Inner(depth=2, hidden=7))
     other: int = 5
@@ -96,6 +98,7 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
         *("--count", 9, "--share", 0.5, "--limit", 7, "--mib", 3, "--swift", "--no-safe"),
         *("--policy", "learned", "--kind", "cgroup", "--listen", "[::1]:1", "--ps", "a:1", "--ps", "b:2"),
         *("--folder", tmp_path, "--file", file, "--address", "x", "--sizes", "5,6"),
+        *("--phase", 2, 3),
         *("--made", "y", "--depth", 6),
     )
     result, given = run(*options)
@@ -104,7 +107,7 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
         {
             "config": Config(
                 *(9, 0.5, 7.0, 3 * 2**20, True, False, "learned", "cgroup", Address("::1", 1)),
-                *((Address("a", 1), Address("b", 2)), tmp_path, file, "x", (5, 6), "y", Inner(6, 7)),
+                *((Address("a", 1), Address("b", 2)), tmp_path, file, "x", (5, 6), (2, 3), "y", Inner(6, 7)),
             )
         }
     ]
@@ -122,6 +125,8 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
         (("--kind", "odd"), "'odd' is not one of 'auto', 'cgroup'"),
         (("--folder", __file__), f"Directory '{__file__}' is a file"),
         (("--file", str(Path(__file__).parent)), "is a directory"),
+        (("--file", "/nowhere"), "File '/nowhere' does not exist"),
+        (("--phase", "0", "3"), "0 is not in the range x>=1"),
         (("--other", "1"), "No such option"),
         (("--hidden", "1"), "No such option"),
     ],
@@ -168,6 +173,7 @@ def test_what_only_the_value_can_check_is_told_in_its_words(arguments, said):
         "--file FILE Key.",
         "--address URL Of traces.",
         "--sizes COUNT,... Of each. [default: 3,4]",
+        "--phase FIRST LAST Its ends. [default: 1, 5]",
         "--made TEXT A name.",
         "--depth INTEGER RANGE How deep. [default: 2; x>=1]",
     ],
@@ -230,6 +236,12 @@ COMMANDS = {
     "bench hostile": (HostileConfig(),),
     "bench train": (TrainConfig(),),
     "bench balance": (BalanceConfig(),),
+    **{
+        f"experiment {name}": (ContendedOptions(out=Path("runs") / name),)
+        for name in ("contention", "table3", "fig9", "fig10")
+    },
+    **{f"experiment {name}": (CoordinationConfig(out=Path("runs") / name),) for name in ("fig6", "fig7")},
+    "experiment fig8": (MigrationConfig(out=Path("runs/fig8")),),
     "trace usage": (Perturbation(),),
     "trace contention": (Perturbation(),),
 }
@@ -241,6 +253,7 @@ NO_OPTION = {
 OTHER_DEFAULT = {
     ("worker", "maximum"),  # a number so large that it means none
     ("bench load", "generators"),  # by the CPUs
+    ("experiment fig8", "iteration"),  # by their number
     *((command, "seconds") for command in ("bench load", "bench hostile")),  # by the minutes
 }
 

@@ -83,7 +83,6 @@ def compare(
     schemes: Sequence[Scheme],
     config: ContendedConfig,
     evaluator: Evaluator,
-    target: float | None = None,
     console: Console | None = None,
 ) -> Figures:
     """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
@@ -92,7 +91,6 @@ def compare(
         schemes: In this order; those that are normalised by another one come after it.
         config: What is the same for all.
         evaluator: Of the same workload.
-        target: Accuracy for the time and updates to it; None for 98% of what BSP ends with.
         console: Where the progress goes.
 
     Returns:
@@ -125,7 +123,7 @@ def compare(
             writer.writerows(_iteration_rows(run))
             stream.flush()
             figures["schemes"][scheme.name] = _figures(run, evaluator, config.settle)
-            _relate(figures["schemes"], target)
+            _relate(figures["schemes"], config.target)
             # After each run: whoever stops the experiment keeps what is done.
             files.write_json(figures, config.out / "report.json")
             _write_csv(figures["schemes"], config.out / "schemes.csv")

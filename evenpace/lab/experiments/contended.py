@@ -13,6 +13,7 @@ import psutil
 from rich.progress import Progress
 
 from evenpace.lab.cluster import LocalCluster
+from evenpace.lab.experiments.config import ContendedOptions
 from evenpace.lab.experiments.containers import ContainerCluster
 from evenpace.lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
 from evenpace.lab.experiments.contention_schedule import Schedule
@@ -33,28 +34,14 @@ _SNAPSHOTS = 15  # of the parameters in a run, about; for the curves of loss and
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContendedConfig(RunConfig):
+class ContendedConfig(ContendedOptions, RunConfig):
     """What is the same for every scheme; each worker makes all iterations, whatever the scheme.
 
     Attributes:
-        settle: First iterations, which are left out of means and errors.
         schedule: Who is disturbed when.
-        memory_bytes: What a worker's shares of memory in the schedule refer to.
-        first_fit: Iterations before a predictor that learns is fitted.
-        refit_every: Iterations between fits.
-        reuse: Models to start predictors from: a file or a folder.
-        containers: Whether each part runs in a container, instead of being a process of this machine.
-        out: Folder for the logs.
     """
 
-    settle: int
     schedule: Schedule
-    memory_bytes: int
-    first_fit: int
-    refit_every: int
-    reuse: Path | None
-    containers: bool
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -115,8 +102,8 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
         shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        first_fit=config.first_fit,
-        refit_every=config.refit_every,
+        first_fit=config.learning.first_fit,
+        refit_every=config.learning.refit_every,
         models=folder / "models",
         reuse=config.reuse.resolve() if config.reuse is not None else None,
     )

@@ -8,12 +8,16 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from evenpace.lab.fields import parse_names, whole_numbers
 from evenpace.lab.traces import read_usage
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from predictors import Array
 
 Unit = Literal["iterations", "seconds"]
@@ -91,6 +95,73 @@ class Schedule:
         highest = max((task.worker for task in self.tasks), default=-1)
         if highest >= workers:
             raise ValueError(f"{self.source}: a task for worker {highest}, but there are {workers} workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """What users say of who is disturbed when: in a file, as machines were used, or at random.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or there are two schedules.
+    """
+
+    file: Annotated[
+        Path | None,
+        Setting(
+            "Who is disturbed when: worker,start,end,cpu,memory.  [default: at random]",
+            name="schedule",
+            folder=False,
+            exists=True,
+        ),
+    ] = None
+    unit: Annotated[Unit, Setting("Of --schedule's times.")] = "iterations"
+    usage: Annotated[
+        Path | None,
+        Setting("Disturb as machines were used: vm,step,cpu_percent,mem_percent.", folder=False, exists=True),
+    ] = None
+    step_seconds: Annotated[float, Setting("How long a step of --usage lasts here.", above=0)] = 5.0
+    machines: Annotated[
+        tuple[str, ...], Setting("Of --usage.  [default: at random]", metavar="NAME,...", read=parse_names)
+    ] = ()
+    contended: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Workers that are disturbed at random.  [default: all]",
+            metavar="RANK,...",
+            read=partial(whole_numbers, "contended", least=0),
+        ),
+    ] = ()
+    phases: Annotated[
+        tuple[int, int],
+        Setting("Iterations that random contention is on, or off.", metavar="SHORTEST LONGEST", least=1),
+    ] = (20, 60)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.file is not None and self.usage is not None:
+            raise InvalidRequestError("--schedule and --usage: give one of them")
+
+    def schedule(self, workers: int, iterations: int, seed: int) -> Schedule:
+        """Return the tasks beside so many workers.
+
+        Args:
+            workers: The workers' number.
+            iterations: Length of a random schedule.
+            seed: Draws a random schedule, or the machines of a trace.
+
+        Raises:
+            ValueError: A file or a value does not fit.
+            OSError: A file cannot be read.
+        """
+        if self.file is not None:
+            schedule = read_schedule(self.file, self.unit)
+        elif self.usage is not None:
+            machines = self.machines or None
+            schedule = trace_schedule(self.usage, workers, self.step_seconds, seed, machines)
+        else:
+            schedule = random_schedule(self.contended or range(workers), iterations, seed, *self.phases)
+        schedule.check_workers(workers)
+        return schedule
 
 
 def random_schedule(

@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
-from evenpace.cpu_limits import LimitKind
 from evenpace.lab.experiments import efficiency
 from evenpace.lab.experiments.comparison import Evaluator
+from evenpace.lab.experiments.config import CoordinationConfig
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.terminal import make_progress, make_table
@@ -48,34 +48,6 @@ class Job:
     target: float | None = None
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is the same for all jobs.
-
-    Attributes:
-        shares: Cores of each worker.
-        seeds: Each of first parameters and of the samples' order in a run of its own.
-        settle: The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
-        shards: Processes of the parameter server.
-        out: Folder for the logs.
-
-    Raises:
-        ValueError: There is no seed, or one twice.
-    """
-
-    shares: tuple[float, ...]
-    seeds: tuple[int, ...]
-    settle: float
-    limit_kind: LimitKind
-    shards: int
-    out: Path
-
-    def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {', '.join(map(str, self.seeds))}: give at least one, each once")
-
-
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
     """The schemes of these names, BSP before all; `lb-bsp` stands for one scheme with each policy.
 
@@ -98,14 +70,18 @@ def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
 
 
 def compare(
-    jobs: Sequence[Job], schemes: Sequence[Scheme], setting: Setting, json_path: Path, console: Console
+    jobs: Sequence[Job],
+    schemes: Sequence[Scheme],
+    shared: CoordinationConfig,
+    json_path: Path,
+    console: Console,
 ) -> Figures:
     """Run every scheme with every job and seed; the figures are saved after each run.
 
     Args:
         jobs: With different workloads.
         schemes: As `choose` gives them.
-        setting: What is the same for all.
+        shared: What is the same for all.
         json_path: Where the figures go.
         console: Where the progress goes.
 
@@ -117,11 +93,11 @@ def compare(
         ValueError: A batch size or a target does not fit.
     """
     evaluators = [Evaluator(job.training) for job in jobs]
-    configs = [_config(*pair, setting) for pair in zip(jobs, evaluators, strict=True)]
+    configs = [_config(*pair, shared) for pair in zip(jobs, evaluators, strict=True)]
     figures: Figures = {
-        "shares": list(setting.shares),
-        "seeds": list(setting.seeds),
-        "settle": setting.settle,
+        "shares": list(shared.shares),
+        "seeds": list(shared.seeds),
+        "settle": shared.settle,
         "load_average": os.getloadavg()[1],
         "workloads": {},
     }
@@ -137,16 +113,16 @@ def compare(
             figures["workloads"][name] = entry
             for scheme in schemes:
                 entry["schemes"][scheme.name] = {"synchronous": scheme.synchronous, "runs": []}
-                for seed in setting.seeds:
+                for seed in shared.seeds:
                     what = f"{name}, {scheme.name}, seed {seed}"
                     task = progress.add_task(what, total=job.iterations)
                     run = run_unequal(
                         scheme,
                         _with_seed(config, seed),
-                        setting.out / name / f"{scheme.name.replace(':', '-')}-{seed}",
+                        shared.out / name / f"{scheme.name.replace(':', '-')}-{seed}",
                         lambda done, _, task=task: progress.update(task, completed=done),  # type: ignore[misc]
                     )
-                    shown = _run_figures(run, evaluator, config, round(setting.settle * job.iterations))
+                    shown = _run_figures(run, evaluator, config, round(shared.settle * job.iterations))
                     entry["schemes"][scheme.name]["runs"].append({"seed": seed, **shown})
                     relate(entry, job.target)
                     files.write_json(figures, json_path)
@@ -223,7 +199,7 @@ def _missing(values: Mapping[str, Any]) -> str:
     return _NOT_REACHED if runs == 1 else f"{_NOT_REACHED} ({values['reached']} of {runs})"
 
 
-def _config(job: Job, evaluator: Evaluator, setting: Setting) -> UnequalConfig:
+def _config(job: Job, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:
     if job.total_batch_size > evaluator.samples:
         raise ValueError(
             f"batch size {job.total_batch_size}: {job.training.name} has {evaluator.samples} samples to "
@@ -232,11 +208,11 @@ def _config(job: Job, evaluator: Evaluator, setting: Setting) -> UnequalConfig:
     return UnequalConfig(
         training=job.training,
         elements=evaluator.elements,
-        shares=setting.shares,
+        shares=shared.shares,
         iterations=job.iterations,
         total_batch_size=job.total_batch_size,
-        limit_kind=setting.limit_kind,
-        shards=setting.shards,
+        limit_kind=shared.limit_kind,
+        shards=shared.shards,
     )
 
 

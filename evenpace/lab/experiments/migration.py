@@ -7,13 +7,14 @@ Here each worker has a network namespace of its own, and the kernel bounds that 
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from evenpace.lab.experiments import equilibrium
+from evenpace.lab.experiments.config import Cut
 from evenpace.lab.experiments.equilibrium import Trajectory
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, run_unequal
@@ -26,43 +27,19 @@ _WINDOW = 10  # iterations that medians are over
 _TOLERANCE = 0.15  # of imbalance: single iterations of a limited process differ by about that
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A bandwidth that is cut.
-
-    Attributes:
-        worker: Its rank.
-        iteration: After so many finished ones.
-        mbit: What is left, in megabits per second, each way.
+def _check(cut: Cut, config: UnequalConfig) -> None:
+    """Make sure that it is a cut in the middle of such a run.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: It is not.
     """
-
-    worker: int
-    iteration: int
-    mbit: float
-
-    def __post_init__(self) -> None:
-        if self.worker < 0 or self.iteration < 1 or not self.mbit > 0:
-            raise ValueError(
-                f"cut of worker {self.worker} at iteration {self.iteration} to {self.mbit:g} Mbit/s: must be "
-                f"at least 0, at least 1, and above 0"
-            )
-
-    def check(self, config: UnequalConfig) -> None:
-        """Make sure that it is a cut in the middle of such a run.
-
-        Raises:
-            ValueError: It is not.
-        """
-        if self.worker >= len(config.shares):
-            raise ValueError(f"cut of worker {self.worker}: there are {len(config.shares)} workers, from 0")
-        if not _WINDOW <= self.iteration <= config.iterations - _WINDOW:
-            raise ValueError(
-                f"cut at iteration {self.iteration}: must leave {_WINDOW} of {config.iterations} iterations "
-                f"on each side"
-            )
+    if cut.worker >= len(config.shares):
+        raise ValueError(f"cut of worker {cut.worker}: there are {len(config.shares)} workers, from 0")
+    if not _WINDOW <= cut.iteration <= config.iterations - _WINDOW:
+        raise ValueError(
+            f"cut at iteration {cut.iteration}: must leave {_WINDOW} of {config.iterations} iterations "
+            f"on each side"
+        )
 
 
 def run_migration(
@@ -86,7 +63,7 @@ def run_migration(
         ValueError: The cut does not fit the run.
     """
     if cut is not None:
-        cut.check(config)
+        _check(cut, config)
     with contextlib.ExitStack() as stack:
         network = None if cut is None else stack.enter_context(Network(len(config.shares)))
         progress = stack.enter_context(make_progress(console))

@@ -152,7 +152,7 @@ def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, see
         (("fig6", "--workloads", "digits", "--target", "cifarnet=0.5"), "no workload 'cifarnet' here"),
         (("fig6", "--workloads", "digits", "--target", "2"), "--target '2'"),
         (("fig6", "--workloads", "digits", "--seeds", "1,1"), "seeds 1, 1"),
-        (("fig6", "--workloads", "digits", "--seeds", "a"), "'a': must be a whole number"),
+        (("fig6", "--workloads", "digits", "--seeds", "a"), "seeds 'a': give whole numbers from 0"),
         (("fig6", "--workloads", "digits", "--batch-size", "2000"), "batch size 2000: digits has 1437"),
         (("fig6", "--workloads", "digits", "--batch-size", "3"), "batch size 3: must be at least one for"),
         (("fig7", "--report", __file__), "test_figures.py: not JSON"),

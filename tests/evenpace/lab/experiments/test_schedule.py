@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpace.lab.experiments.contention_schedule import (
+    Disturbance,
     Schedule,
     Task,
     random_schedule,
@@ -149,3 +150,21 @@ def test_machines_are_drawn_by_the_seed(tmp_path):
         trace_schedule(path, 1, 10, seed=3, machines=["x"])
     with pytest.raises(ValueError, match="one for each of 2 workers"):
         trace_schedule(path, 2, 10, seed=3, machines=["1"])
+
+
+def test_a_disturbance_makes_the_schedule_that_it_names(tmp_path):
+    """From a file, from machines' usage, or at random, of the workers that are named."""
+    usage = write_usage(tmp_path / "usage.csv.gz", [50, 52, 90], [0, 30, 30])
+    path = tmp_path / "schedule.csv"
+    write_schedule(Schedule((Task(1, 0, 5),), "seconds", "made up"), path)
+
+    assert Disturbance(file=path, unit="seconds").schedule(2, 100, 7) == read_schedule(path, "seconds")
+    used = Disturbance(usage=usage, step_seconds=10, machines=("1", "0")).schedule(2, 100, 7)
+    assert used == trace_schedule(usage, 2, 10, 7, ["1", "0"])
+    assert Disturbance(usage=usage).schedule(2, 100, 7) == trace_schedule(usage, 2, 5, 7)
+    assert Disturbance(phases=(3, 9)).schedule(2, 100, 7) == random_schedule(range(2), 100, 7, 3, 9)
+    assert Disturbance(contended=(1,)).schedule(2, 100, 7) == random_schedule([1], 100, 7)
+    with pytest.raises(ValueError, match="a task for worker 1, but there are 1 workers"):
+        Disturbance(file=path).schedule(1, 100, 7)
+    with pytest.raises(ValueError, match="--schedule and --usage: give one of them"):
+        Disturbance(file=path, usage=usage)

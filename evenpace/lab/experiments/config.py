@@ -1,0 +1,157 @@
+"""What users choose of the experiments: values that check themselves, and import little."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import POLICIES, Tolerance
+from evenpace.lab.experiments.contention_schedule import Disturbance
+from evenpace.lab.fields import Folder, Limit, Seed, Shards, Shares, parse_shares, whole_numbers
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
+from predictors import PredictorOptions
+
+UnequalShares = Annotated[
+    tuple[float, ...],
+    Setting(
+        "The CPU share of each worker: unequal shares stand for unequal GPUs.",
+        metavar="CORES,...",
+        read=parse_shares,
+    ),
+]
+"""Cores that each worker may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContendedOptions:
+    """What is chosen of an experiment under contention.
+
+    Attributes:
+        settle: First iterations, which are left out of means and errors.
+        batch_size: Samples of an iteration, over all workers; None for what suits the workload.
+        seed: Draws who is disturbed.
+        reuse: Models to start predictors from: a file or a folder.
+        target: Accuracy for the time and updates to it; None for 98% of what BSP ends with.
+        memory_bytes: What a worker's shares of memory in the schedule refer to.
+        containers: Whether each part runs in a container, instead of being a process of this machine.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    out: Folder
+    shares: Shares = (0.35, 0.35, 0.35, 0.35)
+    iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
+    settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
+    batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    seed: Seed = 1
+    learning: PredictorOptions = field(default_factory=lambda: PredictorOptions(first_fit=100))
+    reuse: Annotated[
+        Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
+    ] = None
+    tolerance: Tolerance = TOLERANCE
+    target: Annotated[
+        float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
+    ] = None
+    memory_bytes: Annotated[
+        int,
+        Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
+    ] = 256 * 2**20
+    limit_kind: Limit = "auto"
+    containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
+    shards: Shards = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.settle > self.iterations - 2:
+            raise InvalidRequestError(
+                f"settle {self.settle}: must leave at least two of {self.iterations} iterations"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinationConfig:
+    """What is the same for all jobs of Figures 6 and 7.
+
+    Attributes:
+        settle: The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
+        seeds: Seeds of first parameters and of the samples' order, each in a run of its own.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, there is no seed, or one twice.
+    """
+
+    out: Folder
+    shares: UnequalShares = (0.6, 0.4, 0.25, 0.15)
+    settle: Annotated[
+        float,
+        Setting(
+            "First part of a run, left out of the time per update: LB-BSP starts from an even split.",
+            least=0,
+            below=1,
+        ),
+    ] = 0.5
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting("A run with each; means.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)),
+    ] = (1,)
+    limit_kind: Limit = "auto"
+    shards: Shards = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise InvalidRequestError(
+                f"seeds {', '.join(map(str, self.seeds))}: give at least one, each once"
+            )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A bandwidth that is cut.
+
+    Attributes:
+        worker: Its rank.
+        iteration: After so many finished ones.
+        mbit: What is left, in megabits per second, each way.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
+    iteration: Annotated[
+        int, Setting("Iteration.  [default: the middle of the run]", name="cut-at", least=1)
+    ] = 150
+    mbit: Annotated[
+        float,
+        Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
+    ] = 100.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationConfig:
+    """What is chosen of Figure 8.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    policy: Annotated[str, Setting("", choices=POLICIES)] = "leader_straggler"
+    # Computing takes long enough for the default cut to be bearable.
+    shares: UnequalShares = (0.24, 0.16, 0.1, 0.06)
+    iterations: Annotated[int, Setting("", least=20)] = 300
+    batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 256
+    cut: Cut = field(default_factory=Cut)
+    limit_kind: Limit = "auto"
+    shards: Shards = 1
+    out: Folder
+
+    def __post_init__(self) -> None:
+        check_settings(self)
