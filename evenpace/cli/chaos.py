@@ -1,14 +1,12 @@
 """`evenpace chaos`: training under faults."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.options import example, json_path
 from evenpace.cli.settings import configured
-from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.settings import Settings
 
 
@@ -16,13 +14,7 @@ from evenpace.lab.chaos.settings import Settings
 @example("evenpace chaos --minutes 2 --seed 1 --json chaos.json")
 @configured(Settings, "settings")
 @json_path
-@click.option(
-    "--faults",
-    default=None,
-    metavar="KIND,...",
-    help=f"Kinds that come, each of which must fire: {', '.join(KINDS)}.  [default: all that can here]",
-)
-def chaos(settings: Settings, json_path: Path | None, faults: str | None) -> None:
+def chaos(settings: Settings, json_path: Path | None) -> None:
     """Train on a local cluster while its parts are killed, frozen, cut off, lied to and impersonated.
 
     What shards, manager and workers have written down must then show that nothing was lost, and of each kind
@@ -31,10 +23,7 @@ def chaos(settings: Settings, json_path: Path | None, faults: str | None) -> Non
     unless --faults names them: then there is no run. No fault is meant to last for more than an eighth of
     the run, but for the seconds that its kind needs.
     """
-    with user_mistakes():
-        from evenpace.lab.chaos.chaos_run import run
+    from evenpace.lab.chaos.chaos_run import run
 
-        if faults is not None:
-            settings = replace(settings, kinds=tuple(faults.split(",")))
     if not run(settings, json_path):
         sys.exit(1)

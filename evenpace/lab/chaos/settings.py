@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from evenpace.lab.chaos.fault_schedule import KINDS
+from evenpace.lab.fields import parse_names
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
@@ -26,7 +27,15 @@ class Settings:
 
     minutes: Annotated[float, Setting("For which faults come.", above=0)] = 2.0
     seed: Annotated[int, Setting("Of the faults.", least=0)] = 0
-    kinds: Sequence[str] | None = None
+    kinds: Annotated[
+        Sequence[str] | None,
+        Setting(
+            f"Kinds that come, each of which must fire: {', '.join(KINDS)}.  [default: all that can here]",
+            name="faults",
+            metavar="KIND,...",
+            read=parse_names,
+        ),
+    ] = None
     workers: Annotated[int, Setting("Of each job.", least=1, most=32)] = 5
     shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
     link_mib: Annotated[
