@@ -28,7 +28,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
-    """An option's value such as `1,96,1000`.
+    """Read an option's value such as `1,96,1000`.
 
     Raises:
         ValueError: It is not made of whole numbers from `least` on.
@@ -56,10 +56,10 @@ Shares = Annotated[
 ImageData = Annotated[str, Setting("", metavar="digits|mnist:DIR|cifar10:DIR")]
 """A set of images, as `evenpace.lab.data.load` takes it."""
 
-Limit = Annotated[LimitKind, Setting("", name="limit-kind")]
+Limit = Annotated[LimitKind, Setting("")]
 """How CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
 
-Folder = Annotated[Path, Setting("Folder for figures, plots and logs.", name="out")]
+Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
 """Where an experiment's files go."""
 
 Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards", least=1)]
@@ -69,4 +69,4 @@ Repeats = Annotated[int, Setting("Medians are over these.", least=1)]
 """Repetitions of a measurement."""
 
 Seed = Annotated[int, Setting("", least=0)]
-"""Of a model's first parameters and of the samples' order."""
+"""Seed of a model's first parameters and of the samples' order."""

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from evenpace.cli import cli
+from evenpace.cli.options import in_minutes
 from evenpace.cli.settings import configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
@@ -216,6 +217,19 @@ def test_a_field_without_a_default_is_a_required_option():
     decorate = configured(Needy, "config")
     assert "Missing option '--name'" in run(decorate=decorate)[0].output
     assert run("--name", "x", decorate=decorate)[1] == [{"config": Needy("x")}]
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [((), 60), (("--minutes", 0.5), 30), (("--seconds", 7), 7), (("--minutes", 2, "--seconds", 7), 7)],
+)
+def test_seconds_go_before_minutes(options, seconds):
+    """Benchmarks have both options, and one duration."""
+
+    def decorate(function):
+        return in_minutes()(configured(LoadConfig, "config", seconds=None)(function))
+
+    assert run(*options, decorate=decorate)[1] == [{"config": LoadConfig(seconds=seconds)}]
 
 
 # -- the commands that there are

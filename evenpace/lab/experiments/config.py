@@ -31,7 +31,7 @@ class ContendedOptions:
     Attributes:
         settle: First iterations, which are left out of means and errors.
         batch_size: Samples of an iteration, over all workers; None for what suits the workload.
-        seed: Draws who is disturbed.
+        seed: Seed of who is disturbed.
         reuse: Models to start predictors from: a file or a folder.
         target: Accuracy for the time and updates to it; None for 98% of what BSP ends with.
         memory_bytes: What a worker's shares of memory in the schedule refer to.
@@ -114,8 +114,8 @@ class Cut:
     """A bandwidth that is cut.
 
     Attributes:
-        worker: Its rank.
-        iteration: After so many finished ones.
+        worker: The worker's rank.
+        iteration: Finished iterations after which it is cut.
         mbit: What is left, in megabits per second, each way.
 
     Raises:
