@@ -32,16 +32,16 @@ class ManagerConfig:
     job: JobConfig = field(default_factory=JobConfig)
     models: Annotated[
         Path | None,
-        Setting("Keep what predictors have learnt in this folder, a file for each job.", folder=True),
+        Setting("Keep the fitted models of predictors in this folder, a file for each job.", folder=True),
     ] = None
-    jobs: Annotated[int, Setting("More at once are refused.", name="max-jobs", least=1)] = 100
-    members: Annotated[int, Setting("Workers of one job; more are refused.", name="max-members", least=1)] = (
-        5000
-    )
+    jobs: Annotated[int, Setting("Most jobs at once; more are refused.", name="max-jobs", least=1)] = 100
+    members: Annotated[
+        int, Setting("Most workers of a job; more are refused.", name="max-members", least=1)
+    ] = 5000
     state: Annotated[
         Path | None,
         Setting(
-            "Remember jobs in this folder: a manager that is started again with it goes on with them.",
+            "Keep jobs in this folder: a manager that is restarted with it goes on with them.",
             folder=True,
         ),
     ] = None

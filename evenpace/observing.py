@@ -35,11 +35,11 @@ class Observing:
 
     metrics: Annotated[
         Address | None,
-        Setting("Let Prometheus scrape figures here, over TLS where --tls is given; see `evenpace metrics`."),
+        Setting("Let Prometheus scrape metrics here, over TLS if --tls is given; see `evenpace metrics`."),
     ] = None
     metrics_workers: Annotated[
         int,
-        Setting("With --metrics: workers of larger jobs have no figures of their own.", least=0),
+        Setting("With --metrics: most workers of a job that have metrics of their own.", least=0),
     ] = 64
     traces: Annotated[
         str | None,
@@ -51,7 +51,7 @@ class Observing:
     ] = None
     trace_every: Annotated[
         int,
-        Setting("With --traces: of so many iterations, one is traced; the same for all parts.", least=1),
+        Setting("With --traces: trace one in this many iterations; the same in all processes.", least=1),
     ] = 100
 
     def __post_init__(self) -> None:

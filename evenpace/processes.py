@@ -35,12 +35,12 @@ class Process:
     """One process from its first start to its end, through any number of restarts; a context manager.
 
     Attributes:
-        name: For people.
+        name: Its name in messages.
         command: Its arguments, or a function that gives them, called with the number of starts before.
-        log: Where its errors go and, unless it `listens`, its output, one start after the other.
+        log: The file for its standard error and, unless it `listens`, its output; restarts append to it.
         role: "manager", "shard" or "worker".
         environment: Variables added to those of this process.
-        listens: Whether its standard output is a pipe to this process: a service says there where it listens.
+        listens: Whether its standard output is a pipe to this process, on which a service prints its address.
         hears: Whether its standard input is a pipe from this process.
         popen: Its last start; None before the first.
         starts: How often it was started.
@@ -71,7 +71,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True if it was started and has not ended."""
         return self.popen is not None and self.popen.poll() is None
 
     @property
@@ -82,10 +82,10 @@ class Process:
 
     @property
     def address(self) -> Address:
-        """Where it listens, waited for if it has not said so yet.
+        """The address that it listens on; waits until the process has printed it.
 
         Raises:
-            UnavailableError: It does not say so in time.
+            UnavailableError: It does not print it in time.
             ProcessFailedError: It failed.
         """
         if self._address is None:
@@ -93,7 +93,7 @@ class Process:
         return self._address
 
     def line(self, starts: int) -> Sequence[str]:
-        """Return what is run after so many starts."""
+        """Return the command line after `starts` starts."""
         return self.command(starts) if callable(self.command) else self.command
 
     def start(self) -> None:
@@ -117,27 +117,27 @@ class Process:
         self.since = time.monotonic()
 
     def kill(self) -> None:
-        """Let it have no time to do anything."""
+        """Kill it by SIGKILL."""
         assert self.popen is not None
         self.popen.kill()
 
     def pause(self) -> None:
-        """Freeze it."""
+        """Freeze it by SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on, if it was frozen and has not been killed meanwhile."""
+        """Let it go on by SIGCONT, unless it has ended."""
         if self.running:
             os.kill(self.pid, signal.SIGCONT)
 
     def end(self, seconds: float = _STOP_SECONDS) -> None:
-        """End it, politely first; see `end_process`."""
+        """End it by SIGTERM, then SIGKILL; see `end_process`."""
         if self.popen is not None and self.popen.poll() is None:
             end_process(self.popen, seconds)
         self._close_pipes()
 
     def tail(self) -> str:
-        """Return the end of what its last start has logged."""
+        """Return the last lines of its last start's log."""
         with self.log.open("rb") as stream:
             stream.seek(self._logged)
             lines = stream.read().decode(errors="replace").splitlines()

@@ -21,7 +21,7 @@ class Bounds:
 
     minimum: Annotated[int, Setting("", name="min-batch-size", least=1)] = 1
     maximum: Annotated[int, Setting("", name="max-batch-size", least=1)] = 2**40
-    granularity: Annotated[int, Setting("Batch sizes are multiples.", least=1)] = 1
+    granularity: Annotated[int, Setting("Number of which batch sizes are multiples.", least=1)] = 1
 
     def __post_init__(self) -> None:
         check_settings(self)

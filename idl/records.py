@@ -1,4 +1,4 @@
-"""What workers report of an iteration, and the record of it that is kept; values alone."""
+"""A worker's report of an iteration, and the record of it that is kept; values alone."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says at the end of an iteration; see `ReportRequest` in the IDL."""
+    """A worker's report at the end of an iteration; see `ReportRequest` in the IDL."""
 
     iteration: int
     batch_processing_time: float  # seconds
@@ -62,13 +62,13 @@ class IterationRecord:
 
     Attributes:
         iteration: Its number.
-        epoch: Of which its batch is a part.
+        epoch: The epoch that its batch is a part of.
         start: The first position of the batch in the epoch.
         total: Samples of the batch.
-        attempt: How often the job had been rewound before.
+        attempt: Number of times that the job had been rewound before.
         duration: Seconds from its release, or from the completion of the one before it if that came later,
             until it was complete.
-        workers: Names of those whose report it was complete with.
+        workers: Names of the workers whose reports completed it.
         values: Their numbers, column by column, little-endian: the batch sizes, (workers,) of i64, then the
             other fields of `WorkerRecord`, (5, workers) of double.
     """

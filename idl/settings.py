@@ -1,11 +1,11 @@
-"""What there is to know of a configuration's fields: their help, their options, and what is allowed.
+"""Descriptions of a configuration's fields: help, option, and allowed values.
 
-A field says it once, where it stands:
+A field has its description where it stands, once:
 
-    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+    workers: Annotated[int, Setting("Number of workers with which a job starts.", least=1)] = 1
 
 The configuration checks itself by it, and the command line (`evenpace.cli.settings`) makes an option of it.
-Nothing is known here of options but their names.
+This module must know nothing of options but their names.
 """
 
 import functools
@@ -19,12 +19,12 @@ from idl.errors import InvalidRequestError
 
 @dataclass(frozen=True)
 class Setting:
-    """What there is to know of a configuration's field; it stands in the field's `Annotated`.
+    """A description of a configuration's field, in the field's `Annotated`.
 
     Attributes:
-        help: What a user is told of the option for it; None where there is no option.
+        help: The help text of its option; None where there is no option.
         name: The option's name, if it is not the field's.
-        metavar: What stands for a value in the option's help; None: what its type says.
+        metavar: The placeholder for a value in the option's help; None: that of its type.
         least: The smallest number that is allowed.
         above: Numbers must be above it.
         most: The largest number that is allowed.
@@ -84,7 +84,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 @functools.cache
 def settings_of(config: type) -> dict[str, Setting]:
-    """The settings of a configuration's class, by their fields' names; fields without one are left out."""
+    """Return the settings of a configuration's class by field; fields without one are left out."""
     hints = get_type_hints(config, include_extras=True)
     return {
         name: extra

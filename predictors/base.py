@@ -40,7 +40,7 @@ def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array
 
 @dataclass(frozen=True)
 class PredictorOptions:
-    """When, and on how much, predictors that learn make their fits.
+    """The schedule and the data of the fits of predictors that learn.
 
     Attributes:
         first_fit: Until then the moving average predicts (LB-BSP, section 4: 500).

@@ -1,4 +1,4 @@
-"""How a shard process serves: a value that checks itself. It needs no PyTorch."""
+"""The configuration of a shard process: a value that checks itself. It needs no PyTorch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +9,14 @@ from idl.settings import Setting, check_settings
 
 @dataclass(frozen=True)
 class ParameterServerConfig:
-    """How a shard process serves.
+    """The configuration of a shard process.
 
     Attributes:
-        deterministic: The order is that of their slices; see `ps.shard.Shard`. Only for jobs that run with
-            BSP.
-        memory_bytes: Those of all jobs together, and state that waits for its parameters. Sums and the
+        deterministic: Gradients are summed in the order of their slices; see `ps.shard.Shard`. Only for jobs
+            that run with BSP.
+        memory_bytes: Also counts optimiser state that waits for its parameters. The gradients' sums and the
             optimiser's state come on top.
-        checkpoint_every: An iteration is a version of the parameters.
+        checkpoint_every: An iteration makes a version of the parameters.
 
     Raises:
         ValueError: A number is out of its range, or there is a ledger without a folder for checkpoints.
@@ -27,12 +27,12 @@ class ParameterServerConfig:
         Setting("Sum gradients in a fixed order: runs with the same splits are the same to the last bit."),
     ] = False
     memory_bytes: Annotated[
-        int, Setting("Of parameters, at most.", name="memory-mib", least=1, unit=2**20)
+        int, Setting("MiB of parameters, at most, over all jobs.", name="memory-mib", least=1, unit=2**20)
     ] = 4 * 2**30
     state: Annotated[
         Path | None,
         Setting(
-            "Keep checkpoints in this folder, and go on from them: jobs that run with bsp outlive the shard. "
+            "Keep checkpoints in this folder, and resume from them: jobs in mode bsp outlive the shard. "
             "Each shard needs a folder of its own.",
             folder=True,
         ),
@@ -40,13 +40,11 @@ class ParameterServerConfig:
     checkpoint_every: Annotated[int, Setting("Iterations from one checkpoint to the next.", least=1)] = 100
     keep: Annotated[
         float,
-        Setting(
-            "Seconds after which a job is removed from the folder that nobody is connected for.", above=0
-        ),
+        Setting("Seconds after which a job without connections is removed from the folder.", above=0),
     ] = 86_400.0
     ledger: Annotated[
         Path | None,
-        Setting("With --state: write down every step of each job in this folder.", folder=True),
+        Setting("With --state: record every step of each job in this folder.", folder=True),
     ] = None
 
     def __post_init__(self) -> None:

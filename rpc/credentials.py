@@ -30,13 +30,13 @@ class Credentials:
         InvalidRequestError: One or two of `ca`, `certificate` and `key` are missing.
     """
 
-    ca: Annotated[Path | None, Setting("The authorities that are trusted, a PEM file.", folder=False)] = None
-    certificate: Annotated[Path | None, Setting("This side's, a PEM file.", folder=False)] = None
+    ca: Annotated[Path | None, Setting("Trusted authorities' certificates, a PEM file.", folder=False)] = None
+    certificate: Annotated[Path | None, Setting("This side's certificate, a PEM file.", folder=False)] = None
     key: Annotated[Path | None, Setting("The certificate's key, a PEM file.", folder=False)] = None
     token: Annotated[
         Path | None,
         Setting(
-            "With the job's token, where the services ask for one; see `evenpace token`.",
+            "A file with the job's token, if the services require one; see `evenpace token`.",
             name="token-file",
             folder=False,
         ),

@@ -37,26 +37,30 @@ class ServerLimits:
 
     frame_bytes: Annotated[int, Setting(least=1)] = 2**20
     bulk_bytes: Annotated[int, Setting(least=0)] = codec.MAX_FRAME - 2**20
-    connections: Annotated[int, Setting("Peers at once.", name="max-connections", least=1)] = 10_000
+    connections: Annotated[int, Setting("Most connections.", name="max-connections", least=1)] = 10_000
     calls_in_flight: Annotated[int, Setting(least=1)] = 64
     handshake_timeout: Annotated[float, Setting(above=0)] = 10.0
     request_timeout: Annotated[float, Setting(above=0)] = 20.0
     idle_timeout: Annotated[float, Setting(above=0)] = 3600.0
     address_connections: Annotated[
-        int, Setting("Of them, from one address.", name="max-address-connections", least=1)
+        int, Setting("Most connections from one address.", name="max-address-connections", least=1)
     ] = 6_000
     strangers: Annotated[
-        int, Setting("Of them, that have not authenticated themselves yet.", name="max-strangers", least=1)
+        int,
+        Setting(
+            "Most connections of peers that have not authenticated themselves.", name="max-strangers", least=1
+        ),
     ] = 1_000
     stranger_frame_bytes: Annotated[int, Setting(least=1)] = 4_000
     stranger_calls: Annotated[int, Setting(least=1)] = 8
     calls_per_second: Annotated[
-        float, Setting("Of one connection, in the long run.", name="max-calls-per-second", above=0)
+        float,
+        Setting("Most calls per second of one connection, on average.", name="max-calls-per-second", above=0),
     ] = 10_000.0
     unfinished_bytes: Annotated[
         int,
         Setting(
-            "Of messages that have not arrived as a whole, over all connections.",
+            "Most bytes of messages that have not arrived completely, over all connections.",
             name="max-unfinished-bytes",
             least=1,
         ),
@@ -64,7 +68,7 @@ class ServerLimits:
     unsent_bytes: Annotated[
         int,
         Setting(
-            "Of answers that one peer has not taken, before no more of its calls are.",
+            "Bytes of answers that a peer has not taken, above which no more of its calls are read.",
             name="max-unsent-bytes",
             least=1,
         ),

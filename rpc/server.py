@@ -49,14 +49,14 @@ class Security:
     token_keys: Annotated[
         Path | None,
         Setting(
-            "Ask for tokens that are signed with a key of this file; see `evenpace token`.",
+            "Require tokens that are signed with a key of this file; see `evenpace token`.",
             name="token-key",
             folder=False,
         ),
     ] = None
     insecure: Annotated[
         bool,
-        Setting("Listen to other machines without TLS or without tokens: for networks that are trusted."),
+        Setting("Listen to other machines without TLS or without tokens: for trusted networks."),
     ] = False
     token_key: bytes | None = field(default=None, repr=False)
 

@@ -33,7 +33,7 @@ class Attempts:
 
     @property
     def recovering(self) -> bool:
-        """Whether an attempt has begun that has not come to its `end`: nothing is planned."""
+        """True from `begin` to `end`: nothing is planned."""
         return bool(self.why_recovering)
 
     def begin(self, why: str, after: int = 0) -> None:

@@ -22,7 +22,7 @@ class JobConfig:
         ValueError: A number is out of its range.
     """
 
-    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+    workers: Annotated[int, Setting("Number of workers with which a job starts.", least=1)] = 1
     lookahead: Annotated[
         int,
         Setting(
@@ -37,30 +37,30 @@ class JobConfig:
     reconnect_grace: Annotated[float, Setting(least=0, below=inf)] = 1.0
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     release: Annotated[
-        bool, Setting("Take workers out without which the job is faster, instead of only saying so.")
+        bool, Setting("Release workers without which the job is faster, instead of only logging it.")
     ] = False
     keep: Annotated[
         float,
         Setting(
-            "Seconds that a job waits for other workers where those that are left cannot go on.",
+            "Seconds that a job waits for other workers if the remaining ones cannot go on.",
             name="keep-job",
             least=0,
             below=inf,
         ),
     ] = 600.0
     heartbeat: Annotated[
-        float, Setting("Seconds between a worker's signs of life; 0 for none.", least=0, below=inf)
+        float, Setting("Seconds between a worker's heartbeats; 0 for none.", least=0, below=inf)
     ] = 2.0
     silence: Annotated[
         float,
         Setting(
-            "Seconds without one, after which others do a worker's part. It is welcome when it is back.",
+            "Seconds without a heartbeat, after which others do a worker's part until it is back.",
             above=0,
             below=inf,
         ),
     ] = 10.0
     absence: Annotated[
-        float, Setting("Seconds without one, after which such a worker is taken out.", least=0, below=inf)
+        float, Setting("Seconds without a heartbeat, after which a worker is taken out.", least=0, below=inf)
     ] = 600.0
     return_grace: Annotated[float, Setting(least=0, below=inf)] = 30.0
     scale_batch: Annotated[

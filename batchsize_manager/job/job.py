@@ -328,7 +328,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether it has no members, and none are awaited any more."""
+        """True if it has no members, and none are awaited any more."""
         return not self.members and self.presence.awaited_until is None
 
     @property

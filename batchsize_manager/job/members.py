@@ -64,7 +64,7 @@ class Member:
 
     @property
     def drained(self) -> bool:
-        """Whether an operator has drained it, which holds in another attempt, too."""
+        """True if an operator has drained it, which holds in another attempt, too."""
         return self.leaving == DRAINED
 
     def standing(self, worker: str, now: float) -> "Standing":
@@ -125,12 +125,12 @@ class Members:
 
     @property
     def reduce(self) -> bool:
-        """Whether they reduce gradients among themselves, so that they cannot go on without each other."""
+        """True if they all-reduce gradients among themselves, and cannot go on without each other."""
         return self._reduce
 
     @property
     def redoes(self) -> bool:
-        """Whether what a member leaves undone is redone, rather than lost."""
+        """True if what a member leaves undone is redone, rather than lost."""
         return self._config.synchronisation.mode == "bsp" and not self._reduce
 
     @property

@@ -55,7 +55,7 @@ class IterationProgress:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing of the batch is left to do."""
+        """True if nothing of the batch is left to do."""
         return not self.open and not self.pool
 
     def has_piece(self, worker: str) -> bool:

@@ -28,7 +28,7 @@ class PartitionsConfig:
         ValueError: A number is out of its range.
     """
 
-    workers: Annotated[int, Setting("A job starts with so many.", least=1)] = 1
+    workers: Annotated[int, Setting("Number of workers with which a job starts.", least=1)] = 1
     max_gap: Annotated[
         float,
         Setting("Traversals by which a part may be ahead of another before samples move.", above=0),

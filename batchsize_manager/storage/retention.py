@@ -1,4 +1,4 @@
-"""How much of its past a manager keeps: a value that checks itself."""
+"""Limits of the history that a manager keeps: a value that checks itself."""
 
 from dataclasses import dataclass
 from math import inf
@@ -11,7 +11,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class Retention:
-    """How much is remembered.
+    """Limits of what is kept.
 
     Raises:
         ValueError: A number is out of its range.
@@ -19,14 +19,12 @@ class Retention:
 
     runs: Annotated[
         int,
-        Setting(
-            "With --state: jobs that have ended and are still remembered, at most.", name="keep-runs", least=0
-        ),
+        Setting("With --state: most ended jobs that are kept.", name="keep-runs", least=0),
     ] = 100
     days: Annotated[
         float | None,
         Setting(
-            "With --state: for so long after their end, at most.  [default: no limit]",
+            "With --state: days for which ended jobs are kept.  [default: no limit]",
             name="keep-days",
             least=0,
             below=inf,
@@ -35,7 +33,7 @@ class Retention:
     nbytes: Annotated[
         int,
         Setting(
-            "With --state: MiB of each job's history, of which the oldest iterations are forgotten; 0 for "
+            "With --state: MiB of each job's history, of which the oldest iterations are deleted; 0 for "
             "all. An iteration takes about 53 bytes for each worker.",
             name="keep-mib",
             least=0,
@@ -47,5 +45,5 @@ class Retention:
         check_settings(self)
 
     def oldest(self, now: float) -> float:
-        """What ended before is forgotten; like `now` in seconds since 1970."""
+        """Return the time before which ended runs are deleted; like `now` in seconds since 1970."""
         return 0.0 if self.days is None else now - self.days * _DAY

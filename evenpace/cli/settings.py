@@ -1,6 +1,6 @@
 """Make a command's options of a configuration's fields, and the configuration of the options' values.
 
-What there is to know of a field stands in the field itself; see `idl.settings`.
+A field's description stands in the field itself; see `idl.settings`.
 """
 
 import functools
@@ -22,7 +22,7 @@ class _AddressType(click.ParamType):  # type: ignore[type-arg]  # older versions
     name = "host:port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """Read it; an error is one of ours, with its own words."""
+        """Read an address; the error is `Address.parse`'s."""
         return value if isinstance(value, Address) else Address.parse(value)
 
 
@@ -33,7 +33,7 @@ class _TextType(click.ParamType):  # type: ignore[type-arg]
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it; an error is one of ours, with its own words."""
+        """Read an address; the error is `Address.parse`'s."""
         with user_mistakes():
             return self._read(value) if isinstance(value, str) else value
 

@@ -41,10 +41,8 @@ class PageConfig:
             metavar="NAME|IP",
         ),
     ] = ()
-    insecure: Annotated[
-        bool, Setting("Listen to other machines without TLS: for networks that are trusted.")
-    ] = False
-    viewers: Annotated[int, Setting("Who may follow at once.", name="max-viewers", least=1)] = 100
+    insecure: Annotated[bool, Setting("Listen to other machines without TLS: for trusted networks.")] = False
+    viewers: Annotated[int, Setting("Most viewers at once.", name="max-viewers", least=1)] = 100
     request_timeout: Annotated[
         int,
         Setting("Seconds for a connection to send a whole request; then it is closed.", least=1),
@@ -59,7 +57,7 @@ class PageConfig:
                 raise InvalidRequestError(f"name {name!r}: must be a host's name or address, without a port")
 
     def check(self) -> None:
-        """See whether the page may be served there.
+        """Check that the page may be served at its address.
 
         Raises:
             InvalidRequestError: Others could reach it without TLS.

@@ -10,11 +10,11 @@ from evenpace.reports.run_data import RunReport
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the model of a run was at one moment, on samples that it was not trained on.
+    """The quality of a run's model at one moment, on samples that it was not trained on.
 
     Attributes:
-        seconds: Since the run's start.
-        loss: The mean over the samples.
+        seconds: Time since the run's start.
+        loss: Mean over the samples.
         accuracy: From 0 to 1.
     """
 
@@ -25,12 +25,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the two.
+    """One of two compared runs.
 
     Attributes:
-        report: Of the run.
-        title: What it is called beside the other.
-        evaluations: In the order of time; empty where nobody evaluated.
+        report: The run's report.
+        title: The run's name beside the other one.
+        evaluations: Evaluations in the order of time; empty where there were none.
     """
 
     report: RunReport
@@ -51,9 +51,9 @@ class TwoRuns:
     Attributes:
         first: The run.
         second: The other one.
-        about: What they have in common, in words, such as the data; empty where nobody says so.
+        about: A description of what they have in common, such as the data; may be empty.
         notes: Sentences about the outcome.
-        shares: The cores that each worker may use, where that is known.
+        shares: The cores that each worker may use, if known.
     """
 
     first: ComparedRun
@@ -64,22 +64,22 @@ class TwoRuns:
 
     @property
     def runs(self) -> tuple[ComparedRun, ComparedRun]:
-        """Both, in order."""
+        """Both runs, in order."""
         return self.first, self.second
 
     @property
     def evaluated(self) -> bool:
-        """Whether anybody evaluated the model of one."""
+        """True if the model of either run was evaluated."""
         return any(run.evaluations for run in self.runs)
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the second one's median iteration is; None where one has none."""
+        """The first run's median iteration time over the second one's; None where one has no iterations."""
         first, second = self.first.iteration_time, self.second.iteration_time
         return first / second if first and second else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is told of both, as JSON has it."""
+        """Return both reports and the speed-up, for JSON."""
         return {
             "speedup": self.speedup,
             "runs": [{"title": run.title, **run.report.as_json()} for run in self.runs],
