@@ -19,9 +19,8 @@ from batchsize_manager.job.job import Job
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
-from rpc.peer import Peer
 from rpc.periodic import Periodic
-from rpc.service import Call
+from rpc.service import Call, Connection
 
 _wire = idl.batchsize_manager
 
@@ -76,7 +75,8 @@ class ManagedJob:
     deserted: bool = False  # whether it has no members
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
     waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker
-    connections: dict[tuple[str, str], set[Peer]] = field(default_factory=dict)  # by worker and incarnation
+    # By worker and incarnation.
+    connections: dict[tuple[str, str], set[Connection]] = field(default_factory=dict)
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -145,7 +145,7 @@ class ManagedJob:
                 del self.waiting[worker]
                 waiting.call.fail(NotYetError("there is no assignment yet"))
 
-    def detach(self, worker: str, incarnation: str, peer: Peer, now: float) -> None:
+    def detach(self, worker: str, incarnation: str, peer: Connection, now: float) -> None:
         """Forget a member's connection, which has closed; a member without any other is away."""
         waiting = self.waiting.get(worker)
         if waiting is not None and waiting.call.peer is peer:

@@ -31,8 +31,7 @@ from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_report, read_resume, read_spec
 from rpc.limited_log import LimitedLog
-from rpc.peer import Peer
-from rpc.service import Call, Discard, Sink
+from rpc.service import Call, Connection, Discard, Sink
 from rpc.tokens import ALL_JOBS
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class ManagerService:
         self._ended: dict[str, ManagedJob] = {}  # the last few, for clients that look at them
         self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
-        self._speakers: dict[Peer, set[tuple[str, str, str]]] = {}
+        self._speakers: dict[Connection, set[tuple[str, str, str]]] = {}
         self._handlers = {
             "join": self._join,
             "resume": self._resume,
@@ -114,7 +113,7 @@ class ManagerService:
         identity = getattr(call.request, "identity", None)
         return Discard(length) if getattr(identity, "job", None) in self._jobs else self._uploads.open(length)
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: Connection) -> None:
         """Give members that have no other connection a grace period to come back."""
         now = time.monotonic()
         for job_name, worker, incarnation in self._speakers.pop(peer, ()):
@@ -380,7 +379,7 @@ class ManagerService:
             raise NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
         return managed, worker, incarnation
 
-    def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Peer) -> None:
+    def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Connection) -> None:
         """Note that a member calls through a connection."""
         connections = managed.connections.setdefault((worker, incarnation), set())
         if peer not in connections:

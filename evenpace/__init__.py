@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from evenpace._packages import check_packages
+from evenpace._version import __version__ as __version__
 
 check_packages()
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from evenpace.context import connect as connect
     from evenpace.context import session as session
 
-__version__ = "0.1.0"
 __all__ = ["connect", "jax", "keras", "scalars", "session", "torch"]
 
 

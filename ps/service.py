@@ -20,8 +20,7 @@ from ps.jobs import Jobs
 from ps.model_tensors import ModelTensors
 from ps.optimizers import check_optimizer
 from ps.shard_job import ShardJob, TensorSink
-from rpc.peer import Peer
-from rpc.service import Call, Discard, Sink
+from rpc.service import Call, Connection, Discard, Sink
 
 _wire = idl.parameter_server
 
@@ -89,7 +88,7 @@ class ParameterServerService:
             return self._stage(job, call) if call.request.slot is not None else TensorSink(layout)
         return self._open_push(job, call, length)
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: Connection) -> None:
         """Drop the calls that wait on a connection which has ended."""
         for job in self._jobs:
             job.peers.discard(peer)
@@ -301,7 +300,7 @@ class ParameterServerService:
         self._connect(job, call.peer)
         return job
 
-    def _connect(self, job: ShardJob, peer: Peer) -> None:
+    def _connect(self, job: ShardJob, peer: Connection) -> None:
         job.peers.add(peer)
         job.left_at = None
 

@@ -21,9 +21,8 @@ from ps.model_tensors import ModelTensors
 from ps.optimizer_state import State
 from ps.optimizers import DTYPES
 from ps.parameters import Parameters
-from rpc.peer import Peer
 from rpc.periodic import Periodic
-from rpc.service import Call
+from rpc.service import Call, Connection
 
 T = TypeVar("T")
 
@@ -99,8 +98,8 @@ class ShardJob:
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     fenced: bool = False
     rewound_to: int | None = None
-    peers: set[Peer] = field(default_factory=set)
-    readers: set[Peer] = field(default_factory=set)
+    peers: set[Connection] = field(default_factory=set)
+    readers: set[Connection] = field(default_factory=set)
     shared: bool = False
     settled: int = -1
     pushed_to_all: set[str] = field(default_factory=set)

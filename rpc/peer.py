@@ -6,28 +6,58 @@ Bulk fields go straight from the socket into the buffers of a `Sink`.
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 from idl.errors import EvenpaceError, ProtocolError, UnavailableError
 from rpc import codec
 from rpc.address import Address
+from rpc.counters import ServerTally
 from rpc.guard import AUTHENTICATE, Guard
-from rpc.service import Call, Discard, Sink
-from rpc.tokens import ALL_JOBS
-
-if TYPE_CHECKING:
-    from rpc.server import Server
-
+from rpc.limits import ServerLimits
+from rpc.reloaded_files import Reloaded
+from rpc.service import Call, Discard, Service, Sink
+from rpc.tokens import ALL_JOBS, TokenKeys
 
 log = logging.getLogger(__name__)
 
 _SCRATCH = 4096  # bytes; an ordinary message fits, and so does the envelope of a large one
 _LINGER_SECONDS = 1.0
 _TURN_SECONDS = 0.01  # of CPU time, for one connection's calls before other connections are served
+
+
+class PeerServer(Protocol):
+    """The server of a connection, as the connection knows it; see `rpc.server.Server`."""
+
+    service: Service
+    limits: ServerLimits
+    tally: ServerTally
+    token_keys: TokenKeys | None
+    contexts: Reloaded[ssl.SSLContext] | None
+    stopping: bool
+
+    def admit(self, peer: "Peer", host: str) -> str:
+        """Admit a new connection; return why it is refused, or an empty text."""
+
+    def trust(self, peer: "Peer") -> None:
+        """Note that a connection has been authenticated."""
+
+    def forget(self, peer: "Peer") -> None:
+        """Forget a connection that has ended."""
+
+    def reserve(self, count: int) -> bool:
+        """Reserve bytes for incomplete messages, or release them; return whether there are as many."""
+
+    def linger(self, peer: "Peer", seconds: float) -> None:
+        """Close a refused connection after a time."""
+
+    def warn(self, text: str, fields: Mapping[str, Any]) -> None:
+        """Log a peer's misuse."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -41,7 +71,7 @@ class Peer(asyncio.BufferedProtocol):
         name: The peer's address.
     """
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: PeerServer) -> None:
         self._server = server
         self._service = server.service
         self._limits = server.limits

@@ -235,7 +235,10 @@ class Server:
 
     def _make_protocol(self) -> asyncio.BufferedProtocol:
         peer = Peer(self)
-        return peer if self.contexts is None else TlsLayer(peer, self.contexts.current(), self._buffer)
+        if self.contexts is None:
+            return peer
+        context = self.contexts.current()
+        return TlsLayer(peer, context, self._buffer, secured=peer.secured, failed=peer.tls_failed)
 
     async def _sweep(self) -> None:
         before, stalled = time.monotonic(), False

@@ -1,6 +1,6 @@
 """The interface of a service to its server, and the call that a service answers."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
@@ -8,10 +8,23 @@ from idl.errors import DECLARED, EvenpaceError
 from rpc import codec
 from rpc.counters import MethodTally
 
-if TYPE_CHECKING:
-    from rpc.peer import Peer
-
 _OUTCOMES = {error: name for name, error in DECLARED.items()}
+
+
+class Connection(Protocol):
+    """A connection that calls come on, as services know it.
+
+    Attributes:
+        active_at: The time at which bytes last arrived or an answer was sent; seconds, monotonic clock.
+    """
+
+    active_at: float
+
+    def answer(self, parts: list[bytes | memoryview]) -> None:
+        """Send one answer, unless the connection has ended."""
+
+    def is_sending(self) -> bool:
+        """Return whether bytes of an answer have not left this process yet."""
 
 
 class Sink(Protocol):
@@ -59,7 +72,7 @@ class Call:
     __slots__ = ("_header", "_result_type", "_tally", "peer", "request", "since", "sink")
 
     def __init__(
-        self, header: codec.Header, request: Any, result_type: type, peer: "Peer", tally: MethodTally
+        self, header: codec.Header, request: Any, result_type: type, peer: Connection, tally: MethodTally
     ) -> None:
         self._header = header
         self._result_type = result_type
@@ -127,7 +140,7 @@ class Service(Protocol):
     def open_sink(self, call: Call, length: int) -> Sink:
         """Return the sink for the `length` bytes of the call's bulk field; may refuse likewise."""
 
-    def disconnected(self, peer: "Peer") -> None:
+    def disconnected(self, peer: Connection) -> None:
         """Handle the end of a connection, whose unanswered calls need no answer."""
 
     def tick(self, now: float) -> None:

@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from rpc.peer import Peer
+from collections.abc import Callable
+from typing import Any, cast
 
 _PIECE = 2**18  # bytes that are encrypted at once
 _WINDOW = 2**20  # bytes that are encrypted and not sent, at most
@@ -29,11 +27,23 @@ class TlsLayer(asyncio.BufferedProtocol):
         context: The context with this side's certificate.
         buffer: Memory of `READ_BYTES`, shared by all connections of one event loop: it is processed before
             the next connection is read.
+        secured: Called once the handshake has shown a certificate of a trusted authority.
+        failed: Called with a message if the handshake fails.
     """
 
-    def __init__(self, peer: "Peer", context: ssl.SSLContext, buffer: memoryview) -> None:
+    def __init__(
+        self,
+        peer: asyncio.BufferedProtocol,
+        context: ssl.SSLContext,
+        buffer: memoryview,
+        *,
+        secured: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
         self._buffer = buffer
         self._peer = peer
+        self._secured_peer = secured
+        self._fail_peer = failed
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._begun = False
@@ -69,7 +79,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         """Process `count` encrypted bytes that have arrived."""
         if not self._begun and self._buffer[0] != _HANDSHAKE_RECORD:
             self._failed = self._plain = True
-            self._peer.tls_failed("this service speaks TLS: give your side certificates (--tls), too")
+            self._fail_peer("this service speaks TLS: give your side certificates (--tls), too")
         self._begun = True
         if not self._failed:
             self._incoming.write(self._buffer[:count])
@@ -159,7 +169,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             if not self._handshaken:
                 self._tls.do_handshake()
                 self._handshaken = True
-                self._peer.secured()
+                self._secured_peer()
                 self._encrypt()
             self._decrypt()
         except ssl.SSLWantReadError:
@@ -176,7 +186,7 @@ class TlsLayer(asyncio.BufferedProtocol):
     def _decrypt(self) -> None:
         """Decrypt all bytes that have arrived; ends with an exception, as a rule `SSLWantReadError`."""
         while self._reading and not self._tcp.is_closing():
-            buffer = self._peer.get_buffer(-1)
+            buffer = memoryview(self._peer.get_buffer(-1))
             filled = 0
             try:
                 while filled < len(buffer):
@@ -230,7 +240,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         text = (error.reason or str(error)).replace("_", " ").lower()
         if isinstance(error, ssl.SSLCertVerificationError):
             text = error.verify_message
-        self._peer.tls_failed(f"TLS: {text}")
+        self._fail_peer(f"TLS: {text}")
 
     def _flush(self) -> None:
         if self._outgoing.pending and not self._tcp.is_closing():

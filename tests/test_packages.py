@@ -1,6 +1,7 @@
 """Arrows among the packages point down only, and nothing leads into the lab but the command line."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_a_package_imports_those_below_it(package):
     }
     assert modules(package)
     assert not wrong
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even where it is lazy, or for types alone."""
+    paths = [path.relative_to(ROOT) for package in BELOW for path in modules(package)]
+    names = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+    def targets(name):
+        for one in imported(ROOT / names[name]):
+            found = one if one in names else one.rpartition(".")[0]
+            if found in names and found != name:
+                yield found
+
+    graph = graphlib.TopologicalSorter({name: set(targets(name)) for name in names})
+    assert len(names) > 300
+    graph.prepare()  # raises CycleError, with the modules
 
 
 def test_nothing_leads_into_the_lab_but_the_command_line():

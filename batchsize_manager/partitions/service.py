@@ -15,8 +15,7 @@ from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.traversal import Traversal
 from rpc.address import Address
 from rpc.limited_log import LimitedLog
-from rpc.peer import Peer
-from rpc.service import Call, Sink
+from rpc.service import Call, Connection, Sink
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class DataPartitionService:
         """Refuse: no method here has a bulk field."""
         raise AssertionError(call.method)
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: Connection) -> None:
         """Do nothing: workers are taken out for silence; a new connection is as good as the old one."""
 
     def tick(self, now: float) -> None:

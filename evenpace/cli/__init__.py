@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-import evenpace
+from evenpace._version import __version__
 from evenpace.cli.bench import bench
 from evenpace.cli.bench_hostile import bench_hostile
 from evenpace.cli.bench_load import bench_load
@@ -60,7 +60,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(evenpace.__version__, package_name="evenpace")
+@click.version_option(__version__, package_name="evenpace")
 @click.option("--debug", is_flag=True, help="Log everything, and show where errors come from.")
 @log_options
 def cli(debug: bool) -> None:

@@ -13,8 +13,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-import evenpace
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
+from evenpace._version import __version__
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.event_stream import EventStream, Viewers
@@ -102,7 +102,7 @@ class Api:
         return JSONResponse(
             {
                 "manager": str(self._config.manager),
-                "version": evenpace.__version__,
+                "version": __version__,
                 "change": may.change,
                 "reason": may.reason,
                 "policies": list(POLICIES),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import evenpace
 import idl
+from evenpace._version import __version__
 from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
 from evenpace.doctor.reach import reach, shake_hands
 from evenpace.overview.client import ManagerClient
@@ -232,16 +232,14 @@ def _manager_checks(client: Client, job: str, about: str) -> Iterator[Finding]:
     except ProtocolError as error:
         if "no method" not in str(error):
             raise
-        yield warning(
-            about, f"is older than this version, {evenpace.__version__}", "run the same version everywhere"
-        )
+        yield warning(about, f"is older than this version, {__version__}", "run the same version everywhere")
         return
-    if jobs.version == evenpace.__version__:
+    if jobs.version == __version__:
         yield ok(about, f"runs version {jobs.version}, since {_ago(jobs.uptime)}; jobs: {len(jobs.jobs)}")
     else:
         yield warning(
             about,
-            f"runs version {jobs.version}, but this is {evenpace.__version__}",
+            f"runs version {jobs.version}, but this is {__version__}",
             "run the same version everywhere",
         )
     for one in jobs.jobs:

@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-import evenpace
 from evenpace._packages import check_folder, check_packages
+from evenpace._version import __version__
 from evenpace.doctor.findings import Finding, Subject, note, ok, problem, warning
 
 _NAME = "evenpace"
@@ -28,7 +28,7 @@ def packages_hidden(subject: Subject) -> Iterator[Finding]:
         found, _, advice = str(error).partition(": ")
         yield problem("packages", found, advice or "install evenpace again")
     else:
-        yield ok("packages", f"evenpace's own, from {Path(evenpace.__file__).parent}")
+        yield ok("packages", f"evenpace's own, from {Path(__file__).parents[1]}")
 
 
 def versions(subject: Subject) -> Iterator[Finding]:
@@ -38,16 +38,16 @@ def versions(subject: Subject) -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield warning(
             "evenpace",
-            f"version {evenpace.__version__} runs from a folder, and is not installed",
+            f"version {__version__} runs from a folder, and is not installed",
             "install it with pip, so that what it needs is known and checked",
         )
         return
-    if of_evenpace.version == evenpace.__version__:
-        yield ok("evenpace", f"version {evenpace.__version__}")
+    if of_evenpace.version == __version__:
+        yield ok("evenpace", f"version {__version__}")
     else:
         yield warning(
             "evenpace",
-            f"version {evenpace.__version__} runs, but {of_evenpace.version} is installed",
+            f"version {__version__} runs, but {of_evenpace.version} is installed",
             "install it again, or run the one that is installed",
         )
     needed = SpecifierSet(of_evenpace.metadata["Requires-Python"] or "")

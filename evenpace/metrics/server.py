@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-import evenpace
+from evenpace._version import __version__
 from evenpace.metrics.catalogue import Families
 from rpc.server import Server
 
@@ -31,7 +31,7 @@ class PartCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the families with their present values."""
         families = Families(self._part)
-        families.set("build_info", 1, self._part, evenpace.__version__)
+        families.set("build_info", 1, self._part, __version__)
         for fill in self._fills:
             fill(families)
         return iter(families)

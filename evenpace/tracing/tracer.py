@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-import evenpace
+from evenpace._version import __version__
 from evenpace.tracing.ids import ROUND, Path, TraceKey, span_id, trace_id
 from idl.errors import InvalidRequestError
 
@@ -65,7 +65,7 @@ class Tracer:
                 {
                     "service.name": f"evenpace-{part}",
                     "service.instance.id": instance,
-                    "service.version": evenpace.__version__,
+                    "service.version": __version__,
                 }
             ),
             shutdown_on_exit=False,
@@ -79,7 +79,7 @@ class Tracer:
                 _BATCH_SPANS,
             )
         )
-        self._tracer = self._provider.get_tracer("evenpace", evenpace.__version__)
+        self._tracer = self._provider.get_tracer("evenpace", __version__)
         _limit_complaints()
 
     def wants(self, iteration: int) -> bool:

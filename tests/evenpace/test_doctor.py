@@ -206,7 +206,7 @@ def test_services_that_are_well(manager, shard, partitions):
 
 def test_another_version(manager, monkeypatch):
     """A manager of another version is a finding."""
-    monkeypatch.setattr(evenpace, "__version__", "9.9.9")
+    monkeypatch.setattr(service_checks, "__version__", "9.9.9")
     level, text = worst_of(called("manager", manager))
     assert level == "warning"
     assert "but this is 9.9.9" in text

@@ -17,9 +17,8 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
-from rpc.peer import Peer as Connection
 from rpc.server import Security, Server
-from rpc.service import Call, Sink
+from rpc.service import Call, Connection, Sink
 from worker.partitions.partition import Chunk, Outcome, Peer, ReceivedSample
 from worker.partitions.samples import SampleForm
 
