@@ -1,5 +1,5 @@
-"""Who slows whom: what is seen of jobs from outside, worked out for pages, terminals, metrics and reports.
+"""Figures of jobs, computed from a manager's records: stragglers, speed-up against an even split, timelines.
 
-`client` asks the manager, `job_view` takes the records of iterations, `figures` says what is made of them.
-Nothing here draws or prints.
+Pages, terminals, metrics and reports show them; nothing here draws or prints. `client` asks the manager,
+`job_view` takes the records of iterations, and `figures` has the values that are computed from them.
 """

@@ -1,4 +1,4 @@
-"""How fast each worker is at its best, over all that was seen of it, from evenly spaced iterations."""
+"""Each worker's best speed over the whole job, from a bounded number of evenly spaced iterations."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,12 +6,15 @@ from numpy.typing import NDArray
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview.statistics import Array, quantile
 
-_ROWS = 256  # at most; then every other goes, and only every other is taken from there on
-_SHARE = 0.95  # of its iterations are slower: the very fastest may be an accident of timing
+_ROWS = 256  # iterations kept at most; once full, every other is dropped, and the stride doubles
+_BEST_QUANTILE = 0.95  # of a worker's rates; the very fastest may be an accident of timing
 
 
 class Best:
-    """Batch sizes and batch processing times of every so many iterations."""
+    """Batch sizes and batch processing times of the iterations that a stride divides.
+
+    The stride is a power of two, which grows with the job, so that memory is bounded.
+    """
 
     def __init__(self) -> None:
         self._values = np.empty((0, 2, 0))
@@ -19,7 +22,13 @@ class Best:
         self._stride = 1
 
     def append(self, number: int, sizes: Array, times: Array) -> None:
-        """Take an iteration, or leave it out. Both arrays are (columns,), with NaN where there is nothing."""
+        """Keep an iteration if the stride divides its number.
+
+        Args:
+            number: The iteration.
+            sizes: Batch sizes in samples, (columns,); NaN where a worker took no part.
+            times: Batch processing times in seconds, (columns,); NaN likewise.
+        """
         if number % self._stride:
             return
         self._values = self._values if len(self._values) else np.full((_ROWS, 2, len(sizes)), np.nan)
@@ -39,23 +48,32 @@ class Best:
             self._numbers.pop()
 
     def resize(self, keep: NDArray[np.int64], count: int) -> None:
-        """Have so many columns, of which the first are the old ones named."""
+        """Change the columns to `count`, the first of which are the present columns `keep`, in that order."""
         values = np.full((_ROWS, 2, count), np.nan)
         values[: len(self._values), :, : len(keep)] = self._values[:, :, keep]
         self._values = values
 
     def rates(self, columns: NDArray[np.int64], curves: Curves) -> Array:
-        """Each one's best rate, whatever its batch sizes were; NaN: nothing is known.
+        """Return the best rate of each of `columns`, as `rates` defines it; NaN where nothing is known.
 
         Args:
-            columns: Whose.
-            curves: Theirs.
+            columns: Columns of the workers, (workers,).
+            curves: Their time curves, (workers,).
         """
         sizes, times = self._values[: len(self._numbers), :, columns].transpose(1, 0, 2)
-        return quantile(rates(sizes, times, curves), _SHARE)
+        return quantile(rates(sizes, times, curves), _BEST_QUANTILE)
 
 
 def rates(sizes: Array, times: Array, curves: Curves) -> Array:
-    """How fast each worker was in each iteration relative to its curve, (rows, columns); NaN: no sample."""
+    """Return the speed of each worker in each iteration relative to its time curve, whatever its batch size.
+
+    Args:
+        sizes: Batch sizes in samples, (iterations, workers); NaN where a worker took no part.
+        times: Batch processing times in seconds, likewise.
+        curves: The workers' time curves, (workers,).
+
+    Returns:
+        The curve's time over the measured time, (iterations, workers); NaN where there was no sample.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((sizes > 0) & (times > 0), curves.fitted(sizes) / times, np.nan)

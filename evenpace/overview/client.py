@@ -1,4 +1,4 @@
-"""Asks a manager about its jobs, and has it change how they are run."""
+"""Client for operators: asks a manager about its jobs, and changes how they are run."""
 
 from typing import Any, Self
 
@@ -12,14 +12,14 @@ from rpc.credentials import Credentials
 
 _wire = idl.batchsize_manager
 
-_ITERATIONS = 1000  # asked for at once
+_ITERATIONS = 1000  # asked for in one call
 
 
 class ManagerClient:
-    """A connection to a manager, for one thread; all methods raise `EvenpaceError`.
+    """Connection to a manager, for one thread; all methods raise `EvenpaceError`.
 
     Args:
-        manager: Its address.
+        manager: Address of the manager.
         credentials: A certificate, and a token of the job or of all jobs, where it asks for them.
         timeout: Seconds in which a call must be answered, attempts to connect included.
     """
@@ -44,27 +44,28 @@ class ManagerClient:
         return made
 
     def __enter__(self) -> Self:
-        """For `with`, which closes it."""
+        """Return the client; leaving the `with` block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
+        """Close the connection."""
         self.close()
 
     def jobs(self, job: str | None = None) -> Any:
-        """A `JobsReply`, of one job or all."""
+        """Return the manager's `JobsReply`, about one job or all."""
         return self._call("jobs", _wire.JobsRequest(job=job))
 
     def status(self, job: str, events_after: int = -1) -> Any:
-        """A `StatusReply`."""
+        """Return the manager's `StatusReply` about a job, with the events numbered above `events_after`."""
         return self._call("status", _wire.StatusRequest(job=job, events_after=events_after))
 
     def history(
         self, job: str, first_iteration: int, limit: int = _ITERATIONS
     ) -> tuple[str, list[IterationRecord]]:
-        """Return a job's run, and at most `limit` of its complete iterations from one on, oldest first.
+        """Return a job's run, and its complete iterations from `first_iteration` on, oldest first.
 
-        There may be more: ask again from the last one's successor until there are none.
+        At most `limit` are returned, and the manager may answer with fewer: call again from the last one's
+        successor until there are none.
         """
         request = _wire.HistoryRequest(job=job, first_iteration=first_iteration, limit=limit)
         return read_history(self._call("history", request))
@@ -72,27 +73,30 @@ class ManagerClient:
     def set_policy(
         self, job: str, policy: str, predictor: str | None = None, tolerance: float | None = None
     ) -> str:
-        """Split batches otherwise from now on; what was done, in words. So do the methods below."""
+        """Change the policy that splits a job's batches; return what was done, in words.
+
+        The methods below return the same.
+        """
         return self._control(job, balancing=_wire.Balancing(policy, predictor, tolerance))
 
     def set_total_batch_size(self, job: str, samples: int) -> str:
-        """Have larger or smaller batches from now on."""
+        """Change the whole batch's size, over all workers, from the next iteration planned on."""
         return self._control(job, total_batch_size=samples)
 
     def set_bounds(self, job: str, worker: str, bounds: Bounds) -> str:
-        """Give a worker batch sizes between others from now on."""
+        """Change the bounds of a worker's batch size."""
         return self._control(job, worker=worker, bounds=wire_bounds(bounds))
 
     def drain(self, job: str, worker: str) -> str:
-        """Let a worker finish what it has been given, then release it."""
+        """Have a worker finish the iterations that it was assigned, then release it."""
         return self._control(job, worker=worker, drain=True)
 
     def pause(self, job: str) -> str:
-        """Plan nothing more until `resume`."""
+        """Plan no further iteration until `resume`."""
         return self._control(job, paused=True)
 
     def resume(self, job: str) -> str:
-        """Go on after `pause`."""
+        """Plan iterations again after `pause`."""
         return self._control(job, paused=False)
 
     def close(self) -> None:

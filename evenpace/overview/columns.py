@@ -1,6 +1,6 @@
-"""The last iterations' figures of each worker, as one array; a worker has a column for as long as it is seen.
+"""Measurements of the last iterations as one array, in which each worker seen in them has a column.
 
-Bounded: by iterations and, with many workers, by values.
+The array is bounded in iterations and, with many workers, in values.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,28 +14,28 @@ from idl.records import IterationRecord
 QUANTITIES = 6
 SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED = range(QUANTITIES)
 
-_ROWS = 2000
-_FEWEST_ROWS = 100  # what figures of late are made of
-_VALUES = 2_000_000
-_FIRST_ROWS = 64
+_ROWS = 2000  # iterations kept at most
+_FEWEST_ROWS = 100  # iterations kept whatever the number of workers: what `RecentFigures` computes from
+_VALUES = 2_000_000  # numbers kept at most, by which many workers have fewer iterations
+_FIRST_ROWS = 64  # rows of memory at first
 _SLACK = 1.25  # rows, and columns, of memory for each that is needed, so that they are rarely moved
 
 
 class Slots:
-    """Which column is whose.
+    """Assignment of columns to workers.
 
     Attributes:
-        count: Columns, some of which may be nobody's yet.
+        count: Number of columns, some of which may have no worker yet.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._of: dict[str, int] = {}
-        self._names: tuple[str, ...] = ()  # of the last look-up
+        self._names: tuple[str, ...] = ()  # of the last look-up, and below what it found
         self._found: NDArray[np.int64] = np.empty(0, np.int64)
 
     def find(self, names: tuple[str, ...]) -> NDArray[np.int64] | None:
-        """The columns of workers, in their order; None where one has none."""
+        """Return the columns of workers, in their order; None if one of them has no column."""
         if names is not self._names and names != self._names:
             if not all(name in self._of for name in names):
                 return None
@@ -43,24 +43,27 @@ class Slots:
         self._names = names
         return self._found
 
-    def one(self, name: str) -> int | None:
-        """The column of a worker, if it has one."""
+    def column(self, name: str) -> int | None:
+        """Return a worker's column; None if it has none."""
         return self._of.get(name)
 
     @property
     def names(self) -> list[str]:
-        """The workers', in the order of the columns."""
+        """Return the workers' names, in the order of their columns."""
         return list(self._of)  # which grows as columns do
 
-    def give(self, names: Sequence[str], in_use: Callable[[], NDArray[np.bool_]]) -> NDArray[np.int64] | None:
-        """Give workers columns; where there are too few, take away those that nothing is in any more.
+    def assign(
+        self, names: Sequence[str], in_use: Callable[[], NDArray[np.bool_]]
+    ) -> NDArray[np.int64] | None:
+        """Assign columns to workers; where there are too few, free the columns that hold nothing any more.
 
         Args:
-            names: Of workers that need one.
-            in_use: Says which of the columns still hold anything, (count,).
+            names: Workers that need a column.
+            in_use: Returns which of the columns still hold anything, (count,).
 
         Returns:
-            None if the columns stay as they are; else the old ones that become the first new ones, in order.
+            None if the columns stay as they are; else the old columns that become the first of the new
+            ones, in order.
         """
         self._names = ()
         wanted = set(names)
@@ -81,7 +84,7 @@ class Slots:
 
 
 class Recent:
-    """The rows: iterations ascending, each (QUANTITIES, columns), NaN where a worker took no part."""
+    """Rows of the last iterations, ascending: (QUANTITIES, columns) each, NaN where a worker took no part."""
 
     def __init__(self) -> None:
         self._values = np.empty((_FIRST_ROWS, QUANTITIES, 0))
@@ -93,20 +96,20 @@ class Recent:
 
     @property
     def values(self) -> Array:
-        """(rows, QUANTITIES, columns); a view that is good until the next change."""
+        """Return the measurements, (rows, QUANTITIES, columns); a view, valid until the next change."""
         return self._values[self._begin : self._end]
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Which iteration each row is, (rows,)."""
+        """Return the iteration of each row, (rows,)."""
         return self._numbers[self._begin : self._end]
 
     def in_use(self) -> NDArray[np.bool_]:
-        """Which columns hold anything, (columns,)."""
+        """Return which columns hold anything, (columns,)."""
         return np.asarray(~np.isnan(self.values[:, SIZE]).all(axis=0))
 
     def append(self, iteration: IterationRecord, columns: NDArray[np.int64]) -> None:
-        """Take an iteration whose workers have these columns."""
+        """Add an iteration; `columns` are those of its workers, in their order."""
         if self._end == len(self._numbers):
             self._make_room()
         row = self._values[self._end]
@@ -122,11 +125,11 @@ class Recent:
         self._begin = max(self._begin, self._end - self.most)
 
     def cut(self, iteration: int) -> None:
-        """Drop the rows of an iteration and of later ones."""
+        """Drop the rows from `iteration` on."""
         self._end = self._begin + int(np.searchsorted(self.numbers, iteration))
 
     def resize(self, keep: NDArray[np.int64], count: int) -> None:
-        """Have so many columns, of which the first are the old ones named."""
+        """Change the columns to `count`, the first of which are the present columns `keep`, in that order."""
         values = np.full((len(self._numbers), QUANTITIES, count), np.nan)
         values[self._begin : self._end, :, : len(keep)] = self.values[:, :, keep]
         self._values = values
@@ -134,7 +137,7 @@ class Recent:
 
     @property
     def most(self) -> int:
-        """Rows that are kept."""
+        """Return the number of rows that are kept at most."""
         columns = max(1, self._values.shape[2])
         return min(_ROWS, max(_FEWEST_ROWS, _VALUES // (QUANTITIES * columns)))
 

@@ -1,17 +1,18 @@
-"""What iterations would have taken with equal batch sizes, estimated from what they took with others.
+"""Estimates of the times that iterations would have taken with equal batch sizes.
 
-Assumed is that
+They follow from the times that the iterations took with the batch sizes they had. Assumed is that
 
 - a worker's time for a batch follows its time curve, which is fitted as the policy `learned` fits it
   (`batchsize_manager.policies.curves`), times a factor that changes from iteration to iteration, with its
   hardware, its contention and by chance. So the time that it would have taken for an even share is its
-  measured time, times what the curve has for the even share over what it has for the batch. What chance
-  brought, it would have brought with an even split as well;
-- what an iteration took beyond its slowest worker's batch processing time (barrier, manager) would have
-  been the same; and
+  measured time, times the curve's time for the even share over the curve's time for the batch; chance is
+  taken to act alike on both;
+- the time that an iteration took beyond its slowest worker's batch processing time (barrier, manager) would
+  have been the same; and
 - every worker could take an even share: bounds are not known here.
 
-So with the curves known the estimate is exact, whatever the noise. How well they are known, the fit says.
+Under these assumptions the estimate is exact where the curves are, whatever the noise. The fit says how well
+the curves are known.
 """
 
 from collections.abc import Sequence
@@ -22,37 +23,38 @@ from numpy.typing import NDArray
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview.statistics import Array
 
-_EVENLY = 1.0  # samples off an even share that rounding explains
+_ROUNDING = 1.0  # samples by which a share may differ from the even one and still count as even
 
 
 def with_even_shares(sizes: Array, times: Array, curves: Curves) -> Array:
-    """The batch processing times that even shares would have brought.
+    """Return the batch processing times that workers would have had with even shares.
 
     Args:
-        sizes: (..., workers) samples; NaN: took no part.
-        times: Likewise, seconds.
-        curves: (workers,).
+        sizes: Batch sizes in samples, (..., workers); NaN where a worker took no part.
+        times: Batch processing times in seconds, likewise.
+        curves: The workers' time curves, (workers,).
 
     Returns:
-        (..., workers) seconds; NaN where a worker had no sample. Where its share was even, its time.
+        Seconds, (..., workers): the measured time where a worker's share was even, NaN where it had no
+        sample.
     """
     busy = (sizes > 0) & (times > 0)
     return np.where(busy, _with_shares(_even_shares(sizes), sizes, times, curves, busy), np.nan)
 
 
 def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence[Curves]) -> Array:
-    """What iterations would have taken.
+    """Return the durations that iterations would have had with even shares.
 
-    Who had no sample in one is taken to be as fast as when it last had any.
+    A worker without a sample in an iteration is taken to be as fast as when it last had any.
 
     Args:
-        durations: That they took, seconds, (iterations,).
-        sizes: Samples, (iterations, workers); NaN: took no part.
-        times: Batch processing times, likewise.
-        cases: Curves that may be the workers', (workers,) each.
+        durations: Measured durations in seconds, (iterations,).
+        sizes: Batch sizes in samples, (iterations, workers); NaN where a worker took no part.
+        times: Batch processing times in seconds, likewise.
+        cases: Time curves that the workers may have, (workers,) each.
 
     Returns:
-        (cases, iterations) seconds; NaN where that is not known. Where shares were even, what they took.
+        Seconds, (cases, iterations): the measured duration where shares were even, NaN where it is not known.
     """
     shares = _even_shares(sizes)
     slowest = np.nan_to_num(times).max(axis=1, initial=0.0)
@@ -75,14 +77,14 @@ def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence
 
 
 def _with_shares(shares: Array, sizes: Array, times: Array, curves: Curves, busy: NDArray[np.bool_]) -> Array:
-    """Times with these shares, (..., 1), instead of others; 0 for who is not busy."""
-    # No change is no error, either.
-    sizes = np.where(busy & (np.abs(sizes - shares) >= _EVENLY), sizes, shares)
+    """Return the times with `shares`, (..., 1), instead of `sizes`, (..., workers); 0 where not `busy`."""
+    # An even share keeps its measured time exactly, whatever the curve.
+    sizes = np.where(busy & (np.abs(sizes - shares) >= _ROUNDING), sizes, shares)
     return np.asarray(np.where(busy, times, 0.0) * (curves.fitted(shares) / curves.fitted(sizes)))
 
 
 def _even_shares(sizes: Array) -> Array:
-    """(..., 1) samples; 0 where nobody took part."""
+    """Return each iteration's even share in samples, (..., 1); 0 where no worker took part."""
     there = ~np.isnan(sizes)
     workers = np.maximum(there.sum(axis=-1, keepdims=True), 1)
     return np.asarray(np.where(there, sizes, 0.0).sum(axis=-1, keepdims=True) / workers)

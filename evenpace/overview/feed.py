@@ -1,4 +1,4 @@
-"""Follows a manager's jobs: fetches what is new, and keeps a view of each. It draws nothing."""
+"""Following a manager's jobs: each poll fetches what is new, for a view of each job. Nothing here draws."""
 
 import time
 from collections import deque
@@ -10,21 +10,21 @@ from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from idl.errors import InvalidRequestError
 
-_EVENTS = 200  # the last ones of each job, kept
+_EVENTS = 200  # events kept of each job, the last ones
 _FETCHING = 0.25  # seconds of a poll after which no further piece of a job's past is fetched
-_STATUS_SHARE = 0.05  # of the time, that may go into asking for members and events
+_STATUS_SHARE = 0.05  # share of the time that may go into asking for members and events
 
 
 @dataclass
 class FollowedJob:
-    """A job as it was at the last poll.
+    """State of a job as of the last poll.
 
     Attributes:
-        summary: The wire's `JobSummary`.
-        members: The wire's `MemberStatus`, in the order of their slices.
-        events: The wire's `Event`, the last ones, oldest first.
-        view: Its iterations.
-        behind: How many iterations of it are complete and not in the view yet.
+        summary: `JobSummary` of the wire.
+        members: `MemberStatus` of the wire, in the order of their slices.
+        events: The last `Event`s of the wire, oldest first.
+        view: The job's iterations.
+        behind: Number of iterations that are complete and not in the view yet.
     """
 
     summary: Any
@@ -32,25 +32,26 @@ class FollowedJob:
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=_EVENTS))
     view: JobView = field(default_factory=JobView)
     behind: int = 0
-    _attempt: int = 0  # of the last iteration in the view
-    _standing: tuple[Any, ...] = ()  # what of the summary members and events were last asked for at
+    _attempt: int = 0  # that the last iteration in the view belongs to
+    _asked_at: tuple[Any, ...] = ()  # state, members and attempt when members and events were last asked for
     _status_due: float = 0.0  # when they may be asked for again, in the monotonic clock's seconds
 
     @property
     def states(self) -> dict[str, str]:
-        """Of the members, by name."""
+        """Return the members' states, by name."""
         return {member.worker: member.state for member in self.members}
 
 
 class Feed:
-    """Follows a manager's jobs, for one thread.
+    """Reader of a manager's jobs, for one thread.
 
     Args:
-        client: Asks the manager; it stays the caller's to close.
-        jobs: Which; None for all, for which a token of all jobs is needed where tokens are asked for.
+        client: Connection to the manager, which the caller closes.
+        jobs: Names of the jobs to follow; None for all, which needs a token of all jobs where the manager
+            asks for tokens.
 
     Attributes:
-        jobs: Those that there are, by name; a new run of a name begins anew.
+        jobs: The manager's jobs, by name; a new run under a name replaces the earlier one.
     """
 
     def __init__(self, client: ManagerClient, jobs: Sequence[str] | None = None) -> None:
@@ -59,12 +60,12 @@ class Feed:
         self.jobs: dict[str, FollowedJob] = {}
 
     def poll(self) -> None:
-        """Fetch what is new.
+        """Fetch what is new of all jobs.
 
-        The past of a long job comes in pieces, over several polls; see `FollowedJob.behind`.
+        The past of a long job comes in pieces, over several polls: `FollowedJob.behind` has the rest.
 
         Raises:
-            EvenpaceError: The manager cannot be reached, or refuses; what was known stays.
+            EvenpaceError: The manager cannot be reached, or refuses; `jobs` keeps what was known.
         """
         known = self.jobs
         self.jobs = {}
@@ -75,7 +76,7 @@ class Feed:
                 job = known.get(summary.job)
                 if job is None or job.summary.run != summary.run:
                     job = FollowedJob(summary, behind=summary.iteration)
-                # Viewers may look before what is new has been read.
+                # Viewers in other threads may look before the new iterations have been read.
                 job.behind += max(0, summary.iteration - job.summary.iteration)
                 job.summary = summary
                 self.jobs[summary.job] = job
@@ -84,13 +85,13 @@ class Feed:
             raise
         until = time.monotonic() + _FETCHING
         for job in self.jobs.values():
-            self._look_at(job)
+            self._fetch_status(job)
         for job in self.jobs.values():
-            self._read(job, until)
+            self._fetch_iterations(job, until)
 
     @property
     def behind(self) -> int:
-        """How many iterations there are that no view has yet, over all jobs."""
+        """Return the number of complete iterations that are in no view yet, over all jobs."""
         return sum(job.behind for job in self.jobs.values())
 
     def _summaries(self) -> list[Any]:
@@ -104,24 +105,24 @@ class Feed:
                 continue
         return found
 
-    def _look_at(self, job: FollowedJob) -> None:
-        """Ask for members and events, unless all is over, or it would be too often for so little."""
+    def _fetch_status(self, job: FollowedJob) -> None:
+        """Ask for members and events, unless the job has ended or they were asked for a moment ago."""
         summary = job.summary
-        standing = (summary.state, summary.members, summary.attempt)
+        asked_at = (summary.state, summary.members, summary.attempt)
         now = time.monotonic()
-        if standing == job._standing and (summary.state == "ended" or now < job._status_due):
+        if asked_at == job._asked_at and (summary.state == "ended" or now < job._status_due):
             return
         status = self._client.status(summary.job, job.events[-1].number if job.events else -1)
         if status.summary.run != summary.run:
-            return  # the next poll begins anew
+            return  # another run: the next poll follows it
         job.members = list(status.members)
         job.events.extend(status.events)
-        job._standing = standing
+        job._asked_at = asked_at
         took = time.monotonic() - now
         job._status_due = now + took / _STATUS_SHARE
 
-    def _read(self, job: FollowedJob, until: float) -> None:
-        """Fetch iterations, in pieces, at least one."""
+    def _fetch_iterations(self, job: FollowedJob, until: float) -> None:
+        """Fetch iterations in pieces, at least one; no further one after `until`, in monotonic seconds."""
         first = self._next(job)
         while first < job.summary.iteration:
             run, iterations = self._client.history(job.summary.job, first)
@@ -129,7 +130,7 @@ class Feed:
                 first = job.summary.iteration if run == job.summary.run else first
                 break
             if job.view.last >= 0 and iterations[0].attempt > max(job._attempt, job.summary.attempt):
-                break  # the job was rewound just now: the next poll sees from where
+                break  # the job was rewound since its summary was read: the next poll sees from where
             job.view.add(iterations)
             job._attempt = iterations[-1].attempt
             first = job.view.last + 1
@@ -138,7 +139,7 @@ class Feed:
         job.behind = max(0, job.summary.iteration - first)
 
     def _next(self, job: FollowedJob) -> int:
-        """The first iteration that is to be fetched, after what the view has and still holds."""
+        """Return the first iteration to fetch; a view whose last iteration was rewound is emptied."""
         last = job.view.last
         if last < 0 or job.summary.attempt == job._attempt:
             return last + 1

@@ -1,7 +1,7 @@
-"""What is made of a job's records: values for pages, terminals, metrics and reports, ready for JSON.
+"""Values computed from a job's records, for pages, terminals, metrics and reports; ready for JSON.
 
-Times are in seconds, speeds in samples per second; None stands for what is not known, as JSON has no NaN.
-What an *even* split would have brought is estimated; `even_split` says how.
+Times are in seconds, speeds in samples per second; None is a value that is not known, as JSON has no NaN.
+Figures of an *even* split are estimates; `even_split` says how they are made.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a quantity was spread, over workers or over iterations."""
+    """Spread of a quantity over workers or over iterations."""
 
     minimum: float | None
     median: float | None
@@ -18,28 +18,28 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """One worker over the last iterations, at most 100 of them.
+    """Figures of one worker over the last iterations, at most 100 of them.
 
     Attributes:
-        worker: Its name.
-        state: As in `MemberStatus`; "gone" for one that is no member any more.
-        batch_size: Samples, in the last iteration.
-        even_batch_size: That an even split would give it.
-        batch_processing_time: Median.
-        waiting_time: Median.
-        waiting_share: See `idl.measures`.
-        seconds_per_sample: The time that a sample takes.
-        speed: Median.
-        relative_to_best: Its speed relative to its own best, the 95th percentile of all that was seen.
+        worker: Name of the worker.
+        state: Its state as in `MemberStatus`; "gone" if it is no member any more.
+        batch_size: Samples in the last iteration.
+        even_batch_size: Samples that an even split would assign to it.
+        batch_processing_time: Median, in seconds.
+        waiting_time: Median, in seconds.
+        waiting_share: Share of its time spent waiting, as `idl.measures` defines it.
+        seconds_per_sample: Time that a sample takes.
+        speed: Median, in samples per second.
+        relative_to_best: Its speed relative to its own best, the 95th percentile over the whole job.
         relative_to_others: Its speed relative to the median of the members' speeds.
         cpu_usage: Median share of its CPUs that others take, 0 to 1.
         memory_usage: Last share of its memory in use, 0 to 1.
-        predicted_speed: Before the last iteration.
-        real_speed: In the last iteration.
-        prediction_error: Of its speeds; see `idl.measures`.
+        predicted_speed: Speed predicted for the last iteration.
+        real_speed: Speed measured in the last iteration.
+        prediction_error: Error of the predictions of its speed, as `idl.measures` defines it.
         verdict: "chronic" (a straggler, slower than others nearly all the time), "passing" (slower than it
             can be, for now), "leader" (the fastest), or "even".
-        verdict_text: Why, in words.
+        verdict_text: Reason for the verdict, in words.
         balanced_text: What the balancer did about it, in words: "takes 44 instead of 180 samples".
         won_per_iteration: Seconds that it would take longer with an even share; negative: shorter.
     """
@@ -68,7 +68,7 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeline:
-    """One worker's course, a value for each point of the timeline; None where it took no part."""
+    """One worker's iterations: a value for each point of the timeline, None where it took no part."""
 
     batch_sizes: list[float | None]
     batch_processing_times: list[float | None]
@@ -79,17 +79,17 @@ class WorkerTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A job's course. All lists have a value for each point, and all quantities are as of that iteration.
+    """A job's iterations for a plot. All lists have a value for each point: that of the point's iteration.
 
     Attributes:
         iterations: The iteration that each point is, ascending; of a long run, some are left out.
-        durations: Of the iterations.
-        even_durations: That an even split would have brought.
-        batch_sizes: Over workers.
-        batch_processing_times: Likewise.
-        waiting_times: Likewise.
+        durations: Durations of the iterations, in seconds.
+        even_durations: Durations with an even split, estimated, in seconds.
+        batch_sizes: Spread over workers, in samples.
+        batch_processing_times: Spread over workers, in seconds.
+        waiting_times: Spread over workers, in seconds.
         throughputs: Samples per second.
-        workers: By name, for those asked for.
+        workers: The requested workers' timelines, by name.
     """
 
     iterations: list[int]
@@ -104,29 +104,32 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """A job over the last iterations, at most 100 of them, and in all.
+    """Figures of a job over its last iterations, at most 100 of them, and over all.
 
     Attributes:
-        iterations: Complete ones that were seen, in all.
+        iterations: Number of complete iterations seen.
         iteration: The last of them; None without any.
-        epoch: Of it.
-        samples: Trained in all of them.
-        seconds: That all of them took.
-        throughput: Samples per second, of late.
-        even_throughput: That an even split would have brought.
-        speedup: Of the two; above 1 where balancing helps.
-        speedup_least: It is below that with a probability of about a twentieth.
-        speedup_most: Above, likewise.
-        iteration_time: Median duration of late.
-        saved_seconds: Over all iterations, against an even split.
-        saved_least: As of the speedup.
-        saved_most: Likewise.
-        waiting_share: Of late; see `idl.measures`.
-        prediction_error: Of all workers' speeds of late; see `idl.measures`.
-        headline: "1.9x faster than even; 41 min saved so far", "at least" so much where that is all that
-            is known, or why there is nothing to say yet.
-        workers: The slowest per sample first; those that were in the last iterations.
-        verdicts: How many workers are what; see `WorkerFigures.verdict`.
+        epoch: Epoch of the last iteration.
+        samples: Samples trained on in all iterations.
+        seconds: Duration of all iterations.
+        throughput: Samples per second over the last iterations.
+        even_throughput: Samples per second with an even split, estimated over the last iterations.
+        speedup: Throughput over that of an even split; above 1 where balancing helps.
+        speedup_least: The lowest of the estimates with the likely time curves and with two others, whose
+            slopes the true ones are below with a probability of 0.05 and of 0.95.
+        speedup_most: The highest of these estimates.
+        iteration_time: Median duration of the last iterations, in seconds.
+        saved_seconds: Time saved against an even split over all iterations, estimated; negative: lost.
+        saved_least: The lowest estimate, with the time curves of `speedup_least`.
+        saved_most: The highest estimate, likewise.
+        waiting_share: Share of the workers' time spent waiting in the last iterations, as `idl.measures`
+            defines it.
+        prediction_error: Error of the predictions of all workers' speeds in the last iterations, as
+            `idl.measures` defines it.
+        headline: "1.9x faster than even; 41 min saved so far", "at least ..." where only a bound is known,
+            or the reason why nothing can be said yet.
+        workers: Workers of the last iterations, the slowest per sample first.
+        verdicts: Number of workers by `WorkerFigures.verdict`.
     """
 
     iterations: int

@@ -1,4 +1,4 @@
-"""A job's course so far: takes iterations, gives figures. Knows no manager and no clock."""
+"""View of one job: takes the records of its iterations, gives figures. It knows no manager and no clock."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -15,16 +15,16 @@ from evenpace.overview.seen_times import SeenTimes
 from evenpace.overview.thinned_rows import DURATION, ThinnedRows
 from idl.records import IterationRecord
 
-_RECENT = 100  # iterations that figures of late are made of
-_UNLIKELY = 0.05  # probability that slopes are flatter than told as least, and steeper than told as most
-_AT_ONCE = 100_000  # times that are estimated anew for figures; where there are more, the others now and then
+_RECENT = 100  # iterations that figures of the last iterations are computed from
+_UNLIKELY = 0.05  # probability of slopes flatter than in the flattest case, or steeper than in the steepest
+_AT_ONCE = 100_000  # values, iterations × columns, that are estimated again for each look at the figures
 
 
 class JobView:
-    """A job's course so far. Its memory is bounded, however long the job is and whoever comes and goes.
+    """View of a job's iterations so far, in bounded memory, however long the job is and whoever joins.
 
-    Each worker's figures are kept for the last 2,000 iterations, or for 2 million numbers where workers are
-    many; of iterations, up to 20,000 are kept, and sums over all.
+    Each worker's measurements are kept for the last 2,000 iterations, or fewer with many workers, up to
+    2 million numbers; a row of figures is kept for up to 20,000 iterations, and sums over all.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class JobView:
         self._seen = SeenTimes()
         self._best = Best()
         self._rows = ThinnedRows()
-        self._curves = self._seen.curves()  # as last fitted
-        self._unrevised = 0  # iterations since then
+        self._curves = self._seen.curves()  # as of the last fit
+        self._unrevised = 0  # iterations added since the last fit
 
     @property
     def last(self) -> int:
-        """The last iteration that was taken; -1 without any."""
+        """Return the last iteration that was added; -1 without any."""
         return self._rows.last
 
     def add(self, iterations: Iterable[IterationRecord]) -> None:
-        """Take complete iterations, ascending.
+        """Add complete iterations, ascending.
 
-        One that is not above the last (the job was rewound) makes void those from its number on.
+        An iteration that is not above the last one (the job was rewound) replaces those from its number on.
         """
         for iteration in iterations:
             if iteration.iteration <= self._rows.last:
@@ -52,11 +52,11 @@ class JobView:
             self._add(iteration)
 
     def cut(self, iteration: int) -> int:
-        """Forget an iteration and later ones.
+        """Drop the iterations from `iteration` on.
 
         Returns:
-            The iteration from which on others are to be added; below the one given where some of those
-            before it are not kept one by one.
+            The iteration to be added next. It is below the given one where the rows of iterations just
+            before that were thinned out.
         """
         self._rows.cut(iteration)
         self._recent.cut(iteration)
@@ -64,11 +64,11 @@ class JobView:
         return self._rows.last + 1
 
     def figures(self, states: Mapping[str, str] | None = None, limit: int | None = None) -> JobFigures:
-        """What is made of it.
+        """Return the job's figures.
 
         Args:
-            states: The members', by name; None where they are not known.
-            limit: How many workers are listed, the slowest first; None for all.
+            states: The members' states, by name; None where they are not known.
+            limit: Number of workers listed, the slowest first; None for all.
         """
         curves = self._revise()
         return RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT).figures(
@@ -76,17 +76,17 @@ class JobView:
         )
 
     def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
-        """The course, for plots.
+        """Return a timeline of the job's iterations, for plots.
 
         Args:
-            points: How many iterations at most; at least 1.
-            workers: Whose course is told, too, as far back as it is known.
-            first: From which iteration on.
+            points: Number of iterations at most; at least 1.
+            workers: Names of the workers that get a timeline of their own, as far back as they are kept.
+            first: First iteration of the timeline.
         """
         self._revise()
         known: dict[str, timeline.Known] = {}
         for name in workers:
-            column = self._slots.one(name)
+            column = self._slots.column(name)
             if column is None:
                 known[name] = (np.empty(0, np.int64), np.empty((0, QUANTITIES)))
             else:
@@ -96,7 +96,7 @@ class JobView:
     def _add(self, iteration: IterationRecord) -> None:
         columns = self._slots.find(iteration.workers)
         if columns is None:
-            keep = self._slots.give(iteration.workers, self._recent.in_use)
+            keep = self._slots.assign(iteration.workers, self._recent.in_use)
             if keep is not None:
                 for part in (self._recent, self._seen, self._best):
                     part.resize(keep, self._slots.count)
@@ -109,17 +109,17 @@ class JobView:
         self._best.append(iteration.iteration, row[SIZE], row[TIME])
         self._rows.append(iteration)
         self._unrevised += 1
-        if 2 * self._unrevised >= self._recent.most:  # before any of them is left out
+        if 2 * self._unrevised >= self._recent.most:  # before a row that is yet to be estimated is dropped
             self._revise(len(self._recent))
 
     def _revise(self, least: int = 0) -> Curves:
-        """Estimate anew what even splits would have brought, by what is known of time curves by now.
+        """Fit the time curves again, and estimate the last iterations' durations with an even split by them.
 
         Args:
-            least: Of how many of the last iterations, at least.
+            least: Number of the last iterations to estimate at least.
 
         Returns:
-            The likely curves, (columns,).
+            The likely time curves, (columns,).
         """
         if self._unrevised:
             least = max(least, self._unrevised, _RECENT, _AT_ONCE // max(1, self._slots.count))

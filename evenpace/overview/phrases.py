@@ -1,16 +1,16 @@
-"""Figures in plain words, short enough for one line; nothing here knows where they come from."""
+"""Figures in plain words, short enough for one line; nothing here knows where the figures come from."""
 
 import math
 from typing import NamedTuple
 
-_SAME = 0.02  # a speedup this close to 1 is within what an estimate can tell
+_SAME = 0.02  # a speed-up this close to 1 is written as "as fast as even"
 _PERCENT_BELOW = 1.2  # smaller factors read better as a percentage
-_WORTH_SAYING = 1.0  # seconds
-_CERTAIN = 1.2  # times as much at the most as at the least: a speedup is then told as one number
+_WORTH_SAYING = 1.0  # seconds saved or lost, below which a headline leaves them out
+_CERTAIN = 1.2  # ratio of the highest to the lowest estimate, up to which a speed-up is written as one number
 
 
 class Estimate(NamedTuple):
-    """What a quantity is likely to be, and between which values it is almost surely."""
+    """Likely value of a quantity, with the lowest and the highest of its estimates."""
 
     least: float
     likely: float
@@ -18,12 +18,12 @@ class Estimate(NamedTuple):
 
 
 def number(value: float) -> float | None:
-    """A number for JSON, which has neither NaN nor infinity."""
+    """Return a number for JSON: None for NaN and infinity, which JSON lacks."""
     return float(value) if math.isfinite(value) else None
 
 
 def seconds(value: float) -> str:
-    """A time: 12 ms, 0.63 s, 12 s, 41 min, 3 h 5 min, 2 d 4 h."""
+    """Return a time in words, from seconds: 12 ms, 0.63 s, 12 s, 41 min, 3 h 5 min, 2 d 4 h."""
     sign, value = ("-", -value) if value < 0 else ("", value)
     if value < 0.0995:
         return f"{sign}{value * 1e3:.3g} ms"
@@ -39,17 +39,17 @@ def seconds(value: float) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor, of two or three digits: 1.8, 2.4, 12."""
+    """Return a factor with two or three digits: 1.8, 2.4, 12."""
     return f"{factor:.1f}" if factor < 9.95 else f"{factor:,.0f}"
 
 
 def samples(count: float) -> str:
-    """How many samples, whole where they are many: 44, 1,250, 2.5."""
+    """Return a number of samples, whole from 10 on: 44, 1,250, 2.5."""
     return f"{count:,.0f}" if count >= 10 or count == round(count) else f"{count:.1f}"
 
 
 def speedup(factor: float) -> str:
-    """How fast a job is against an even split."""
+    """Return in words how fast a job is against an even split, from the ratio of the two speeds."""
     if abs(factor - 1) < _SAME:
         return "as fast as even"
     if factor < 1:
@@ -60,12 +60,12 @@ def speedup(factor: float) -> str:
 
 
 def headline(workers: int, factors: Estimate | None, saved: Estimate) -> str:
-    """What balancing brings, in a line: at least that, where it is not known well.
+    """Return what balancing brings, in one line; only a bound where the estimates are far apart.
 
     Args:
-        workers: In the last iterations.
-        factors: The speedup of late; None without an iteration.
-        saved: Seconds, in all; negative: lost.
+        workers: Number of workers in the last iterations.
+        factors: Speed-up of the last iterations; None without an iteration.
+        saved: Seconds saved over all iterations; negative: lost.
     """
     if factors is None:
         return "no iteration is complete yet"

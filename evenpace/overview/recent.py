@@ -1,4 +1,4 @@
-"""Figures of a job's last iterations, worked out for all workers at once."""
+"""Figures of a job's last iterations, computed for all workers at once."""
 
 from collections.abc import Mapping
 
@@ -18,9 +18,9 @@ from idl.measures import prediction_error, waiting_share
 
 
 class RecentFigures:
-    """The last iterations of a job, at most so many; to be used at once.
+    """The last `most` iterations of a job; valid until the next change of `recent`.
 
-    All arrays of its own are (iterations, workers), NaN where a worker took no part.
+    Its own arrays are (iterations, workers), NaN where a worker took no part.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class RecentFigures:
         columns = np.flatnonzero(~np.isnan(values[:, SIZE]).all(axis=0))
         names = slots.names
         self._names = [names[column] for column in columns.tolist()]
-        self._course = whole
+        self._whole = whole
         self._rows = whole.rows[-len(values) :] if len(values) else whole.rows[:0]
         self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted = (
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED)
@@ -45,8 +45,8 @@ class RecentFigures:
         self._best = best.rates(columns, curves)
 
     def figures(self, states: Mapping[str, str] | None, limit: int | None) -> JobFigures:
-        """See `JobView.figures`."""
-        whole, rows = self._course, self._rows
+        """Return the job's figures with the `limit` slowest workers; `states` are the members', by name."""
+        whole, rows = self._whole, self._rows
         sums = whole.sums
         seconds = float(rows[:, DURATION].sum())
         samples = float(rows[:, TOTAL].sum())
@@ -142,24 +142,24 @@ class RecentFigures:
         return listed
 
     def _last_rows(self) -> Array:
-        """In which row each worker was seen last, (workers,)."""
+        """Return the last row in which each worker took part, (workers,)."""
         there = ~np.isnan(self._sizes[::-1])
         rows: Array = len(self._sizes) - 1 - there.argmax(axis=0)
         return rows
 
 
 def _estimate(values: Array) -> Estimate:
-    """Of what curves at their flattest, as is likely, and at their steepest make it."""
+    """Return the estimate from three values: by the flattest, the likely, and the steepest time curves."""
     return Estimate(float(values.min()), float(values[1]), float(values.max()))
 
 
 def _sums(values: Array) -> Array:
-    """Of each column, leaving out NaN."""
+    """Return the sum of each column, leaving out NaN."""
     return np.asarray(np.nansum(values, axis=0))
 
 
 def _extremes(values: Array) -> tuple[Array, Array]:
-    """Of each column, leaving out NaN; NaN for a column of nothing else."""
+    """Return minimum and maximum of each column, leaving out NaN; NaN for a column of NaN alone."""
     low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
     low, high = low.min(axis=0), high.max(axis=0)
     return np.where(np.isinf(low), np.nan, low), np.where(np.isinf(high), np.nan, high)

@@ -7,11 +7,12 @@ Array = NDArray[np.float64]
 
 
 def quantile(values: Array, share: float) -> Array:
-    """Of each column, leaving out NaN; NaN for a column of nothing else.
+    """Return a quantile of each column, leaving out NaN; NaN for a column of NaN alone.
 
     Args:
         values: (rows, columns).
-        share: 0.5 for the median; between two values, their mean in proportion.
+        share: Share of the values below the quantile, 0 to 1; 0.5 for the median. Between two values it is
+            interpolated linearly.
 
     Returns:
         (columns,).
@@ -31,18 +32,18 @@ def quantile(values: Array, share: float) -> Array:
 
 
 def median(values: Array) -> Array:
-    """Of each column, leaving out NaN; (rows, columns) to (columns,)."""
+    """Return the median of each column, leaving out NaN; (rows, columns) to (columns,)."""
     return quantile(values, 0.5)
 
 
 def others_median(values: Array) -> Array:
-    """For each value the median of the others in its row; NaN where there are none.
+    """Return for each value the median of the others in its row; NaN where there are no others.
 
     Args:
         values: (rows, columns); NaN are left out.
 
     Returns:
-        (rows, columns); a number for NaN, too, as all others in its row are others.
+        (rows, columns). A NaN has a median, too: that of all values in its row.
     """
     rows, columns = values.shape
     order = np.argsort(values, axis=1)  # NaN comes last
@@ -51,7 +52,7 @@ def others_median(values: Array) -> Array:
     np.put_along_axis(places, order, np.arange(columns)[None, :], axis=1)
     known = columns - np.isnan(values).sum(axis=1, keepdims=True)  # (rows, 1)
     there = places < known
-    others = known - there  # how many, (rows, columns)
+    others = known - there  # number of other values, (rows, columns)
     low, high = (others - 1) // 2, others // 2
     result = np.zeros((rows, columns))
     for middle in (low, high):

@@ -1,6 +1,6 @@
-"""Who slows whom: verdicts on workers from their last iterations, with the reason in words.
+"""Verdicts on workers from their last iterations, stragglers above all, with the reason in words.
 
-All comparisons are of medians or of how often something was so, since single iterations are noisy.
+Single iterations are noisy, so medians are compared, and the share of iterations in which a condition held.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from evenpace.overview.statistics import Array, median, others_median
 KINDS = ("chronic", "passing", "leader", "even")
 _CHRONIC, _PASSING, _LEADER, _EVEN = range(4)
 
-SLOWER = 1.25  # times as long per sample as the others; less is in the range of usual differences
-_NEARLY_ALWAYS = 0.8  # of the iterations: a straggler may have a good moment now and then
-_ENOUGH = 10  # iterations, below which nothing is called chronic
-_BELOW_BEST = 1.4  # times slower than at its best; noise of 15% alone makes a best 1.25 times the usual
-_LASTING = 5  # iterations that it must have lasted: less is a hiccup
-_FASTER = 1.1  # times as fast as the others' median, for the fastest to be worth a name
-_TAKEN = 0.1  # share of its CPUs that others take, which is worth saying
+SLOWER = 1.25  # ratio of a straggler's time per sample to the others' median, at least
+_NEARLY_ALWAYS = 0.8  # share of iterations in which a chronic straggler is slower, at least
+_ENOUGH = 10  # iterations, below which no worker is called chronic or the leader
+_BELOW_BEST = 1.4  # ratio of a passing straggler's best rate to its rate; noise of 15% alone gives 1.25
+_LASTING = 5  # iterations for which a passing straggler is slower, at least: less is a hiccup
+_FASTER = 1.1  # ratio of the leader's speed to the others' median, at least
+_TAKEN = 0.1  # share of a worker's CPUs that others take, from which on the text has it
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """On all workers, in their order; all arrays are (workers,).
+    """Verdicts on all workers, in their order; all arrays are (workers,).
 
     Attributes:
         kinds: Indices into `KINDS`.
-        ratios: Time per sample relative to the others' median; NaN: not known.
-        slower: In how many of the iterations a worker was slower than others.
-        seen: How many it took part in.
-        runs: For how many iterations up to the last it has been slower than at its best.
-        below_best: By how many times, over these.
-        taken: Median share of its CPUs that others take, over these; NaN: not known.
+        ratios: Time per sample relative to the others' median; NaN where it is not known.
+        slower: Number of iterations in which the worker was slower than the others.
+        seen: Number of iterations in which it had samples.
+        runs: Number of iterations, up to the last, for which it has been slower than at its best.
+        below_best: Median ratio of its best rate to its rate over these; NaN where there are too few.
+        taken: Median share of its CPUs that others take, over these; NaN where it is not known.
     """
 
     kinds: NDArray[np.int64]
@@ -47,12 +47,12 @@ class Verdicts:
     taken: Array
 
     def counts(self) -> dict[str, int]:
-        """How many workers are what."""
+        """Return the number of workers of each kind."""
         counted = np.bincount(self.kinds, minlength=len(KINDS)).tolist()
         return dict(zip(KINDS, counted, strict=True))
 
     def text(self, worker: int) -> str:
-        """Why a worker is what it is."""
+        """Return the reason for a worker's verdict, in words."""
         kind, seen = int(self.kinds[worker]), int(self.seen[worker])
         ratio = float(self.ratios[worker])
         if kind == _CHRONIC:
@@ -82,10 +82,10 @@ def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array) -> Ve
     """Judge workers by their last iterations.
 
     Args:
-        per_sample: Seconds, (iterations, workers); NaN: it had no sample.
-        rates: How fast each was, whatever its batch size; likewise. See `best.rates`.
-        best: Of all that was seen of each, (workers,).
-        cpu_usages: Share that others take, (iterations, workers).
+        per_sample: Seconds per sample, (iterations, workers); NaN where a worker had no sample.
+        rates: Speeds relative to the workers' time curves, as `best.rates` returns them, likewise.
+        best: Each worker's best rate over the whole job, (workers,).
+        cpu_usages: Share of each worker's CPUs that others take, (iterations, workers).
     """
     relative = per_sample / others_median(per_sample)
     ratios = median(relative)
@@ -106,12 +106,12 @@ def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array) -> Ve
 
 
 def balanced(size: float, even: float, won: float | None) -> str:
-    """What the balancer did about a worker, in words.
+    """Return what the balancer did about a worker, in words.
 
     Args:
         size: Samples that it takes.
-        even: That it would take if all took the same.
-        won: Seconds by which it would take longer with these; None: not known.
+        even: Samples that it would take with an even split.
+        won: Seconds by which it would take longer with an even split; None where it is not known.
     """
     if abs(size - even) < 1:
         return f"takes an even share, {phrases.samples(size)} samples"
@@ -124,9 +124,10 @@ def balanced(size: float, even: float, won: float | None) -> str:
 
 
 def _steadied(values: Array) -> Array:
-    """Each with the median of itself and its neighbours, so that one good iteration ends no bad time.
+    """Replace each value by the median of itself and its two neighbours in its column.
 
-    The last has but one neighbour that is known, and stands as it is.
+    One fast iteration then does not end a slow period. The first and the last row, which have one neighbour
+    only, stay as they are.
     """
     if len(values) < 3:
         return values
@@ -138,11 +139,11 @@ def _steadied(values: Array) -> Array:
 
 
 def _lasting(values: Array, least: float) -> NDArray[np.int64]:
-    """For how many of the last rows each column has been at least so much; gaps do not count against it."""
+    """Return for how many of the last rows each column has been at least `least`; NaN does not end that."""
     if not len(values):
         return np.zeros(values.shape[1], dtype=np.int64)
     backwards = values[::-1]
-    ended = backwards < least  # NaN has not ended it
+    ended = backwards < least  # False for NaN
     length = np.where(ended.any(axis=0), ended.argmax(axis=0), len(values))
     known: Array = np.cumsum(~np.isnan(backwards), axis=0)
     lasting = np.where(length > 0, known[np.maximum(length - 1, 0), np.arange(values.shape[1])], 0)
@@ -150,7 +151,12 @@ def _lasting(values: Array, least: float) -> NDArray[np.int64]:
 
 
 def _over_runs(values: Array, runs: NDArray[np.int64]) -> Array:
-    """The median of each column's last rows, as many as its run is long; NaN where that is 0."""
+    """Return the median of each column over its run; NaN where the run is shorter than `_LASTING`.
+
+    Args:
+        values: (rows, columns).
+        runs: Number of last rows in each column's run, (columns,).
+    """
     result = np.full(values.shape[1], np.nan)
     lasting: Sequence[int] = np.flatnonzero(runs >= _LASTING).tolist()
     if lasting:

@@ -1,6 +1,6 @@
-"""A job's iterations in all, a row of numbers each: bounded, by leaving some out of those long past.
+"""All of a job's iterations, a row of numbers each, thinned out among the older ones to bound their number.
 
-Sums are carried in each row, so that they stay exact whatever is left out, and whatever is cut off.
+Each row carries the sums so far, so that they stay exact whichever rows are dropped.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ import numpy as np
 from evenpace.overview.statistics import Array
 from idl.records import IterationRecord
 
-MOST = 20_000  # rows
-_COMPLETE = 2000  # the last rows, of which none is left out
-_FIRST = 64
+MOST = 20_000  # rows kept at most
+_COMPLETE = 2000  # last rows, of which none is dropped
+_FIRST_ROWS = 64  # rows of memory at first
 
 ITERATION, EPOCH, TOTAL, DURATION = range(4)
 EVEN = slice(4, 7)  # durations with an even split: by the flattest, the likely, and the steepest time curves
@@ -23,10 +23,13 @@ _WIDTH = 22
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Over all iterations: how many, and their samples, seconds, and seconds saved against an even split.
+    """Sums over all iterations.
 
     Attributes:
-        saved: (3,), as the even durations.
+        iterations: Number of iterations.
+        samples: Samples trained on.
+        seconds: Duration.
+        saved: Seconds saved against an even split by each of the three cases of `EVEN`, (3,).
     """
 
     iterations: int
@@ -36,25 +39,25 @@ class Sums:
 
 
 class ThinnedRows:
-    """The rows, ascending by iteration."""
+    """Rows of a job's iterations, ascending."""
 
     def __init__(self) -> None:
-        self._rows = np.empty((_FIRST, _WIDTH))
+        self._rows = np.empty((_FIRST_ROWS, _WIDTH))
         self._count = 0
 
     @property
     def rows(self) -> Array:
-        """(rows, numbers); a view that is good until the next change."""
+        """Return the rows, (rows, numbers); a view that is valid until the next change."""
         return self._rows[: self._count]
 
     @property
     def last(self) -> int:
-        """The last iteration; -1 without any."""
+        """Return the last iteration; -1 without any."""
         return int(self._rows[self._count - 1, ITERATION]) if self._count else -1
 
     @property
     def sums(self) -> Sums:
-        """Over all iterations that were added and not cut off."""
+        """Return the sums over all iterations that were added and not cut off."""
         if not self._count:
             return Sums(0, 0, 0.0, np.zeros(3))
         row = self._rows[self._count - 1]
@@ -62,7 +65,7 @@ class ThinnedRows:
         return Sums(int(count), int(samples), seconds, row[_SAVED].copy())
 
     def append(self, iteration: IterationRecord) -> None:
-        """Add an iteration above the last; what an even split would have brought is for `revise` to say."""
+        """Add an iteration above the last; its durations with an even split are unknown until `revise`."""
         if self._count == len(self._rows):
             self._make_room()
         row = self._rows[self._count]
@@ -77,9 +80,11 @@ class ThinnedRows:
         self._count += 1
 
     def revise(self, even_durations: Array) -> None:
-        """Say anew what an even split would have brought of the last iterations, (iterations, 3).
+        """Set the durations that the last iterations would have had with an even split.
 
-        At most so many as are all kept one by one; NaN: not known.
+        Args:
+            even_durations: Seconds, (iterations, 3), in the order of `EVEN`; NaN where it is not known. At
+                most `_COMPLETE` iterations, none of which has been dropped.
         """
         first = self._count - len(even_durations)
         rows = self.rows[first:]
@@ -88,7 +93,7 @@ class ThinnedRows:
         rows[:, _SAVED] = saved + (self._rows[first - 1, _SAVED] if first else 0.0)
 
     def cut(self, iteration: int) -> None:
-        """Drop an iteration and later ones."""
+        """Drop the rows from `iteration` on."""
         self._count = int(np.searchsorted(self.rows[:, ITERATION], iteration))
 
     def _make_room(self) -> None:
@@ -103,6 +108,7 @@ class ThinnedRows:
 
 
 def _spread(values: np.ndarray) -> tuple[float, float, float]:
+    """Return minimum, median and maximum of the finite values; NaN without any."""
     values = values[np.isfinite(values)]
     if not len(values):
         return (np.nan, np.nan, np.nan)

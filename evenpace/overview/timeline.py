@@ -1,4 +1,4 @@
-"""A job's course for plots: some of its iterations, evenly spaced, the same ones while the job goes on."""
+"""Timelines for plots: some of a job's iterations, evenly spaced, the same ones while the job goes on."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,14 @@ Known = tuple[NDArray[np.int64], Array]
 
 
 def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> Timeline:
-    """Make a timeline of a job's rows; see `course`.
+    """Make a timeline of a job's rows.
 
     Args:
-        rows: All that there are.
-        points: How many iterations at most; at least 1.
-        first: From which iteration on.
-        workers: By name, which iterations are known of it, (known,) ascending, and its quantities in them,
-            (known, QUANTITIES).
+        rows: All rows of `ThinnedRows`.
+        points: Number of iterations at most; at least 1.
+        first: First iteration of the timeline.
+        workers: By name, the iterations that are known of a worker, (known,) ascending, and its quantities
+            in them, (known, QUANTITIES).
     """
     rows = _thin(rows[np.searchsorted(rows[:, thinned_rows.ITERATION], first) :], points)
     numbers = rows[:, thinned_rows.ITERATION].astype(np.int64)
@@ -41,7 +41,7 @@ def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> 
 
 
 def _thin(rows: Array, points: int) -> Array:
-    """At most so many rows: those whose iteration is a multiple of a power of two, and the last."""
+    """Return at most `points` rows: those whose iteration is a multiple of a power of two, and the last."""
     if len(rows) <= points:
         return rows
     numbers = rows[:, thinned_rows.ITERATION].astype(np.int64)
