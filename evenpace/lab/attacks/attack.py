@@ -1,6 +1,6 @@
-"""An honest job trains on a live manager and shard while attackers throw at them what they can.
+"""The attack of `evenpace bench hostile`: inputs sent to a live manager and shard that train an honest job.
 
-It starts the processes and puts together what was seen.
+This module starts the processes and puts the results together.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ from idl.errors import UnavailableError
 from rpc.client import Client
 from rpc.credentials import Credentials
 
-_FILES = 2000
+_FILES = 2000  # open files that the services' and the attackers' processes may need
 _EACH = 6  # attackers of each service
-_TURN = 0.2  # seconds that attackers go on for before others have their turn
-_HANG_SECONDS = 30.0  # of one honest iteration
+_TURN = 0.2  # seconds that the attackers run for before the lurkers and the honest job are looked after
+_HANG_SECONDS = 30.0  # seconds without an iteration of the honest job that count as a hang
 _HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
 
 
 def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
-    """Attack, print what came of it, and write it.
+    """Attack, print the results, and write them as JSON to `json_path`.
 
     Raises:
         UnavailableError: The honest job did not start.
@@ -85,7 +85,7 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
 def _services(
     config: HostileConfig, logs: Path | None = None
 ) -> Iterator[tuple[LocalCluster, Tokens | None]]:
-    """Manager and shard, which log to the folder `logs` if there is one, and the tokens that they take."""
+    """Start manager and shard, which log to the folder `logs` if given; yield them and their tokens."""
     with tempfile.TemporaryDirectory(prefix="evenpace-attack-") as folder:
         tokens = Tokens(Path(folder)) if config.tokens else None
         options = ("--deterministic", "--memory-mib", str(config.memory_mib))
@@ -105,7 +105,7 @@ def _services(
 def _trained(
     cluster: LocalCluster, tokens: Tokens | None, pace: float, last: int | None = None
 ) -> Iterator[HonestJob]:
-    """The honest job on the services."""
+    """Start the honest job on the services, and yield it."""
     credentials = Credentials(token=tokens.honest) if tokens is not None else None
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
@@ -120,7 +120,7 @@ def _attack(
     targets: Sequence[Target],
     honest: HonestJob,
 ) -> Tally:
-    """Throw inputs until it is enough."""
+    """Send inputs until the time, the inputs or the kinds of harm are used up."""
     attackers = Attackers(targets, config.seed)
     lurkers = Lurkers(targets[:2], attackers.tally, config.seed)
     tally = attackers.tally
@@ -153,7 +153,7 @@ def _attack(
 
 
 def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
-    """What was tried, and what the services did."""
+    """Return the inputs tried and the services' reactions, for JSON."""
     return {
         "inputs": tally.inputs,
         "inputs_per_second": tally.inputs / seconds,
@@ -170,7 +170,7 @@ def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
 def _targets(
     config: HostileConfig, cluster: LocalCluster, tokens: Tokens | None, honest: HonestJob
 ) -> list[Target]:
-    """The services as each attacker has them, by a job of its own."""
+    """Return the services as targets, one for each attacker, with a job of its own."""
     of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
     run, (shard,) = _run_of_honest(cluster, tokens), cluster.shard_addresses
     targets = []
@@ -192,14 +192,14 @@ def _targets(
 
 
 def _sentinel(definition: type, job: str) -> tuple[str, Any]:
-    """A call that is answered at once."""
+    """Return method and request of a call that is answered at once."""
     if definition is idl.batchsize_manager.BatchSizeManager:
         return "history", idl.batchsize_manager.HistoryRequest(job, 0, 1)
     return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
 
 
 def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
-    """What the honest job's name at the shard ends with."""
+    """Return the suffix of the honest job's name at the shard, which is its run."""
     credentials = Credentials(token=tokens.honest) if tokens is not None else None
     service = idl.batchsize_manager
     client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=credentials)
@@ -209,7 +209,7 @@ def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
 
 
 def _honest(seconds: Sequence[float]) -> dict[str, Any]:
-    """What the honest job's iterations come to."""
+    """Return number and durations of the honest job's iterations, for JSON."""
     p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
     return {
         "iterations": len(seconds),
@@ -221,7 +221,7 @@ def _honest(seconds: Sequence[float]) -> dict[str, Any]:
 def _bits_changed(
     config: HostileConfig, console: Console, iterations: int, parameters: NDArray[np.float64]
 ) -> int:
-    """In how many bits the honest job's parameters differ from those of an undisturbed run.
+    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's.
 
     Raises:
         UnavailableError: That run did not end well.

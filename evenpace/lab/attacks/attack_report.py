@@ -1,4 +1,4 @@
-"""Shows what came of an attack on the terminal, and keeps the inputs that did harm."""
+"""Results of an attack on the terminal, and files of the inputs that did harm."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from evenpace.lab.attacks.attackers import Harm
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:
-    """Print a table and some lines."""
+    """Print a table of the inputs tried and lines about the harm done."""
     title = f"{figures['inputs']} inputs in {figures['seconds']:.0f} s, {figures['inputs_per_second']:.0f}/s"
     table = Table(title=title, title_justify="left")
     for column in ("kind", "tried", "what the services did"):
@@ -43,7 +43,7 @@ def show(console: Console, figures: dict[str, Any]) -> None:
 
 
 def write_inputs(harms: Mapping[str, Harm], json_path: Path) -> None:
-    """Keep what came before each harm, to be tried again."""
+    """Write the inputs sent before each harm to files beside `json_path`, so that they can be tried again."""
     for number, (what, harm) in enumerate(harms.items()):
         if harm.inputs:
             lines = [json.dumps({"kind": one.kind, "hex": one.data.hex()}) for one in harm.inputs]

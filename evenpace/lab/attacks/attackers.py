@@ -1,4 +1,4 @@
-"""Attackers on real connections: each sends batches of inputs, and sees what the service makes of them.
+"""Attackers on real connections: each sends batches of inputs, and checks how the service reacts.
 
 A batch ends with a call whose answer shows that all before it were taken, or with the end of the connection.
 One thread serves all attackers of a process, by epoll.
@@ -22,22 +22,22 @@ from rpc import codec
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 
-_BATCH = 12
-_BATCHES = 30  # of one connection
-_STRANGERS_BATCH = 4
-_REMEMBERED = 64  # inputs of a connection
-_READ = 65536
-_HANG_SECONDS = 30.0
-_SENTINEL = 0x40000000  # and above: sequence ids that no input has
+_BATCH = 12  # inputs
+_BATCHES = 30  # batches of one connection
+_STRANGERS_BATCH = 4  # inputs of a batch on a connection that is not authenticated
+_REMEMBERED = 64  # last inputs of a connection that are kept, for when they do harm
+_READ = 65536  # bytes
+_HANG_SECONDS = 30.0  # seconds without an answer that count as a hang
+_SENTINEL = 0x40000000  # the lowest sequence id of sentinels; inputs have lower ones
 
 
 @dataclass
 class Harm:
-    """Something that no input may do.
+    """One kind of harm: a reaction that no input may cause.
 
     Attributes:
-        inputs: The connection's last when it was seen first, oldest first.
-        times: How often it was seen.
+        inputs: The connection's last inputs when the harm was first seen, oldest first.
+        times: Number of times that it was seen.
     """
 
     inputs: Sequence[Input] = ()
@@ -46,16 +46,16 @@ class Harm:
 
 @dataclass(frozen=True)
 class Target:
-    """A service under attack, by one who has a job of its own there.
+    """A service under attack by one attacker, which has a job of its own there.
 
     Attributes:
-        name: The service's, for people.
-        address: Where it listens.
-        inputs: What is sent there.
-        sentinel: (method, request) of a call that is answered at once, whatever with.
+        name: Name of the service, for people.
+        address: Address of the service.
+        inputs: Inputs to send.
+        sentinel: Method and request of a call that is answered at once, be it with an error.
         questions: Calls whose answers are long.
-        hello: The frame that authenticates a connection; empty where no token is asked for.
-        impostures: Frames that try to, but must not.
+        hello: Frame that authenticates a connection; empty where no token is asked for.
+        impostures: Frames that must not authenticate a connection.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Target:
 
 @dataclass
 class Tally:
-    """What has been tried, and what came of it.
+    """Counts of the inputs tried and of the services' reactions.
 
     Attributes:
-        tried: Inputs by kind.
-        outcomes: By kind and what the service did.
-        harms: What should not be, by what it was.
-        connections: That were made.
-        slowest: Seconds until a batch was answered, at most, by service.
+        tried: Number of inputs by kind.
+        outcomes: Number of inputs by kind and reaction.
+        harms: Harm by description.
+        connections: Number of connections made.
+        slowest: Longest time until a batch was answered, by service, in seconds.
     """
 
     tried: Counter[str] = field(default_factory=Counter)
@@ -87,16 +87,16 @@ class Tally:
 
     @property
     def inputs(self) -> int:
-        """How many were tried."""
+        """Return the number of inputs tried."""
         return self.tried.total()
 
     def harm(self, what: str, inputs: Sequence[Input] = ()) -> None:
-        """Note what should not be."""
+        """Record harm, described by `what`, with the inputs sent before it."""
         self.harms.setdefault(what, Harm(tuple(inputs))).times += 1
 
 
 class Attacker:
-    """One attacker, whose connection is made anew whenever it ends."""
+    """One attacker, which connects again whenever its connection ends."""
 
     def __init__(self, target: Target, tally: Tally, poll: select.epoll, chance: random.Random) -> None:
         self._target = target
@@ -109,7 +109,7 @@ class Attacker:
 
     @property
     def descriptor(self) -> int:
-        """Of its connection."""
+        """Return the file descriptor of its connection."""
         assert self._socket is not None
         return self._socket.fileno()
 
@@ -144,7 +144,7 @@ class Attacker:
             self._unsent = self._target.hello
 
     def close(self) -> None:
-        """Vanish."""
+        """Close the connection, by a reset."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 reset_when_closed(self._socket)
@@ -152,7 +152,7 @@ class Attacker:
             self._socket = None
 
     def ready(self, event: int) -> None:
-        """The connection has something to read, or takes more."""
+        """Handle an epoll event: the connection has something to read, or takes more."""
         assert self._socket is not None
         try:
             if event & select.EPOLLOUT:
@@ -169,7 +169,7 @@ class Attacker:
             self.connect()
 
     def check(self, now: float) -> None:
-        """See that the service does not keep this one waiting."""
+        """Record harm if the service has not answered for too long; `now` is monotonic, in seconds."""
         if now - self._since > _HANG_SECONDS:
             self._harm(f"{self._target.name}: no answer for {_HANG_SECONDS:g} s")
             self.close()
@@ -224,7 +224,7 @@ class Attacker:
         self._received = data[position:]
 
     def _take(self, message: bytes) -> bool:
-        """Count an answer; whether the batch is done with it."""
+        """Count an answer; return whether it completes the batch."""
         header, position = codec.read_header(message)
         outcome = self._outcome(header, message, position)
         if header.sequence_id == self._sequence and not self._ending:
@@ -257,7 +257,7 @@ class Attacker:
         return result.thrift_spec[number][2].__name__ if number else "accepted"
 
     def _ended(self) -> None:
-        """The connection has ended: what was answered was tried, or all where the end was asked for."""
+        """Count inputs as the connection has ended: those answered, or all if one may end the connection."""
         assert self._socket is not None
         if self._ending:
             self._count(len(self._batch))
@@ -279,7 +279,7 @@ class Attackers:
 
     Args:
         targets: One for each attacker.
-        seed: Of their choices beside their inputs.
+        seed: Seed of their choices other than the inputs.
     """
 
     def __init__(self, targets: Sequence[Target], seed: int) -> None:
@@ -293,7 +293,7 @@ class Attackers:
             self._attackers[attacker.descriptor] = attacker
 
     def attack(self, seconds: float) -> None:
-        """Go on for a while."""
+        """Serve all attackers for some seconds."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             for descriptor, event in self._poll.poll(until - now):
@@ -307,7 +307,7 @@ class Attackers:
             self._attackers[attacker.descriptor] = attacker
 
     def close(self) -> None:
-        """Let all connections vanish."""
+        """Close all connections."""
         for attacker in self._attackers.values():
             attacker.close()
         self._attackers.clear()

@@ -20,24 +20,24 @@ from rpc.credentials import Credentials
 
 JOB = "honest"
 WORKERS = 4
-_START_SECONDS = 120.0
-_AHEAD = 40  # iterations from the order to stop to the last: nobody is that far yet
-_POLL_SECONDS = 0.2
-_ANSWER_SECONDS = 30.0  # for the manager to say how far the job is
+_START_SECONDS = 120.0  # seconds until the first iterations, at most
+_AHEAD = 40  # iterations from the order to stop to the last one, which no worker has reached yet
+_POLL_SECONDS = 0.2  # seconds between two looks at the job
+_ANSWER_SECONDS = 30.0  # seconds in which the manager must answer
 
 
 class HonestJob:
-    """Its workers, and how far they are; they end with the cluster.
+    """The honest job's workers and their progress; they end with the cluster.
 
     Args:
-        cluster: Of the services, which listen.
-        folder: For what the workers write.
-        credentials: With the job's token, where the services ask for one.
+        cluster: Cluster of the services, which listen.
+        folder: Folder for the workers' files.
+        credentials: Credentials with the job's token, where the services ask for one.
         pace: Seconds that each iteration takes longer, as if a worker computed more.
-        last: The iteration after which it ends; None to go on until `finish`.
+        last: Iteration after which the job ends; None to go on until `finish`.
 
     Attributes:
-        failures: Of its processes.
+        failures: Failures of its processes, in words.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class HonestJob:
 
     @property
     def seconds(self) -> list[float]:
-        """Durations of its iterations so far."""
+        """Return the durations of its iterations so far, in seconds."""
         return [record.duration for record in self._observer.iterations]
 
     @property
     def workers(self) -> list[tuple[str, str]]:
-        """Its workers' names and incarnations."""
+        """Return its workers' names and incarnations."""
         logs = {process.name: process.log.read_text().splitlines() for process in self._processes}
         return [
             (name, line.removeprefix(honest_worker.IDENTITY))
@@ -93,12 +93,12 @@ class HonestJob:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since an iteration was heard of."""
+        """Return the seconds since the last new iteration was seen."""
         return time.monotonic() - self._moved_at
 
     def look(self) -> bool:
-        """See how far it is; return whether workers are running."""
-        with contextlib.suppress(EvenpaceError):  # of a manager that does not answer, silence tells
+        """Ask the manager for new iterations; return whether workers are running."""
+        with contextlib.suppress(EvenpaceError):  # `silent_for` shows a manager that does not answer
             self._observer.poll()
         if len(self._observer.iterations) > self._done:
             self._done, self._moved_at = len(self._observer.iterations), time.monotonic()
@@ -120,12 +120,12 @@ class HonestJob:
             time.sleep(_POLL_SECONDS)
 
     def finish(self) -> None:
-        """Let it end after some more iterations, and wait for that; what goes wrong is among its failures."""
+        """Have it end after some more iterations, and wait for that; errors are added to `failures`."""
         self._stop_after(self._done + _AHEAD)
         self.wait()
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait until all workers have ended."""
         while self.look():
             if self.silent_for > _START_SECONDS:
                 self.failures.append("the honest job hangs")
@@ -133,7 +133,7 @@ class HonestJob:
             time.sleep(_POLL_SECONDS)
 
     def outcome(self) -> tuple[int, NDArray[np.float64]] | None:
-        """Return how many iterations it made and its parameters, (elements,); None if it did not end well."""
+        """Return its number of iterations and its parameters, (elements,); None if it failed."""
         path = self._folder / "worker-0.npz"
         if self.failures or not path.exists():
             return None

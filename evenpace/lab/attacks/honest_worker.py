@@ -1,4 +1,4 @@
-"""The script of an honest worker: that of the chaos runs, which says first by what identity it trains."""
+"""Script of an honest worker: that of the chaos runs, after it has written its incarnation to a file."""
 
 import click
 

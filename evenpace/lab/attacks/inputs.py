@@ -1,7 +1,7 @@
-"""What an attacker sends: no messages, wrong ones, and right ones at the wrong time.
+"""Inputs for attacks: bytes that are no message, invalid messages, and valid ones at the wrong time.
 
-Made from the IDL: an input knows each field's type and breaks one or the other rule on purpose. It knows no
-sockets; the same seed gives the same inputs, as long as what is known of the honest job is the same.
+They are made from the IDL, so each field's type is known, and one rule or another is broken on purpose. The
+same seed gives the same inputs, as long as the same is known of the honest job. Nothing here knows sockets.
 """
 
 import random
@@ -52,13 +52,13 @@ STOLEN = "stolen identity"  # a kind of input that no service may accept
 
 @dataclass
 class Known:
-    """What attackers know of the honest job.
+    """Facts about the honest job that attackers know.
 
     Attributes:
-        job: Its name at the service.
-        workers: Names and incarnations.
-        iteration: Where it is.
-        attempt: In which it is.
+        job: Name of the job at the service.
+        workers: Names and incarnations of its workers.
+        iteration: Its current iteration.
+        attempt: Its current attempt.
     """
 
     job: str
@@ -72,9 +72,9 @@ class Input:
     """One input.
 
     Attributes:
-        kind: What it is.
-        data: The bytes to be sent.
-        sequence: The sequence id, where it is a call.
+        kind: Kind of the input.
+        data: Bytes to be sent.
+        sequence: Sequence id, where it is a call.
         ends: Whether the service may end the connection for it.
     """
 
@@ -86,13 +86,13 @@ class Input:
 
 @dataclass
 class Inputs:
-    """Inputs without end for one service.
+    """Endless inputs for one service.
 
     Args:
         definition: The Thrift service.
         jobs: Names of the attackers' own jobs.
-        seed: Of the choices.
-        victim: The honest job, where attackers may not do it any harm; None: they leave it alone.
+        seed: Seed of the choices.
+        victim: The honest job, if inputs are to name it; None to leave it alone.
     """
 
     definition: type
@@ -114,29 +114,29 @@ class Inputs:
         self._ending = (self._cut, self._lying, self._flipped, self._noise, self._nested, self._unknown)
 
     def batch(self, count: int) -> list[Input]:
-        """So many inputs for one connection, of which the last alone may end it."""
+        """Return `count` inputs for one connection, of which the last alone may end it."""
         inputs = [self._random.choice(self._common)() for _ in range(count)]
         if self._random.random() < 0.5:
             inputs.append(self._random.choice(self._ending)())
         return inputs
 
     def see(self, iteration: int) -> None:
-        """The honest job has come so far."""
+        """Note the honest job's current iteration."""
         if self.victim is not None:
             self.victim.iteration = iteration
 
     # -- messages of the right shape
 
     def _plausible(self) -> Input:
-        """Values that could be right, in whatever state."""
+        """Make a call with values that are valid in some state of the service."""
         return self._call("plausible fields", *self._arguments(0.02))
 
     def _extreme(self) -> Input:
-        """Values at, and beyond, the ends of what is allowed."""
+        """Make a call with values at and beyond the ends of what is allowed."""
         return self._call("extreme fields", *self._arguments(0.4))
 
     def _far(self) -> Input:
-        """A right call far out of its turn, by nobody that is known."""
+        """Make a valid call for iterations far off, by a worker that the service does not know."""
         method, arguments = self._arguments(0.0)
         far = self._random.choice((10**6, 2**40, 2**62))
         changed = [
@@ -146,7 +146,7 @@ class Inputs:
         return self._call("out of turn", method, changed)
 
     def _again(self) -> Input:
-        """What was sent before, to the byte; the honest job's, too, as its workers would have sent it."""
+        """Repeat an earlier call to the byte; some are as the honest job's workers would have sent them."""
         if not self._recorded or self._random.random() < 0.3:
             victim = self.victim if self._random.random() < 0.5 else None
             method, arguments = self._arguments(0.0, victim)
@@ -154,20 +154,20 @@ class Inputs:
         return self._random.choice(self._recorded)
 
     def _stolen(self) -> Input:
-        """The honest job's identity in a call that would do it harm if it were believed."""
+        """Make a call in the honest job's name that would do it harm if it were accepted."""
         assert self.victim is not None
         method, arguments = self._arguments(0.0, self.victim)
         return self._call(STOLEN, method, arguments)
 
     def _large(self) -> Input:
-        """A message that takes more than one read, with a field for a payload."""
+        """Make a message that takes more than one read, with a large field."""
         method = self._random.choice(self._methods)
         size = self._random.choice((3000, 5000, 20_000, 70_000))
         arguments = [(STRUCT, 1, [*self._request(method, 0.0, None), (STRING, 99, bytes(size))])]
         return self._call("large", method, arguments)
 
     def _misshapen(self) -> Input:
-        """Fields missing, twice, unknown, or of another type: Thrift, but not our IDL."""
+        """Make a call with fields missing, doubled, unknown or of another type: Thrift, but not our IDL."""
         method, arguments = self._arguments(0.05)
         for _ in range(self._random.randint(1, 3)):
             self._misshape(arguments)
@@ -180,7 +180,7 @@ class Inputs:
         return Input("cut off", data[: self._random.randrange(1, len(data))], ends=True)
 
     def _lying(self) -> Input:
-        """A length word somewhere that says something else than the truth."""
+        """Make a message with a wrong length in it."""
         data = bytearray(self._plausible().data)
         at = self._random.choice((0, 8, self._random.randrange(0, len(data) - 4)))
         data[at : at + 4] = struct.pack(">i", self._random.choice(_LENGTHS))
@@ -203,7 +203,7 @@ class Inputs:
         return Input("nested", self._message(self._random.choice(self._methods), body), ends=True)
 
     def _unknown(self) -> Input:
-        """A method that there is not, or a message that is no call."""
+        """Make a call of a method that does not exist, or a message that is no call."""
         kind = self._random.choice((TMessageType.CALL, TMessageType.REPLY, TMessageType.ONEWAY, 0, 99))
         method = self._random.choice(("", "nothing", "__init__", "x" * 256, *self._methods))
         return Input("unknown methods", self._message(method, b"\0", kind), ends=True)
@@ -211,7 +211,7 @@ class Inputs:
     # -- fields from the IDL
 
     def _arguments(self, extreme: float, victim: Known | None = None) -> tuple[str, Fields]:
-        """A call's arguments: its method, and the fields."""
+        """Return a method and its arguments as fields; `extreme` is the share of extreme values, 0 to 1."""
         method = self._random.choice(self._methods)
         arguments: Fields = [(STRUCT, 1, self._request(method, extreme, victim))]
         spec = getattr(self.definition, f"{method}_args").thrift_spec
@@ -285,7 +285,7 @@ class Inputs:
         return [(STRING, number, text.encode()) for number, text in enumerate(names, 1)]
 
     def _misshape(self, fields: Fields) -> None:
-        """Break one rule, here or further in."""
+        """Break one rule in the fields or in a struct within them."""
         if not fields:
             return
         at = self._random.randrange(len(fields))
@@ -318,5 +318,5 @@ class Inputs:
 
 
 def _with_integers(fields: Fields, value: int) -> Fields:
-    """The struct with another value in each i64 of its own."""
+    """Return the struct with `value` in each of its own i64 fields, not those of structs within."""
     return [(kind, number, value if kind == I64 else inner) for kind, number, inner in fields]

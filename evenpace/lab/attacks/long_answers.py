@@ -1,4 +1,4 @@
-"""Calls with long answers, for attackers who ask and ask and do not read what they are told."""
+"""Calls with long answers, for attackers that ask again and again without reading the answers."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from rpc import codec
 
 _manager, _shard = idl.batchsize_manager, idl.parameter_server
 _ELEMENTS = 250_000  # 1 MB of parameters
-_ITERATIONS = 50
-_QUESTIONS = 400
+_ITERATIONS = 50  # iterations of the job whose history is asked for
+_QUESTIONS = 400  # calls with a long answer each
 
 
 def frame(definition: type, method: str, request: Any, bulk: bytes | None = None) -> bytes:
-    """A call as every client writes it."""
+    """Return the frame of a call as every client writes it."""
     arguments = getattr(definition, f"{method}_args")(request)
     if bulk is not None:
         codec.set_bulk_field(arguments, bulk)
@@ -23,7 +23,7 @@ def frame(definition: type, method: str, request: Any, bulk: bytes | None = None
 
 
 def long_histories(job: str) -> bytes:
-    """To the manager: a job's iterations, by all its workers on one connection; then its records, often."""
+    """Return calls to the manager: a job's iterations, then requests for its records, on one connection."""
     service = _manager.BatchSizeManager
     identities = [idl.common.Identity(job, f"deaf-{number}", "deaf") for number in range(WORKERS)]
     spec = _manager.JobSpec(10**6, 64, 0, False, True)
@@ -39,7 +39,7 @@ def long_histories(job: str) -> bytes:
 
 
 def long_pulls(job: str) -> bytes:
-    """To a shard: 1 MB of parameters, pulled again and again, in some steps' versions."""
+    """Return calls to a shard: 1 MB of parameters, pulled again and again, in several versions."""
     service = _shard.ParameterServer
     identity = idl.common.Identity(job, "deaf", "deaf")
     groups = [_shard.ParameterGroup(_ELEMENTS, {"lr": 0.1})]

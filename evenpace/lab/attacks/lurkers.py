@@ -1,4 +1,4 @@
-"""Attackers who send little: they are silent, or slow, or deaf, or break off, or come in crowds."""
+"""Attackers that send little: silent ones, slow ones, ones that do not read or break off, and crowds."""
 
 import contextlib
 import math
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from evenpace.lab.attacks.attackers import Tally, Target
 from rpc.dial import reset_when_closed
 
-_SECONDS = 25.0  # that each stays, if it may: longer than a service's deadline for a message
-_EACH = 4  # of each kind at each service
-_CROWD = 100  # connections that come and go at once
-_CROWD_SECONDS = 2.0  # between crowds
-_SLOW_SECONDS = 0.2  # from one byte of a slow writer to the next
+_SECONDS = 25.0  # seconds that each stays, if it may: longer than a service's deadline for a message
+_EACH = 4  # lurkers of each kind at each service
+_CROWD = 100  # connections that are opened and closed at once
+_CROWD_SECONDS = 2.0  # seconds between crowds
+_SLOW_SECONDS = 0.2  # seconds from one byte of a slow writer to the next
 
 
 @dataclass
@@ -24,18 +24,18 @@ class _Lurker:
     kind: str
     connection: socket.socket
     since: float
-    rest: bytes = b""  # what it still has to say
-    piece: int = 1  # bytes that it says at once; one by one, it takes its time
+    rest: bytes = b""  # bytes yet to be sent
+    piece: int = 1  # bytes sent at once; with 1, it waits between two of them
     spoke_at: float = -math.inf
 
 
 class Lurkers:
-    """Some of each kind, for as long as the services let them.
+    """Some lurkers of each kind, which stay connected for as long as the services let them.
 
     Args:
         targets: The services.
-        tally: Where they are counted.
-        seed: Of their choices.
+        tally: Counts of what was tried, to which they add.
+        seed: Seed of their choices.
     """
 
     def __init__(self, targets: Sequence[Target], tally: Tally, seed: int) -> None:
@@ -52,7 +52,7 @@ class Lurkers:
         self._crowd_at = 0.0
 
     def go_on(self, now: float) -> None:
-        """Let each do what it does; call this a few times a second."""
+        """Let each lurker act; to be called a few times a second. `now` is monotonic, in seconds."""
         self._lurkers = [(target, lurker) for target, lurker in self._lurkers if self._stays(lurker, now)]
         there = Counter((target.name, lurker.kind) for target, lurker in self._lurkers)
         for target in self._targets:
@@ -65,7 +65,7 @@ class Lurkers:
             self._crowd_at = now + _CROWD_SECONDS
 
     def close(self) -> None:
-        """Let all vanish."""
+        """Close all connections."""
         for _, lurker in self._lurkers:
             _vanish(lurker.connection)
         self._lurkers.clear()
@@ -81,7 +81,7 @@ class Lurkers:
         self._count(kind)
 
     def _stays(self, lurker: _Lurker, now: float) -> bool:
-        """Let it do what it does; whether it is still there afterwards."""
+        """Let a lurker act; return whether it is still connected afterwards."""
         try:
             while lurker.rest and (lurker.piece > 1 or now - lurker.spoke_at >= _SLOW_SECONDS):
                 sent = lurker.connection.send(lurker.rest[: lurker.piece])
@@ -129,13 +129,13 @@ class Lurkers:
         self._tally.tried[kind] += 1
 
     def _call(self, target: Target) -> bytes:
-        """A call that does not end a connection."""
+        """Return the frame of a call that does not end a connection."""
         inputs = target.inputs.batch(1)
         return b"".join(one.data for one in inputs if not one.ends)
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Whether the other side has closed, without reading what it said before."""
+    """Return whether the other side has closed the connection, without reading what it sent before."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,11 +1,11 @@
-"""Thrift values of any kind to bytes, in the binary protocol; nothing is checked, so that all can be sent."""
+"""Encoding of Thrift values in the binary protocol, without any check, so that invalid ones can be sent."""
 
 import struct
 from typing import Any
 
 BOOL, BYTE, DOUBLE, I16, I32, I64 = 2, 3, 4, 6, 8, 10
 STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
-BINARY = 18  # thriftpy2's own, for a string that is no text
+BINARY = 18  # thriftpy2's own type, for a string that is no text
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
 
 Field = tuple[int, int, Any]  # type, id, value; a struct's value is a list of these
@@ -13,7 +13,7 @@ Fields = list[Field]
 
 
 def write(kind: int, value: Any) -> bytes:
-    """A value's bytes, whatever its type; nothing is checked."""
+    """Return a value's bytes as a value of the Thrift type `kind`; nothing is checked."""
     if kind in FORMATS:
         return struct.pack(FORMATS[kind], value)
     if kind == STRING:

@@ -1,4 +1,4 @@
-"""Tokens for the honest job and for its attackers, and what an attacker can make of those that it has."""
+"""Tokens for the honest job and for its attackers, and the forgeries that an attacker can make of its own."""
 
 import time
 from pathlib import Path
@@ -11,14 +11,14 @@ from rpc.tokens import TokenKeys, issue, write_new_key
 
 
 class Tokens:
-    """In a folder that only this attack uses.
+    """Tokens of one attack.
 
     Args:
-        folder: Where files go.
+        folder: Folder for the files, which only this attack uses.
 
     Attributes:
-        key: The services' file of keys.
-        honest: The honest job's file with its token.
+        key: File of the services' keys.
+        honest: File of the honest job's token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,11 +29,11 @@ class Tokens:
         self.honest.write_text(issue(self._keys, JOB, 0))
 
     def hello(self, definition: type, job: str) -> bytes:
-        """The call that authenticates a connection for a job."""
+        """Return the call that authenticates a connection for a job."""
         return _authenticate(definition, job, issue(self._keys, job, 0))
 
     def impostures(self, definition: type, job: str, victim: str) -> list[bytes]:
-        """Calls that must not: with another job's token, an old one, one that was tampered with, and none."""
+        """Return calls that must not: with another job's token, an expired one, a changed one, and none."""
         own, old = issue(self._keys, job, 0), issue(self._keys, victim, int(time.time()) - 1)
         tampered = own[:-2] + ("A" if own[-2] != "A" else "B") + own[-1]
         return [

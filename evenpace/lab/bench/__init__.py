@@ -1,5 +1,5 @@
-"""Benchmarks: each prints and writes what it measured on the machine at hand, whatever that is.
+"""Benchmarks: each prints and writes its measurements on the machine at hand.
 
-What is compared with what is measured in the same run, against the same load: `threaded_manager` and
-`plain_transfers` are the services done the straightforward way, each in a process of its own.
+Alternatives are measured in the same run, under the same load: `threaded_manager` and `plain_transfers` are
+the services done in the straightforward way, each in a process of its own.
 """

@@ -1,6 +1,6 @@
 """The same training by stock DDP and by evenpace, on workers with CPU limits, one after the other.
 
-It starts processes, reads what they measured, and compares; how they train is in `against_ddp_worker`.
+This module starts the processes and compares their measurements; `against_ddp_worker` trains.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
     """Train all ways in turn, print the figures, and write them.
 
     Args:
-        config: What to run.
-        json_path: Where to.
+        config: The trainings to run.
+        json_path: File for the figures.
 
     Raises:
         EvenpaceError: A process failed; the message has the end of its log.
@@ -58,7 +58,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
 
 
 def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]:
-    """Train once; what each rank wrote."""
+    """Train once, and return the measurements of each rank."""
     ranks = len(config.shares)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -95,7 +95,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
 def _summary(
     config: TrainConfig, evaluator: Evaluator, ranks: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, Any]:
-    """One run in figures. All ranks' iterations end together; rank 0's are taken."""
+    """Return the figures of one run; of the iterations' ends, which all ranks share, rank 0's are taken."""
     ends = ranks[0]["ends"]
     per_epoch = len(ends) // config.epochs
     epochs = range(per_epoch, len(ends) + 1, per_epoch)
@@ -119,7 +119,7 @@ def _summary(
 def _compare(
     config: TrainConfig, data: str, taken: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Medians over the repeats; ratios are taken within each repeat, where the machine was most alike."""
+    """Return medians over the repeats; ratios are taken within each, where the machine differs least."""
     runs = {}
     for mode, repeats in taken.items():
         times = [repeat["time_to_accuracy_s"] for repeat in repeats]

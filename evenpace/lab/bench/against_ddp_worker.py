@@ -30,7 +30,7 @@ from worker.torch.optimizer import distribute
 
 
 class EvenSlices:
-    """A batch sampler for torch: this rank's equal part of each batch, as `DistributedSampler` gives it.
+    """Batch sampler for torch: this rank's equal part of each batch, as `DistributedSampler` gives it.
 
     The order of the samples is that of evenpace's loader, so that all trainings see the same batches.
     """
@@ -53,7 +53,7 @@ class EvenSlices:
 
 
 def main() -> None:
-    """Train, and write what was measured."""
+    """Train, and write the measurements."""
     options = _options()
     end_with_parent(options.parent)
     pin(options.cpu)
@@ -65,7 +65,7 @@ def main() -> None:
     began = 0.0
 
     def begin() -> None:
-        """All workers are ready: from here on, the limit holds and the time counts."""
+        """Set the CPU limit and start the clock, once all workers are ready."""
         nonlocal began
         atexit.register(limit_cpu(os.getpid(), options.share, options.name, options.limit_kind).close)
         began = time.monotonic()
@@ -111,7 +111,7 @@ def _train(
     loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     epochs: int,
 ) -> tuple[list[float], list[int], list[NDArray[Any]]]:
-    """An ordinary loop; when iterations ended, batch sizes, and the parameters after each epoch."""
+    """Train in an ordinary loop; return iterations' ends, batch sizes, and parameters after each epoch."""
     ends, sizes, snapshots = [], [], []
     for _ in range(epochs):
         for batch, targets in loader:

@@ -49,7 +49,7 @@ from evenpace.lab.bench.step_times import (
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.reports import files, style
 
-_DEFAULT_SLOWDOWN = 2.0  # times as long, in the middle of a run
+_DEFAULT_SLOWDOWN = 2.0  # factor on a worker's times from the middle of a run on
 
 
 def run(
@@ -58,9 +58,9 @@ def run(
     """Play policies against clusters, print the figures, and write them.
 
     Args:
-        config: What is played.
-        json_path: Where the figures go.
-        plot_path: Where a picture goes: of the first seed's iteration times in each cluster.
+        config: Policies, clusters and noise.
+        json_path: File for the figures.
+        plot_path: File for a picture of the first seed's iteration times in each cluster.
 
     Raises:
         ValueError: The curves, or what was chosen from them, are wrong.
@@ -190,7 +190,7 @@ def _reached(counts: Mapping[str, Any]) -> str:
 
 
 def _plot(clusters: Sequence[Cluster], plays: Sequence[Mapping[str, Play]], path: Path) -> None:
-    """Each cluster's iteration times over the best split's, without noise."""
+    """Plot each cluster's iteration times over the best split's, without noise."""
     with rc_context(style.STYLE):
         figure = Figure(figsize=(9, 2.6 * len(clusters)), layout="constrained")
         panels = figure.subplots(len(clusters), 1, squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""A policy played against step times: what it does with noisy measurements, and what the best would be.
+"""A policy played against step times: its splits from noisy measurements, beside the best splits.
 
 The policy runs in a real `batchsize_manager.job.job.Job`, which plans and takes reports as in a manager. The
 best split comes from a solver of its own, which shares nothing with the policies'.
@@ -21,14 +21,14 @@ from idl.records import Report
 from idl.settings import Setting, check_settings
 from predictors import Array
 
-CLOSE = 1.05  # times the best: close enough
-_IN_A_ROW = 3  # iterations that must be close
-_SPIKE = 3.0  # times as long
+CLOSE = 1.05  # ratio to the best split's iteration time up to which a split is close to it
+_IN_A_ROW = 3  # iterations in a row that must be close
+_SPIKE = 3.0  # factor on a worker's time in a spike
 
 
 @dataclass(frozen=True)
 class Change:
-    """From an iteration on, a worker takes so many times as long as it was measured to."""
+    """Change of a worker's speed: from an iteration on, its times are `factor` times the measured ones."""
 
     iteration: int
     worker: str
@@ -43,12 +43,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Noise:
-    """What is measured instead of the true times.
+    """Noise on the true times, from which the measured ones follow.
 
     Attributes:
         deviation: Relative standard deviation.
         spikes: Share of iterations in which a worker takes three times as long.
-        seed: Of both.
+        seed: Seed of both.
     """
 
     deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
@@ -61,7 +61,7 @@ class Noise:
         check_settings(self)
 
     def factors(self, iterations: int, workers: int) -> Array:
-        """(iterations, workers), of the true times; the same for every policy."""
+        """Return factors on the true times, (iterations, workers); the same for every policy."""
         random = np.random.default_rng(self.seed)
         factors = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
         spiked: Array = np.where(random.random((iterations, workers)) < self.spikes, _SPIKE, 1.0) * factors
@@ -70,14 +70,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class Play:
-    """What a policy did.
+    """Splits and times of a policy, beside those of the best split.
 
     Attributes:
-        counts: (iterations, workers), samples.
-        times: (iterations,), seconds that the slowest worker takes, without noise.
-        best: (iterations,), that of the best split.
-        noisy: (iterations,), with noise.
-        noisy_best: (iterations,), that of the best split with the same noise.
+        counts: Samples, (iterations, workers).
+        times: Seconds that the slowest worker takes, without noise, (iterations,).
+        best: The same with the best split, (iterations,).
+        noisy: Seconds that the slowest worker takes, with noise, (iterations,).
+        noisy_best: The same with the best split and the same noise, (iterations,).
         starts: Iterations in which a part begins: 0, and those of the changes.
     """
 
@@ -89,7 +89,7 @@ class Play:
     starts: tuple[int, ...]
 
     def figures(self) -> dict[str, Any]:
-        """What is measured of it, for JSON."""
+        """Return the figures, as `balance` describes a run's, for JSON."""
         ends = (*self.starts[1:], len(self.times))
         return {
             "ratio": _ratio(self.times, self.best),
@@ -113,18 +113,20 @@ def _ratio(times: Array, best: Array) -> float:
 
 
 def _first_close(ratios: Array) -> int | None:
-    """How many iterations go by before some in a row are within 5% of the best; None if it never happens."""
+    """Return the number of iterations before `_IN_A_ROW` close ones; None if there are none."""
     close = np.lib.stride_tricks.sliding_window_view(ratios <= CLOSE, min(_IN_A_ROW, len(ratios))).all(axis=1)
     return int(close.argmax()) if close.any() else None
 
 
 def best_split(tables: Sequence[Array], minima: Sequence[int], total: int) -> NDArray[np.int64]:
-    """The split with the shortest longest time, exactly: the least time in which enough samples are done.
+    """Return the split that minimises the longest of the workers' times, exactly, (workers,) samples.
+
+    It is found by the least time in which the workers can process `total` samples.
 
     Args:
-        tables: Of each worker, seconds for `minimum`, `minimum` + 1, ... samples, never decreasing.
-        minima: Of each worker, samples.
-        total: Samples; at least the minima together, at most what the tables reach to.
+        tables: For each worker, seconds for `minimum`, `minimum` + 1, ... samples, never decreasing.
+        minima: Least samples of each worker.
+        total: Samples; at least the sum of the minima, at most the sum of the tables' ends.
     """
     candidates = np.unique(np.concatenate(tables))
     candidates = candidates[candidates >= max(table[0] for table in tables)]
@@ -136,7 +138,7 @@ def best_split(tables: Sequence[Array], minima: Sequence[int], total: int) -> ND
         else:
             low = middle + 1
     counts = _done(tables, minima, float(candidates[low]))
-    for i in range(len(counts)):  # what is done in that time beyond the batch is left out again
+    for i in range(len(counts)):  # samples beyond the batch, for which that time is enough, too
         counts[i] -= min(counts.sum() - total, counts[i] - minima[i])
     return counts
 

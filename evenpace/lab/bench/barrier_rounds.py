@@ -1,4 +1,4 @@
-"""Barrier rounds of many workers: against the manager, without and with memory, and threads for them."""
+"""Barrier rounds of many workers: of the manager, without and with stored state, and of a threaded server."""
 
 import random
 import statistics
@@ -18,16 +18,16 @@ from evenpace.lab.terminal import make_table
 from rpc.address import Address
 from rpc.credentials import Credentials
 
-_WARM_UP = 5  # rounds
+_WARM_UP = 5  # rounds that do not count
 
 
 def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
     """Measure the servers, print the figures, and write them.
 
     Args:
-        workers: Connections, each a worker's.
-        rounds: Rounds that count.
-        json_path: Where to.
+        workers: Number of workers, each with a connection.
+        rounds: Number of rounds that count.
+        json_path: File for the figures.
         tls: Whether to measure the manager with TLS, too.
     """
     console = Console()
@@ -84,7 +84,7 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
 def _measure(
     address: Address, workers: int, rounds: int, label: str, credentials: Credentials | None = None
 ) -> list[float]:
-    """Seconds of each round: from the first report sent to the last answer received."""
+    """Return the seconds of each round, from the first report sent to the last answer received."""
     random_speeds = random.Random(1)
     times = [random_speeds.uniform(0.5, 2.0) for _ in range(workers)]
     usage = [0.5] * workers

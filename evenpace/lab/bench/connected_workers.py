@@ -1,6 +1,6 @@
-"""Many workers in one process, each with a connection: they join, report, and get their next part.
+"""Many workers in one process, each with a connection: they join, report, and receive assignments.
 
-They do what real workers do, less the training.
+They act as real workers do, without training.
 """
 
 import resource
@@ -24,7 +24,7 @@ from rpc.credentials import Credentials
 _wire = idl.batchsize_manager
 
 SAMPLES_PER_WORKER = 64
-_START_SECONDS = 600.0  # for all workers of a job to have joined, on a machine that has other things to do
+_START_SECONDS = 600.0  # seconds until all workers of a job have joined, at most, also on a busy machine
 _SEQUENCE = struct.Struct(">i")
 # The fields of a report behind the identity, and of an answer from `reported_iteration` to the assignment's
 # count, as (type, id, value). Packing them by hand takes a tenth of the codec's time, and it is not the
@@ -39,16 +39,16 @@ class Worker:
     """One worker and its connection.
 
     Args:
-        job: Its job's name.
-        number: Its own.
-        address: The manager's.
-        context: To speak TLS; None for plain TCP.
+        job: Name of its job.
+        number: Number of the worker within the job.
+        address: Address of the manager.
+        context: Context for TLS; None for plain TCP.
 
     Attributes:
-        iteration: That it reports next.
-        count: Samples of that.
-        partial: An answer that has not arrived as a whole.
-        heartbeat: The frame of one.
+        iteration: Iteration that it reports next.
+        count: Its samples in that iteration.
+        partial: Bytes of an answer that has not arrived as a whole.
+        heartbeat: Frame of a heartbeat.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Worker:
         return codec.frame(self._numbered(self._report) + fields)
 
     def take(self, message: bytes) -> bool:
-        """Go on to the next iteration if the message is the answer to the report; whether it is."""
+        """Go on to the next iteration if the message answers the report; return whether it does."""
         following = self.iteration + 1
         expected = self._numbered(self._answer) + _ANSWER_BEGIN.pack(
             *(_I64, 2, self.iteration), *(_STRUCT, 3), *(_I64, 1, following)
@@ -101,16 +101,19 @@ class Worker:
         return True
 
     def _numbered(self, message: bytes) -> bytes:
-        """With the iteration as the sequence id."""
+        """Return the message with the iteration as its sequence id."""
         at = self._sequence_at
         return message[:at] + _SEQUENCE.pack(self.iteration & 0x7FFFFFFF) + message[at + 4 :]
 
 
 def join(workers: Sequence[Worker], size: int) -> float:
-    """Let workers join their jobs, each of which has so many in all; seconds between heartbeats, 0 for none.
+    """Let workers join their jobs, each of which has `size` workers.
+
+    Returns:
+        Seconds between heartbeats; 0 for none.
 
     Raises:
-        EvenpaceError: One was answered with an error, or with no part of the first iteration.
+        EvenpaceError: A worker was answered with an error, or without an assignment of the first iteration.
     """
     spec = _wire.JobSpec(
         dataset_size=10**9,
@@ -139,10 +142,10 @@ def join(workers: Sequence[Worker], size: int) -> float:
 
 
 def answered(message: bytes, method: str) -> Any:
-    """Return what a call was answered with.
+    """Return the result in the answer to a call of `method`.
 
     Raises:
-        EvenpaceError: An error, or no answer to such a call.
+        EvenpaceError: The message is an error, or no answer to such a call.
     """
     header, _ = codec.scan(message, len(message))
     if header.type == TMessageType.EXCEPTION:
@@ -155,12 +158,12 @@ def answered(message: bytes, method: str) -> Any:
 
 
 class Load:
-    """The workers of one job, all joined, who report and are answered together; a context manager.
+    """The workers of one job, all joined, which report and are answered together; a context manager.
 
     Args:
-        address: The manager's.
-        workers: How many, each with a connection.
-        credentials: To speak TLS; None for plain TCP.
+        address: Address of the manager.
+        workers: Number of workers, each with a connection.
+        credentials: Credentials for TLS; None for plain TCP.
     """
 
     def __init__(self, address: Address, workers: int, credentials: Credentials | None = None) -> None:
@@ -187,22 +190,22 @@ class Load:
 
     @property
     def counts(self) -> list[int]:
-        """The batch sizes that the last answers gave, by worker."""
+        """Return the batch sizes in the last answers, by worker."""
         return [worker.count for worker in self._workers]
 
     def round(self, times: Sequence[float], cpu: Sequence[float], memory: Sequence[float]) -> float:
-        """One barrier round: everybody reports, everybody gets its next part; its counts are checked.
+        """Run one barrier round: every worker reports and receives its next assignment, which is checked.
 
         Args:
             times: Each worker's batch processing time, in seconds.
-            cpu: Each worker's usage, from 0 to 1.
-            memory: Likewise.
+            cpu: Each worker's CPU usage, from 0 to 1.
+            memory: Each worker's memory usage, from 0 to 1.
 
         Returns:
             Seconds from the first report sent to the last answer received.
 
         Raises:
-            EvenpaceError: The manager did not answer as it must.
+            EvenpaceError: The manager's answer is an error, or the assignments are wrong.
         """
         values = zip(times, cpu, memory, strict=True)
         frames = [worker.report(*its) for worker, its in zip(self._workers, values, strict=True)]
@@ -223,7 +226,7 @@ class Load:
         return seconds
 
     def _exchange(self, frames: Sequence[bytes]) -> dict[int, bytes]:
-        """Send everybody's frame, then read everybody's answer, by connection."""
+        """Send every worker's frame, then read every answer; return the answers by worker."""
         for connection, frame in zip(self._connections.values(), frames, strict=True):
             connection.sendall(frame)
         answers: dict[int, bytes] = {}
@@ -241,7 +244,7 @@ class Load:
 
 
 def allow_files(count: int) -> int:
-    """Raise this process's limit of open files, and so that of what it starts, as far as need be and allowed.
+    """Raise the limit of open files of this process and its children to `count`, as far as allowed.
 
     Returns:
         The limit in force; it is below `count` where no more are allowed.

@@ -1,6 +1,7 @@
-"""Many jobs with many workers each against one manager: how long barrier rounds take, and what they cost.
+"""Load benchmark: many jobs with many workers each on one manager; times and costs of barrier rounds.
 
-Starts the manager and the generators, and puts together what they say; the workers are in `load_workers`.
+This module starts the manager and the generators, and combines their figures; the workers are in
+`load_workers`.
 """
 
 import os
@@ -31,7 +32,7 @@ def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> d
 
     Raises:
         InvalidRequestError: This machine allows too few open files.
-        UnavailableError, ProtocolError: The manager could not keep it up.
+        UnavailableError, ProtocolError: The manager failed under the load.
     """
     console = Console()
     needed = config.connections + load_limits.SPARE_CONNECTIONS + 100
@@ -78,7 +79,7 @@ def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> d
 
 
 def _progress(console: Console, seconds: float, generators: Generators, watch: Watch) -> Iterator[float]:
-    """Give the seconds left, again and again, and show how it goes meanwhile."""
+    """Yield the seconds left, again and again, and show the progress meanwhile."""
     text = TextColumn("{task.description}")
     with Progress(text, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("", total=None)
@@ -94,7 +95,7 @@ def _progress(console: Console, seconds: float, generators: Generators, watch: W
 
 
 def _refused(config: LoadConfig, address: Address, generators: Generators) -> list[load_limits.Refusal]:
-    """Go beyond the manager's limits while the workers go on; see that they do."""
+    """Exceed the manager's limits while the workers go on; return what was refused."""
     refusals: list[load_limits.Refusal] = []
     trying = threading.Thread(
         target=lambda: refusals.extend(load_limits.try_limits(address, config.names[0], config.workers))

@@ -1,4 +1,4 @@
-"""The processes that are the workers of a load benchmark, and what they say."""
+"""Processes that are the workers of a load benchmark, and what they report."""
 
 import contextlib
 import json
@@ -19,17 +19,17 @@ from evenpace.processes import Process
 from idl.errors import UnavailableError
 from rpc.address import Address
 
-_START_SECONDS = 600.0  # for all workers to have joined
-_ENDED = "ended"  # the key under which a process's exit status is put after its last line
-SILENCE_SECONDS = 120.0  # without any round: something hangs
+_START_SECONDS = 600.0  # seconds until all workers have joined, at most
+_ENDED = "ended"  # key of a process's exit status, which is put after its last line
+SILENCE_SECONDS = 120.0  # seconds without a round of any job that count as a hang
 
 
 class Generators:
     """The processes that are the workers; a context manager.
 
     Attributes:
-        rounds: What they have told so far.
-        errors: What went wrong, and how often.
+        rounds: Rounds that they have reported so far.
+        errors: Number of errors by message.
     """
 
     def __init__(self, config: LoadConfig, address: Address) -> None:
@@ -53,10 +53,10 @@ class Generators:
         self._stack.close()
 
     def listen(self, seconds: float) -> None:
-        """Take in what is said in so many seconds.
+        """Take in the generators' lines for some seconds.
 
         Raises:
-            UnavailableError: A generator has failed, or nothing was said for long.
+            UnavailableError: A generator has failed, or none has reported anything for `SILENCE_SECONDS`.
         """
         until = time.monotonic() + seconds
         silent_since = time.monotonic()
@@ -69,7 +69,7 @@ class Generators:
                     raise UnavailableError(f"no round was finished for {SILENCE_SECONDS:g} s") from None
 
     def finish(self) -> None:
-        """Let the workers go away, and take in the last of what they say."""
+        """End the generators, and take in their last lines."""
         popens = [process.popen for process in self._processes if process.popen is not None]
         for popen in popens:
             assert popen.stdin is not None

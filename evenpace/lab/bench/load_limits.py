@@ -1,4 +1,4 @@
-"""One job, member, connection too many for a manager that is full: each must be refused, with the reason."""
+"""One job, member and connection more than a manager allows: each must be refused, with the reason."""
 
 import contextlib
 import time
@@ -15,18 +15,18 @@ from rpc.client import Client
 
 _wire = idl.batchsize_manager
 
-SPARE_CONNECTIONS = 16  # beside the workers'
-_SECONDS = 30.0  # for one answer
+SPARE_CONNECTIONS = 16  # connections that the manager allows beside the workers'
+_SECONDS = 30.0  # seconds for one answer
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What came of something that was too much.
+    """Result of an attempt to exceed a limit.
 
     Attributes:
-        what: It was.
-        error: The kind of error that it was refused with, or None.
-        message: What that said, or what happened instead.
+        what: The attempt, in words.
+        error: Kind of the error that it was refused with; None if it was not.
+        message: Message of the error, or what happened instead.
     """
 
     what: str
@@ -35,12 +35,12 @@ class Refusal:
 
 
 def try_limits(address: Address, job: str, workers: int) -> list[Refusal]:
-    """Go beyond each limit of a manager whose jobs, members and connections are all that it allows.
+    """Exceed each limit of a manager whose jobs, members and connections are all that it allows.
 
     Args:
-        address: The manager's.
-        job: One that is full.
-        workers: How many members that has.
+        address: Address of the manager.
+        job: Name of a job that is full.
+        workers: Number of its members.
     """
     return [
         _tried("a job too many", lambda: _join(address, f"{job}-too-many", workers)),
@@ -80,7 +80,7 @@ def _connect(address: Address) -> None:
 
 
 def _call_once(client: Client, method: str, request: Any) -> None:
-    """Without `Client.call`'s attempts to get what is refused for now."""
+    """Call a method, without `Client.call`'s further attempts after a refusal for the moment."""
     deadline = time.monotonic() + _SECONDS
     client.send(method, request, deadline=deadline)
     client.receive(deadline=deadline)

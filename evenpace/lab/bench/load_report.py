@@ -1,4 +1,4 @@
-"""Shows what a load benchmark has measured: on the terminal, and as a picture."""
+"""Results of a load benchmark on the terminal, and as a picture."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from evenpace.reports import style
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:
-    """Print a table and some lines."""
+    """Print tables of the rounds and of the manager's resources, and the refusals."""
     config, memory = figures["config"], figures["manager"]["rss_mib"]
     title = f"{config['jobs']} jobs with {config['workers']} workers each, {figures['seconds']:.0f} s"
     table = make_table(title, "rounds of", "rounds", "p50 ms", "p99 ms", "p99.9 ms", "p99 / p50")
@@ -32,7 +32,7 @@ def show(console: Console, figures: dict[str, Any]) -> None:
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Draw memory and rounds over time."""
+    """Plot memory and rounds over time."""
     with rc_context(style.STYLE):
         figure = Figure(figsize=(7.5, 4.8), layout="constrained")
         above, below = figure.subplots(2, 1)

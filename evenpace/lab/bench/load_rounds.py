@@ -1,4 +1,4 @@
-"""Barrier rounds as generators tell of them, and what they come to."""
+"""Barrier rounds put together from the generators' reports, and their figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ import numpy as np
 
 from idl.errors import ProtocolError, UnavailableError
 
-_WARM_UP = 5  # rounds of each job
+_WARM_UP = 5  # first rounds of each job, which do not count
 
 
 @dataclass
 class _Part:
-    """One round as far as its generators have told: when the last report went, and the last answer came."""
+    """One round as far as generators have reported: times of the last report sent and answer received."""
 
     sent: float = 0.0
     answered: float = 0.0
@@ -26,9 +26,10 @@ class Rounds:
     """The rounds of all jobs.
 
     Attributes:
-        total: Samples of a batch, which each round's must sum to.
-        generators: That each round needs a word from.
-        finished: Of each job, (when the last answer came, on the monotonic clock; the seconds that it took).
+        total: Samples of a whole batch, to which each round's counts must sum.
+        generators: Number of generators, each of which reports on each round.
+        finished: For each job, its rounds: time of the last answer on the monotonic clock, and the round's
+            seconds.
     """
 
     total: int
@@ -37,7 +38,7 @@ class Rounds:
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def add(self, job: str, iteration: int, sent: float, answered: float, samples: int) -> None:
-        """One generator's part of a round.
+        """Add one generator's part of a round.
 
         Raises:
             ProtocolError: The round's counts do not sum to the whole batch.
@@ -56,23 +57,23 @@ class Rounds:
         self.finished.setdefault(job, []).append((part.answered, part.answered - part.sent))
 
     def count(self) -> int:
-        """Of all jobs."""
+        """Return the number of finished rounds of all jobs."""
         return sum(len(rounds) for rounds in self.finished.values())
 
     def slowest(self) -> int:
-        """Of the job that has fewest."""
+        """Return the number of finished rounds of the job that has fewest."""
         return min((len(rounds) for rounds in self.finished.values()), default=0)
 
 
 def measured(finished: Mapping[str, Sequence[tuple[float, float]]], elapsed: float) -> dict[str, Any]:
-    """What rounds come to.
+    """Return figures of rounds, for JSON.
 
     Args:
-        finished: As in `Rounds`.
-        elapsed: Seconds in which they were.
+        finished: The rounds, as in `Rounds`.
+        elapsed: Seconds over which they were measured.
 
     Raises:
-        UnavailableError: There are too few of them.
+        UnavailableError: There are too few rounds.
     """
     after = {job: rounds[_WARM_UP:] for job, rounds in finished.items()}
     if not after or not all(after.values()):
@@ -97,7 +98,7 @@ def measured(finished: Mapping[str, Sequence[tuple[float, float]]], elapsed: flo
 
 
 def _latency(seconds: Sequence[float]) -> dict[str, float]:
-    """In ms."""
+    """Return statistics of latencies, in milliseconds."""
     p50, p99, p999 = np.percentile(seconds, [50, 99, 99.9]) * 1e3
     return {
         "rounds": len(seconds),

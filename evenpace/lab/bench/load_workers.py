@@ -1,7 +1,7 @@
-"""Workers by the thousand in one process, each with a connection: they join, report, get their next part.
+"""Thousands of workers in one process, each with a connection: they join, report, and receive assignments.
 
-They do what real workers do, less the training: the batch processing time that one reports follows from its
-batch size and a speed of its own. Prints a JSON line for whatever happens, for `load_generators`.
+They act as real workers do, without training: the batch processing time that a worker reports follows from
+its batch size and a speed of its own. The process prints a JSON line for each event, for `load_generators`.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from rpc.address import Address
 
 _NOISE = 0.05  # relative deviation of a batch processing time
 _READ = 65536  # bytes
-_TURN_SECONDS = 0.1
+_TURN_SECONDS = 0.1  # seconds that one turn waits for answers, at most
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class GeneratorConfig:
     seed: int
 
     def to_json(self) -> str:
-        """For the command line."""
+        """Return the values as JSON, for the command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "GeneratorConfig":
-        """As `to_json` wrote it."""
+        """Read the values as `to_json` writes them."""
         values = json.loads(text)
         return cls(**values | {"jobs": tuple(values["jobs"])})
 
 
 @dataclass(slots=True)
 class _Round:
-    """One iteration of one job, as far as this generator's workers go."""
+    """One iteration of one job, of this generator's workers alone."""
 
-    sent: float = 0.0  # when the last report was
+    sent: float = 0.0  # when the last report was sent
     answers: int = 0
-    samples: int = 0  # that the answers gave
+    samples: int = 0  # sum of the batch sizes in the answers
 
 
 class Generator:
@@ -78,11 +78,11 @@ class Generator:
         self._poll = select.epoll()
         self._workers: dict[int, Worker] = {}  # by file descriptor
         self._rounds: dict[tuple[str, int], _Round] = {}
-        self._due: list[tuple[float, int]] = []  # when who reports, where computing takes time
+        self._due: list[tuple[float, int]] = []  # when each worker reports, where computing takes time
         self._errors: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Join all jobs, then report and report."""
+        """Join all jobs, then report again and again until standard input ends."""
         address = Address(self._config.host, self._config.port)
         workers = [
             Worker(job, number, address)
@@ -99,7 +99,7 @@ class Generator:
             self._workers[descriptor] = worker
             self._poll.register(descriptor, select.EPOLLIN)
             self._report(worker, time.monotonic())
-        beating = 0.0  # how many heartbeats are due, spread evenly over time
+        beating = 0.0  # number of heartbeats that are due, spread evenly over time
         beaten_at = time.monotonic()
         numbers = itertools.cycle(range(len(workers)))
         while self._turn():
@@ -115,7 +115,7 @@ class Generator:
         say(errors=self._errors)
 
     def _turn(self) -> bool:
-        """Deal with what has come and what is due; False when told to end."""
+        """Handle answers that have come and reports that are due; return False at the end of input."""
         timeout = max(0.0, self._due[0][0] - time.monotonic()) if self._due else _TURN_SECONDS
         for descriptor, _ in self._poll.poll(timeout):
             if descriptor == sys.stdin.fileno():
@@ -147,7 +147,7 @@ class Generator:
             self._fail(worker, error)
 
     def _beat(self, worker: Worker) -> None:
-        """Say that a worker lives, beside its report, as a real one's thread does."""
+        """Send a worker's heartbeat, independent of its reports, as a real worker's thread does."""
         if worker.connection.fileno() >= 0:
             try:
                 worker.connection.sendall(worker.heartbeat)
@@ -172,7 +172,7 @@ class Generator:
         self._report(worker, now)
 
     def _report(self, worker: Worker, now: float) -> None:
-        """Report the present iteration once it has been computed."""
+        """Report the present iteration once its time has passed."""
         if self._config.compute:
             seconds = self._config.compute * self._random.gauss(1, _NOISE)
             heapq.heappush(self._due, (now + seconds, worker.connection.fileno()))
@@ -190,7 +190,7 @@ class Generator:
             self._fail(worker, error)
 
     def _fail(self, worker: Worker, error: Exception) -> None:
-        """A worker that something went wrong with takes no further part."""
+        """Print a worker's error, and let it take no further part."""
         self._errors[f"{type(error).__name__}: {error}"] += 1
         say(error=f"{worker.identity.job} {worker.identity.worker}: {error}")
         del self._workers[worker.connection.fileno()]
@@ -198,7 +198,7 @@ class Generator:
 
 
 def say(**what: Any) -> None:
-    """Tell the process that started this one something."""
+    """Print a JSON line for the process that started this one."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

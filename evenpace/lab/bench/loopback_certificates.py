@@ -11,7 +11,7 @@ from rpc.credentials import Credentials
 
 @contextlib.contextmanager
 def for_loopback() -> Iterator[tuple[Credentials, list[str]]]:
-    """Credentials for both sides, and a service's options for them."""
+    """Yield a client's credentials for TLS on loopback, and the options that a service needs for it."""
     with tempfile.TemporaryDirectory(prefix="evenpace-bench-") as folder:
         create_authority(Path(folder), 1)
         issue(Path(folder), "both", ["127.0.0.1"], 1)

@@ -1,4 +1,4 @@
-"""A shard's work done the straightforward ways: by bare sockets, and by thriftpy2's binary argument."""
+"""A shard's work done in straightforward ways: by bare sockets, and by thriftpy2's binary argument."""
 
 import socket
 import sys
@@ -17,7 +17,7 @@ _wire = idl.parameter_server
 
 
 def serve_sockets(nbytes: int) -> None:
-    """Bytes in, weighted add, one byte back; and parameters out. One connection."""
+    """Serve one connection: add a weighted gradient and answer one byte, or send the parameters."""
     total = torch.zeros(nbytes // 4)
     parameters = memoryview(bytearray(nbytes))
     buffer = bytearray(_PIECE)
@@ -46,17 +46,17 @@ class _Handler:
         self._parameters = bytes(nbytes)
 
     def push(self, request: Any, gradient: bytes) -> Any:
-        """See the IDL."""
+        """Handle the call of the same name in parameter_server.thrift."""
         self._total.add_(torch.frombuffer(bytearray(gradient), dtype=torch.float32), alpha=WEIGHT)
         return _wire.PushReply(identity=request.identity, iteration=request.assignment.iteration)
 
     def pull(self, request: Any) -> Any:
-        """See the IDL."""
+        """Handle the call of the same name in parameter_server.thrift."""
         return _wire.PullReply(identity=request.identity, version=0, waited=0.0, parameters=self._parameters)
 
 
 def serve_thriftpy2(nbytes: int) -> None:
-    """The same calls as the real shard's, through thriftpy2's own server."""
+    """Serve the same calls as the real shard, by thriftpy2's own server."""
     threaded.serve(_wire.ParameterServer, _Handler(nbytes))
 
 

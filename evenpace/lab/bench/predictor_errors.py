@@ -55,11 +55,11 @@ from worker.parent import end_with_parent
 
 REFERENCE = "ema"
 
-_FEW_WORKERS = 5  # so many have a column each, within 80 characters
-_TIMED_ITERATIONS = 500  # that a fit is timed on (LB-BSP, section 4)
-_CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # of predicting and observing: stop at whichever comes first
-_FIT_REPEATS, _FIT_SECONDS = 5, 10.0
-_PLOTTED = 150  # iterations
+_FEW_WORKERS = 5  # workers up to which the table has a column for each, within 80 characters
+_TIMED_ITERATIONS = 500  # iterations that a timed fit learns from (LB-BSP, section 4)
+_CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # timed calls of predicting and observing: whichever ends first
+_FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
+_PLOTTED = 150  # iterations in the plot
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Grid:
 
     Attributes:
         workers: Names, in the order of the columns.
-        iterations: (iterations,) their numbers, increasing.
-        speeds: NaN where a worker had no samples, or no row.
-        cpu_usage: As the iteration begins. Where a worker has no row, that of its last row stays; before its
-            first row, it is that of the first.
-        memory_usage: Likewise.
-        expected: NaN where it is not known.
-        scored: Whether a prediction counts: there is a speed, one came before it, and the worker's warm-up
-            is over.
+        iterations: Iteration numbers, increasing, (iterations,).
+        speeds: Samples per second; NaN where a worker had no samples, or no row.
+        cpu_usage: CPU usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row
+            stays; before its first row, it is that of the first.
+        memory_usage: Memory usage, likewise.
+        expected: Samples per second that a perfect predictor would name; NaN where not known.
+        scored: True where a prediction counts: there is a speed, one came before it, and the worker's
+            warm-up is over.
     """
 
     workers: tuple[str, ...]
@@ -89,12 +89,12 @@ class Grid:
 
 @dataclass
 class Replay:
-    """What a predictor said of a trace.
+    """A predictor's predictions for a trace.
 
     Attributes:
-        predictions: (iterations, workers); NaN for a worker before its first speed.
-        fit_seconds: Of each fit that came to its end.
-        failures: Why fits failed, in words.
+        predictions: Samples per second, (iterations, workers); NaN for a worker before its first speed.
+        fit_seconds: Seconds of each fit that succeeded.
+        failures: Reasons why fits failed, in words.
     """
 
     predictions: Array
@@ -114,16 +114,16 @@ def run(
     """Replay a trace through predictors, time them, print the figures, and write them.
 
     Args:
-        trace_path: The trace; None for one that is made, of contention that comes and goes.
-        names: Of predictors, in `PREDICTORS`; all if empty.
-        options: For those that learn.
+        trace_path: File of the trace; None for a generated one, of contention that comes and goes.
+        names: Names of predictors, in `PREDICTORS`; all if empty.
+        options: Options of the predictors that learn.
         warm_up: Iterations of each worker that do not count; by default those before the first fit.
-        timing_workers: For how many workers times are taken; none if empty.
-        json_path: Where the figures go.
-        plot_path: Where a picture goes.
+        timing_workers: Numbers of workers to time predictors for; none if empty.
+        json_path: File for the figures.
+        plot_path: File for a picture.
 
     Raises:
-        ValueError: The trace is wrong, or too short for the warm-up.
+        ValueError: The trace is invalid, or too short for the warm-up.
         OSError: A file cannot be read or written.
     """
     console = Console()
@@ -201,7 +201,7 @@ def lay_out(trace: Trace, warm_up: int) -> Grid:
         rows = np.searchsorted(iterations, series.iterations)
         speeds[rows, column] = series.speeds
         expected[rows, column] = series.expected
-        # The row that is the last one so far; before a worker's first row, that one.
+        # Index of each worker's last row so far; before its first row, of that one.
         latest = np.searchsorted(series.iterations, iterations, side="right") - 1
         cpu_usage[:, column] = series.cpu_usage[np.maximum(latest, 0)]
         memory_usage[:, column] = series.memory_usage[np.maximum(latest, 0)]
@@ -224,13 +224,13 @@ def replay(
     executor: Executor,
     advance: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Let a predictor say each iteration's speeds before it sees them.
+    """Let a predictor predict each iteration's speeds before it sees them.
 
     Args:
-        name: The predictor's.
+        name: Name of the predictor.
         grid: The trace.
-        options: For the predictor.
-        executor: Where fits are run.
+        options: Options of the predictor.
+        executor: Executor that runs the fits.
         advance: Called after each iteration.
     """
     predictor = make_predictor(name, options)
@@ -251,11 +251,12 @@ def replay(
 
 
 def score(grid: Grid, predictions: Mapping[str, Array]) -> dict[str, Any]:
-    """The errors of predictions; see the module for what is in it.
+    """Return the errors of predictions, as the module's docstring describes them.
 
     Args:
         grid: The trace.
-        predictions: By the predictor's name, (iterations, workers); `REFERENCE` must be among them.
+        predictions: Samples per second by the predictor's name, (iterations, workers); `REFERENCE` must be
+            among them.
     """
     columns = [column for column in range(len(grid.workers)) if grid.scored[:, column].any()]
     names = [grid.workers[column] for column in columns]
@@ -303,7 +304,7 @@ def score(grid: Grid, predictions: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def gap_closed(rmse: float, reference: float, floor: float) -> float:
-    """The share of the gap between EMA's error and the noise floor that a predictor closes.
+    """Return the share of the gap between EMA's error and the noise floor that a predictor closes.
 
     Negative where it is worse than EMA; NaN where the floor is not known, or EMA is no worse than it.
     """
@@ -313,7 +314,7 @@ def gap_closed(rmse: float, reference: float, floor: float) -> float:
 
 
 def _root_mean(squares: Array, scored: NDArray[np.bool_]) -> float:
-    """NaN where one that counts is."""
+    """Return the root of the mean over the scored values; NaN if one of them is NaN."""
     return float(np.sqrt(squares[scored].mean()))
 
 
@@ -363,7 +364,7 @@ def _fit(executor: Executor, fit: Fit, done: Replay) -> Weights | None:
 
 
 def _time(name: str, workers: int, executor: Executor) -> dict[str, Any]:
-    """Median times of a predictor, on contention that comes and goes, once it has learnt."""
+    """Return median times of a predictor after its first fits, on contention that comes and goes."""
     grid = lay_out(contention_trace(workers=workers, iterations=_TIMED_ITERATIONS + _CALL_REPEATS + 1), 0)
     predictor = make_predictor(name, PredictorOptions(first_fit=_TIMED_ITERATIONS))
     predictor.set_workers(grid.workers)
@@ -471,7 +472,7 @@ def _print_times(console: Console, timing: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _plot(grid: Grid, replays: Mapping[str, Replay], figures: Mapping[str, Any], path: Path) -> None:
-    """Some iterations of one worker with EMA's and the best predictor's view, and all overall errors."""
+    """Plot some iterations of one worker with EMA's and the best predictor's predictions, and all errors."""
     found = figures["predictors"]
     best = min(found, key=lambda name: found[name]["relative"]["rmse"])
     worker = next(iter(figures["workers"]))

@@ -1,7 +1,7 @@
-"""What a job pays for what befalls it: seconds for which it stands still, and iterations that are done again.
+"""Cost of faults to a job: seconds for which it stands still, and iterations that are done again.
 
-A manager, shards and workers are real processes with a proxy between them, as `evenpace chaos` has them. What
-is measured comes from the shards' ledgers.
+A manager, shards and workers are real processes with a proxy between them, as in `evenpace chaos`. The
+figures come from the shards' ledgers.
 """
 
 import math
@@ -26,13 +26,13 @@ from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.terminal import make_table
 from idl.errors import UnavailableError
 
-_TICK_SECONDS = 0.005
-_PATIENCE_SECONDS = 300.0  # for the job to go on
-_CALM = 50  # steps between what happens
+_TICK_SECONDS = 0.005  # seconds between two looks at the job
+_PATIENCE_SECONDS = 300.0  # seconds in which the job must go on after a fault
+_CALM = 50  # steps between two faults
 
 
 class _Job:
-    """A job that trains, and how far it is."""
+    """A job that trains, and its progress."""
 
     def __init__(self, cluster: ChaosCluster, away: float) -> None:
         self.cluster = cluster
@@ -43,10 +43,10 @@ class _Job:
         self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Let time pass until something holds.
+        """Wait until a condition holds; `what` describes it in the error's message.
 
         Raises:
-            UnavailableError: It did not come to hold, or a process ended that nobody had killed.
+            UnavailableError: It did not hold in time, or a process ended that was not killed.
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
@@ -59,26 +59,26 @@ class _Job:
             time.sleep(_TICK_SECONDS)
 
     def go_on(self, steps: int = _CALM) -> float:
-        """Let the job take so many steps; the seconds that one took."""
+        """Wait until the job has taken `steps` steps; return the seconds that one took."""
         began, first = time.monotonic(), self._progress.version
         self.until(f"the job goes on from version {first}", lambda: self._progress.version >= first + steps)
         return (time.monotonic() - began) / steps
 
     def all_train(self) -> None:
-        """Wait until all workers that are not to stay away take part."""
+        """Wait until all workers take part, other than those that are to stay away."""
         away = {name for name, due in self.supervisor.due.items() if due == math.inf}
         there = set(self.cluster.workers) - away
         self.until(f"{', '.join(sorted(there))} take part", lambda: self._parties() == there)
 
     def measure(self, event: Callable[["_Job"], None]) -> dict[str, float]:
-        """Let something happen, and wait until the job has got over it."""
+        """Cause a fault, wait until the job has recovered from it, and return its cost."""
         normal = self.go_on()
-        before = self._courses()
+        before = self._shard_steps()
         self._progress.longest = 0.0
         event(self)
         self.all_train()
         self.go_on(10)
-        after = self._courses()
+        after = self._shard_steps()
         return {
             "step_s": normal,
             "still_s": max(0.0, self._progress.longest - normal),
@@ -87,20 +87,20 @@ class _Job:
         }
 
     def kill(self, name: str, seconds: float) -> None:
-        """Kill a process, to be started again after so many seconds."""
+        """Kill a process, which is started again after some seconds."""
         self.supervisor.kill(name, seconds).wait()
 
-    def _courses(self) -> list[ShardSteps]:
-        courses = []
+    def _shard_steps(self) -> list[ShardSteps]:
+        shards = []
         for shard in self.cluster.shards:
-            course = ShardSteps(shard, self.cluster.settings.checkpoint_every)
+            steps = ShardSteps(shard, self.cluster.settings.checkpoint_every)
             for line in read_ledger(self.cluster.ledgers(shard, self._name)):
-                course.add(line)
-            courses.append(course)
-        return courses
+                steps.add(line)
+            shards.append(steps)
+        return shards
 
     def _parties(self) -> set[str]:
-        """The workers that have a part in the last step."""
+        """Return the workers that took part in the last step."""
         last: Step | None = None
         for line in read_ledger(self.cluster.ledgers(self.cluster.shards[0], self._name)):
             last = line if isinstance(line, Step) else None
@@ -168,11 +168,11 @@ EVENTS: dict[str, Callable[[_Job], None]] = {
     "the manager vanishes, and closes no connection": _vanish("manager"),
     "a shard vanishes, and closes no connection": _vanish("ps-0"),
 }
-"""What may happen; who was killed in the first is who joins in the second."""
+"""Faults by name; the worker that is killed in the first joins again in the second."""
 
 
 def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
-    """Let all of it happen to a job, one after the other, print what it cost, and write it.
+    """Cause all faults to a job, one after the other, print their costs, and write them.
 
     Raises:
         ValueError: There is no such event.

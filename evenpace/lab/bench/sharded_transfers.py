@@ -45,10 +45,10 @@ Round = tuple[float, float]  # seconds, and the cores that workers and shards ha
 def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
     """Measure, print the figures, and write them.
 
-    The numbers of shards take turns, so that what else the machine does falls on all of them.
+    The numbers of shards take turns, so that other load of the machine falls on all of them alike.
 
     Raises:
-        NetworkError: There can be no links of limited bandwidth here.
+        NetworkError: Links of limited bandwidth cannot be made here.
         EvenpaceError: A worker or a shard failed.
     """
     console = Console()
@@ -103,10 +103,10 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
 def _round(
     workers: Sequence[Connection], processes: Sequence[psutil.Process], command: tuple[str, int, int]
 ) -> Round:
-    """Let all workers do one step at once.
+    """Let all workers do one step at the same time.
 
     Raises:
-        EvenpaceError: One failed.
+        EvenpaceError: A worker failed.
     """
     used = sum(_cpu_seconds(process) for process in processes)
     began = time.perf_counter()
@@ -134,7 +134,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextlib.contextmanager
 def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psutil.Process]]]:
-    """Shards behind links, and workers that have opened a job for each number of shards."""
+    """Start shards behind links, and workers that have opened a job for each number of shards; yield them."""
     most = max(config.shards)
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
@@ -164,7 +164,7 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
 
 
 def _work(connection: Connection, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:
-    """What a worker's process does: steps in, None or the reason of a failure out."""
+    """Run a worker's process: steps in, None or the reason of a failure out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the process that measures
     with contextlib.suppress(EOFError):
         try:
@@ -178,7 +178,7 @@ def _work(connection: Connection, number: int, addresses: Sequence[Address], con
 
 
 class _Worker:
-    """One worker of a job for each number of shards, whose gradients are its slice of each iteration."""
+    """One worker of a job for each number of shards."""
 
     def __init__(self, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:
         elements = config.mib * 2**20 // 4

@@ -23,11 +23,11 @@ _MEASURES = ("step_time_s", "examples_per_s")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long a GPU takes for a batch.
+    """Measured step times of a GPU.
 
     Attributes:
-        sizes: Samples, increasing.
-        seconds: For each of them, never decreasing.
+        sizes: Batch sizes in samples, increasing.
+        seconds: Step time of each batch size, never decreasing.
     """
 
     sizes: tuple[int, ...]
@@ -35,17 +35,17 @@ class StepTimes:
 
     @property
     def bounds(self) -> Bounds:
-        """The batch sizes that were measured."""
+        """Return the least and the largest batch size measured."""
         return Bounds(self.sizes[0], self.sizes[-1])
 
     def table(self) -> Array:
-        """Seconds for each batch size within the bounds."""
+        """Return the seconds for each batch size within the bounds, interpolated."""
         counts = np.arange(self.sizes[0], self.sizes[-1] + 1)
         return np.interp(counts, self.sizes, self.seconds)
 
 
 GpuCurves = Mapping[str, Mapping[str, StepTimes]]
-"""By model, then by GPU."""
+"""Step times by model, then by GPU."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Cluster:
     """Workers with a GPU each that train a model together.
 
     Attributes:
-        model: Its name.
-        workers: By name, how long each takes.
+        model: Name of the model.
+        workers: Step times of the workers, by name.
         total: Samples of the whole batch.
 
     Raises:
@@ -76,18 +76,18 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Return the cluster's name: its model, GPUs and total, in words."""
         return f"{self.model} {self.total}: {', '.join(self.workers)}"
 
 
 def make_cluster(curves: GpuCurves, model: str, gpus: Sequence[str], total: int | None = None) -> Cluster:
-    """A cluster of GPUs; of those that are named twice the second is called `NAME-2`.
+    """Make a cluster of GPUs; the second of two with the same name is called `NAME-2`.
 
     Args:
-        curves: What was measured.
-        model: A model in it.
-        gpus: Measured for the model.
-        total: Samples; half of what fits into all GPUs' memory by default.
+        curves: Measured step times.
+        model: One of the models in them.
+        gpus: GPUs that were measured for the model.
+        total: Samples of the whole batch; by default half of what fits into all GPUs' memory.
 
     Raises:
         ValueError: Model or GPU was not measured, or the total does not fit.
@@ -109,8 +109,8 @@ def read_step_times(path: Path) -> GpuCurves:
     """Read a file of measurements; repeated ones are averaged.
 
     Raises:
-        ValueError: It is not of that form.
-        OSError: It cannot be read.
+        ValueError: The file is not of the form that the module describes.
+        OSError: The file cannot be read.
     """
     measured: dict[tuple[str, str], dict[int, list[float]]] = {}
     with path.open(newline="") as stream:
@@ -147,8 +147,8 @@ def read_step_times(path: Path) -> GpuCurves:
 
 
 def made_up_step_times() -> GpuCurves:
-    """Curves of the usual form for five GPUs: flat while launching takes longest, then a line."""
-    gpus = {  # seconds at the least, seconds besides those for each sample, those, samples that fit
+    """Make up curves of the usual form for five GPUs: flat while launching takes longest, then a line."""
+    gpus = {  # least seconds, fixed seconds, seconds per sample, samples that fit
         "small": (0.040, 0.010, 0.00100, 256),
         "medium": (0.045, 0.012, 0.00040, 512),
         "wide": (0.090, 0.020, 0.00020, 1024),

@@ -21,7 +21,7 @@ _wire = idl.batchsize_manager
 
 
 class Handler:
-    """Answers calls in the thread of their connection."""
+    """Handler of the manager's calls, each in the thread of its connection."""
 
     def __init__(self, workers: int) -> None:
         self._config = JobConfig(workers=workers)
@@ -29,7 +29,7 @@ class Handler:
         self._changed = threading.Condition()
 
     def join(self, request: Any) -> Any:
-        """See the IDL."""
+        """Handle the call of the same name in batchsize_manager.thrift."""
         with self._changed:
             if self._job is None:
                 spec = request.job
@@ -42,7 +42,7 @@ class Handler:
             return self._wait(request.identity, -1)
 
     def report(self, request: Any) -> Any:
-        """See the IDL."""
+        """Handle the call of the same name in batchsize_manager.thrift."""
         with self._changed:
             assert self._job is not None
             identity = request.identity

@@ -13,7 +13,7 @@ from evenpace.processes import LISTENING
 
 
 def announce(port: int) -> None:
-    """Say where this process listens, for `evenpace.lab.cluster.service`."""
+    """Print the port on which this process listens, for `evenpace.lab.cluster.service`."""
     sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
     sys.stdout.flush()
 

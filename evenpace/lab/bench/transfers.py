@@ -36,12 +36,12 @@ Step = Callable[[], Any]
 def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
     """Measure all three, print the figures, and write them.
 
-    They take turns, so that what else the machine does falls on all of them.
+    They take turns, so that other load of the machine falls on all of them alike.
 
     Args:
         mib: Size of the gradient in MiB.
         repeats: Medians are over these, after one round that does not count.
-        json_path: Where to.
+        json_path: File for the figures.
         tls: Whether to measure the parameter server with TLS, too.
     """
     console = Console()

@@ -1,4 +1,4 @@
-"""Watches what a process takes of the machine while a benchmark runs: CPU, memory, file descriptors."""
+"""Resources that a process uses while a benchmark runs: CPU, memory, file descriptors."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process had at one moment.
+    """Resources of a process at one moment.
 
     Attributes:
         at: Seconds since the watch began.
@@ -31,10 +31,10 @@ class Sample:
 
 
 class Watch:
-    """A context manager that takes a sample once in a while, in a thread, and one at its end.
+    """Context manager that takes samples at an interval, in a thread, and one at its end.
 
     Args:
-        pid: The process.
+        pid: Id of the process.
         interval: Seconds between samples.
 
     Attributes:
@@ -63,7 +63,7 @@ class Watch:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
 
     def _run(self) -> None:
@@ -77,12 +77,12 @@ class Watch:
                 rss = self._process.memory_info().rss
                 files = self._process.num_fds()
         except psutil.Error:
-            return  # it has ended: whoever watches sees that by its exit status
+            return  # it has ended, which its exit status shows
         self.samples.append(Sample(time.monotonic() - self._began, rss, times.user + times.system, files))
 
 
 def summary(samples: Sequence[Sample], settled_after: float = 60.0) -> dict[str, Any]:
-    """What samples come to.
+    """Return a summary of samples, for JSON.
 
     Args:
         samples: At least two.
@@ -111,7 +111,7 @@ def summary(samples: Sequence[Sample], settled_after: float = 60.0) -> dict[str,
 
 
 def _slope(samples: Sequence[Sample]) -> float:
-    """MiB a minute, of the line with the least squares."""
+    """Return the slope of memory over time by least squares, in MiB a minute."""
     if len(samples) < 2:
         return 0.0
     minutes = np.array([sample.at for sample in samples]) / 60
