@@ -26,17 +26,17 @@ from rpc.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
 MANAGER = "manager"
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2  # seconds between two looks at the processes
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process of a cluster is started in.
+    """Surroundings in which a process of a cluster is started.
 
     Attributes:
-        prefix: A command to start it through, which becomes it, such as `nsenter`.
-        program: What runs the command line; see `evenpace.processes.command_line`.
+        prefix: Command to start it through, which becomes it, such as `nsenter`.
+        program: Program that runs the command line, as `evenpace.processes.command_line` takes it.
         environment: Variables added to those of this process.
     """
 
@@ -47,12 +47,12 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class CpuShare:
-    """What a worker may use of this machine's CPUs.
+    """Share of this machine's CPUs that a worker may use.
 
     Attributes:
-        cores: From its first iteration on; None for no limit.
-        cpu: The CPU that it stays on, if it does.
-        kind: See `evenpace.cpu_limits.limit_cpu`.
+        cores: Cores that it may use from its first iteration on; None for no limit.
+        cpu: CPU to which it is bound; None for any.
+        kind: Kind of the limit, as `evenpace.cpu_limits.limit_cpu` takes it.
     """
 
     cores: float | None = None
@@ -61,28 +61,28 @@ class CpuShare:
 
 
 class LocalCluster:
-    """A context manager that starts a manager and shards, then workers on request, and stops all at its end.
+    """Context manager that starts a manager and shards, then workers on request, and stops all at its end.
 
     Args:
-        folder: Where the processes' logs go.
-        workers: How many the job waits for.
-        shards: Processes of the parameter server.
-        host: The address of this machine that the services listen on.
-        credentials: For all of them, if they are to speak TLS; the token is for the workers.
-        token_key: For the services, if they are to ask for tokens.
+        folder: Folder for the processes' logs.
+        workers: Number of workers that the job waits for.
+        shards: Number of processes of the parameter server.
+        host: Address of this machine on which the services listen.
+        credentials: Credentials of all processes, if they are to speak TLS; the token is for the workers.
+        token_key: File of the services' keys, if they are to ask for tokens.
         manager_options: More options of `evenpace manager`.
         shard_options: More options of `evenpace ps`, by the shard's name.
-        surroundings: What each process is started in, by its name.
-        ports: Where the services listen, the manager first; none for free ones. With them, an address is
-            known before its service listens, and is that of its next start.
-        proxy: Through which workers reach the services, by links such as "w0>ps-1"; None for no proxy.
+        surroundings: Surroundings of each process, by its name.
+        ports: Ports on which the services listen, the manager first; none for free ones. With them, an
+            address is known before its service listens, and stays the same when the service starts again.
+        proxy: Proxy through which workers reach the services, by links such as "w0>ps-1"; None for no proxy.
         manager: Options of `evenpace manager` by name, such as `policy="even"`; None for the default.
 
     Attributes:
-        processes: In the order of their starts.
-        shares: What workers may use of the CPUs, by name.
-        manager: Where the manager listens.
-        shard_addresses: Where the shards listen, in order.
+        processes: Processes by name, in the order of their starts.
+        shares: CPU shares of the workers, by name.
+        manager: Address of the manager.
+        shard_addresses: Addresses of the shards, in order.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class LocalCluster:
 
     @property
     def services(self) -> list[str]:
-        """Names of the services, the manager first."""
+        """Return the names of the services, the manager first."""
         return [MANAGER, *self.shards]
 
     @property
     def manager(self) -> Address:
-        """Where the manager listens."""
+        """Return the address on which the manager listens."""
         return self.address(MANAGER)
 
     @property
     def shard_addresses(self) -> tuple[Address, ...]:
-        """Where the shards listen, in order."""
+        """Return the addresses on which the shards listen, in order."""
         return tuple(map(self.address, self.shards))
 
     def __getitem__(self, name: str) -> Process:
@@ -151,7 +151,7 @@ class LocalCluster:
         return next(process for process in self.processes if process.name == name)
 
     def address(self, service: str) -> Address:
-        """Return where a service listens, past any proxy; waits until it does, unless it was told where."""
+        """Return where a service listens, past any proxy; wait until it does, unless its port was given."""
         port = self._ports.get(service)
         return self[service].address if port is None else Address(self._host, port)
 
@@ -184,11 +184,11 @@ class LocalCluster:
         """Set up a training script as a worker, without starting it.
 
         Args:
-            name: The worker's.
+            name: Name of the worker.
             script: The script.
-            arguments: Its arguments, or a function that gives them by the number of starts before.
+            arguments: Its arguments, or a function that returns them for the number of starts before.
             options: More options of `evenpace worker`, by name.
-            share: What it may use of this machine's CPUs; None for all.
+            share: CPU share of the worker; None for no limit.
         """
         reached = {service: str(self._way(name, service)) for service in self.services}
         line = ["--manager", reached[MANAGER], "--name", name, *self._security(for_worker=True)]
@@ -211,7 +211,7 @@ class LocalCluster:
         options: Mapping[str, str] | None = None,
         share: CpuShare | None = None,
     ) -> Process:
-        """Start a training script as a worker; see `add_worker`."""
+        """Start a training script as a worker, with the arguments of `add_worker`."""
         process = self.add_worker(name, script, arguments, options, share)
         process.start()
         return process
@@ -255,7 +255,7 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End all processes: politely first, and workers first, so that they can still say goodbye."""
+        """End all processes, by SIGTERM first; workers before services, so that they can leave the job."""
         for roles in (("worker",), ("manager", "shard")):
             for process in self.processes:
                 if process.role in roles:
@@ -283,7 +283,7 @@ class LocalCluster:
         return process
 
     def _line(self, name: str, command: str, arguments: Sequence[str]) -> list[str]:
-        """Return what runs a command of ours under a name."""
+        """Return the command line that runs a command of ours as the process of a name."""
         around = self._surroundings(name)
         limits = self._limits(name)
         return [*around.prefix, *command_line(command, *limits, *arguments, program=around.program)]
@@ -298,7 +298,7 @@ class LocalCluster:
         return options
 
     def _security(self, *, for_worker: bool = False) -> list[str]:
-        """Return options for whom a process trusts, and how others can trust it."""
+        """Return the options of certificates and tokens of a process."""
         files = self._credentials
         named = {"--ca": files.ca, "--certificate": files.certificate, "--key": files.key}
         named |= {"--token-file": files.token} if for_worker else {"--token-key": self._token_key}
@@ -320,15 +320,16 @@ def service(
     """Run a single service on a free port, from when it listens until the end of `with`.
 
     Args:
-        arguments: Of `evenpace`, but for `--listen`, such as "manager", "--workers", "3"; or of the module.
-        module: Another one that is run, which listens on a free port of loopback.
-        host: The address of this machine that it listens on.
-        prefix: A command to start it through, which becomes it, such as `nsenter`.
-        log: Where what it logs goes; None for a file that is removed with it.
+        arguments: Arguments of `evenpace` without `--listen`, such as "manager", "--workers", "3"; or of the
+            module.
+        module: Another module to run, which listens on a free port of loopback.
+        host: Address of this machine on which it listens.
+        prefix: Command to start it through, which becomes it, such as `nsenter`.
+        log: File for its log; None for a file that is removed with it.
 
     Raises:
-        UnavailableError: It does not listen in time.
-        ProcessFailedError: It failed.
+        UnavailableError: The service does not listen in time.
+        ProcessFailedError: The service failed.
     """
     if module is not None:
         line = [sys.executable, "-m", module, *arguments]
@@ -344,7 +345,7 @@ def service(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports that services can have again and again.
+    """Return free TCP ports, which services can use for every start.
 
     The kernel must not give them to anybody's outgoing connection while a service is away; nor may another
     run choose them that begins at the same time.
@@ -365,7 +366,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def share_cpus(cores: Sequence[float], kind: LimitKind) -> list[CpuShare]:
-    """Give each worker its cores on one CPU: the largest share first, each on the CPU with the least to do.
+    """Bind each worker's cores to one CPU: the largest share first, each to the CPU with the least load.
 
     Left to the scheduler, two large shares meet on one CPU now and then, and for some iterations get less
     than they may use: noise that has nothing to do with how batches are split.

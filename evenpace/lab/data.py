@@ -1,7 +1,7 @@
-"""Real data sets, ready to train on: images (digits, MNIST, CIFAR-10), svmlight files, text.
+"""Data sets, ready to train on: images (digits, MNIST, CIFAR-10), svmlight files, text.
 
-It reads the data sets' standard files from where the user says, and fetches nothing.
-It knows nothing of models, workers or batches: it hands out whole arrays.
+They are read from their standard files in a folder of the user's; nothing is downloaded. This module knows
+nothing of models, workers or batches, and returns whole arrays.
 """
 
 import gzip
@@ -53,7 +53,7 @@ class ImageSet:
 
     @property
     def classes(self) -> int:
-        """The number of classes: one more than the largest label."""
+        """Return the number of classes: one more than the largest label."""
         return int(max(self.train_labels.max(), self.test_labels.max())) + 1
 
 
@@ -62,11 +62,11 @@ class SparseSet:
     """Samples with two labels and few non-zero features each, as compressed sparse rows (CSR).
 
     Attributes:
-        columns: int64, (non-zeros,): which features, counted from 0.
+        columns: int64, (non-zeros,): their features, counted from 0.
         values: float32, (non-zeros,): their values.
         offsets: int64, (samples + 1,): where each sample begins and the last one ends.
         labels: float32, (samples,), -1 or 1.
-        features: How many there are.
+        features: Number of features.
     """
 
     columns: NDArray[np.int64]
@@ -76,11 +76,11 @@ class SparseSet:
     features: int
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.labels)
 
     def rows(self, indices: NDArray[np.int64]) -> "SparseSet":
-        """The samples at `indices`, in their order."""
+        """Return the samples at `indices`, in their order."""
         lengths = np.diff(self.offsets)[indices]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         # positions: (non-zeros,), each sample's first one plus 0, 1, ... up to its length
@@ -91,14 +91,14 @@ class SparseSet:
 
 
 def load(spec: str) -> ImageSet:
-    """Loads the data set that `spec` names.
+    """Load the data set that `spec` names.
 
     Args:
         spec: "digits" (scikit-learn's, needs no files), "mnist:DIR" (IDX files) or "cifar10:DIR"
             (the binary version). The files may be plain or gzipped (.gz).
 
     Raises:
-        DataError: The spec is none of these, or a file is missing or not what it should be.
+        DataError: The spec is none of these, or a file is missing or not in its format.
     """
     name, _, folder = spec.partition(":")
     if spec == "digits":
@@ -153,7 +153,7 @@ def _cifar10(folder: Path) -> ImageSet:
 
 
 def _cifar10_batch(path: Path) -> tuple[Pixels, Pixels]:
-    """Reads one batch: pixels (samples, 3, 32, 32) and labels (samples,)."""
+    """Read one batch: pixels (samples, 3, 32, 32) and labels (samples,)."""
     content = _read(path)
     if not content or len(content) % CIFAR10_RECORD:
         raise DataError(
@@ -168,7 +168,7 @@ def _cifar10_batch(path: Path) -> tuple[Pixels, Pixels]:
 
 
 def _idx_pair(folder: Path, part: str) -> tuple[Pixels, Pixels]:
-    """Reads one part of MNIST: pixels (samples, 1, height, width) and labels (samples,)."""
+    """Read one part of MNIST: pixels (samples, 1, height, width) and labels (samples,)."""
     images_path = _file(folder, f"{part}-images-idx3-ubyte")
     labels_path = _file(folder, f"{part}-labels-idx1-ubyte")
     pixels = _idx(images_path, dimensions=3)
@@ -182,7 +182,7 @@ def _idx_pair(folder: Path, part: str) -> tuple[Pixels, Pixels]:
 
 
 def _idx(path: Path, dimensions: int) -> Pixels:
-    """Reads an IDX file: magic number and sizes, big-endian, then the unsigned bytes."""
+    """Read an IDX file: magic number and sizes, big-endian, then the unsigned bytes."""
     content = _read(path)
     magic = struct.pack(">HBB", 0, 0x08, dimensions)  # 0x08: unsigned bytes
     if content[:4] != magic:
@@ -211,7 +211,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Finds a file, plain or gzipped; plain comes first, as it is quicker to read."""
+    """Find a file, plain or gzipped; plain comes first, as it is quicker to read."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -259,7 +259,7 @@ def _image_set(
 
 
 def load_svmlight(*paths: Path) -> list[SparseSet]:
-    """Loads files in svmlight's (LIBSVM's) format, such as a9a and a9a.t, as parts of one data set.
+    """Load files in svmlight's (LIBSVM's) format, such as a9a and a9a.t, as parts of one data set.
 
     Features count from 0 or 1: from 1 if no file has a feature 0. Of the two labels that the files hold
     together, the larger one becomes 1, the other -1.
@@ -294,7 +294,7 @@ def load_svmlight(*paths: Path) -> list[SparseSet]:
 def _svmlight(
     path: Path,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
-    """Reads one file: columns as the file counts them, values, offsets and labels."""
+    """Read one file: columns as the file counts them, values, offsets and labels."""
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -313,7 +313,7 @@ def _svmlight(
 
 
 def load_text(path: Path) -> NDArray[np.uint8]:
-    """Loads a text as bytes: (bytes,).
+    """Load a text as bytes, (bytes,).
 
     Args:
         path: A file, plain or .gz, or a folder, whose texts (.txt, .md, .rst) are joined in the order of

@@ -35,8 +35,8 @@ from idl.measures import waiting_share
 from idl.records import IterationRecord
 from rpc.address import Address
 
-_SNAPSHOTS = 20  # of the parameters in each run, about; for the curves of loss and accuracy
-_RECENT = 10  # iterations that the live table is over
+_SNAPSHOTS = 20  # snapshots of the parameters in each run, about, for the curves of loss and accuracy
+_RECENT = 10  # last iterations that the live table covers
 
 _ITERATIONS = 84  # about so many, unless epochs are given
 
@@ -45,8 +45,8 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     """Run both trainings, show them live, and write the report.
 
     Args:
-        config: What to run.
-        json_path: Where the summary goes, too.
+        config: What to train, on what.
+        json_path: Further file for the summary.
 
     Returns:
         The summary.
@@ -113,11 +113,11 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
 
 
 def _page_address(http: Address) -> Address:
-    """Where the page will be: with a port in the place of 0.
+    """Return the address of the live page, with a free port instead of 0.
 
     Raises:
-        InvalidRequestError: Others could reach it there.
-        AddressInUseError, ConnectionLostError: It cannot be there.
+        InvalidRequestError: Other machines could reach the address.
+        AddressInUseError, ConnectionLostError: The address cannot be used.
     """
     check_http(http, None, insecure=False)
     with listen(http) as listener:
@@ -125,7 +125,7 @@ def _page_address(http: Address) -> Address:
 
 
 def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoRuns:
-    """Return what the page shows: the reports of both runs, and what the demo knows beside their records."""
+    """Return the report's values: the reports of both runs, and the demo's own figures."""
     curves = {
         name: [Evaluation(point["time_s"], point["loss"], point["accuracy"]) for point in run["progress"]]
         for name, run in full["runs"].items()
@@ -145,7 +145,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
 def _train(
     config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
 ) -> tuple[UnequalRun, RunReport]:
-    """Run one of the two trainings, and show it until its end; its report is that of its manager then."""
+    """Run one of the two trainings, show it until its end, and return its report from its manager."""
     reports: list[RunReport] = []
     bar = make_progress()
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
@@ -192,7 +192,7 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
 
 
 def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
-    """Return what one run showed, as the report's JSON has it."""
+    """Return the figures of one run, for the report's JSON."""
     whole = [record for record in run.records if record["total"] == trained.total_batch_size]
     workers = len(trained.shares)
     progress = [
@@ -219,7 +219,7 @@ def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> d
 
 
 def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
-    """Try out which kind of limit works here; for `limit_cpu`, and in words."""
+    """Try out which kind of CPU limit works here; return it, and its description in words."""
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as child:
         try:
             with limit_cpu(child.pid, 0.5, "probe", wanted) as limit:

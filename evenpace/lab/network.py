@@ -1,4 +1,4 @@
-"""A network inside this machine for experiments: places of their own on a bridge, with bandwidths to set.
+"""Network inside this machine for experiments: places on a bridge, each with a bandwidth of its own.
 
 Each place is a network namespace whose only way out is a pair of virtual devices to the bridge; services of
 this machine listen on the bridge's address. The kernel's token bucket filter (tc-tbf) bounds a place's
@@ -23,14 +23,14 @@ from idl.errors import EvenpaceError
 
 _TOOLS = ("ip", "tc", "nsenter")
 _RANGES = ("10.213.0.0/16", "172.30.0.0/16", "192.168.0.0/16")  # private; one free /24 of these is taken
-_MOST = 100  # places; devices' names have 15 characters
-_BURST_SECONDS = 0.01  # what may pass at once, as time at the full rate
+_MOST = 100  # places at most; devices' names have 15 characters
+_BURST_SECONDS = 0.01  # burst that may pass at once, as seconds at the full rate
 _SMALLEST_BURST = 16_384  # bytes; it must hold a packet
 _NAME = re.compile(r"ep([0-9a-f]{6})([0-9a-f]{3})[bvn]\d*")
 
 
 class NetworkError(EvenpaceError):
-    """The network cannot be made here; the message says why, and what is needed."""
+    """The network cannot be made on this machine; the message says why, and what is needed."""
 
 
 class Network:
@@ -40,10 +40,10 @@ class Network:
     run can tell what one that was killed has left behind, and removes it.
 
     Args:
-        places: How many, at most 100.
+        places: Number of places, at most 100.
 
     Attributes:
-        host: The bridge's address, where services can be reached from every place.
+        host: Address of the bridge, on which services can be reached from every place.
 
     Raises:
         ValueError: The number is out of its range.
@@ -61,7 +61,7 @@ class Network:
         """Make the network.
 
         Raises:
-            NetworkError: It cannot be made here.
+            NetworkError: The network cannot be made on this machine.
         """
         require_tools()
         with _one_at_a_time():
@@ -79,21 +79,21 @@ class Network:
         self.close()
 
     def prefix(self, place: int) -> list[str]:
-        """What to put before a command so that it runs in a place.
+        """Return the command to put before another one, so that it runs in a place.
 
-        It is not `ip netns exec`, which mounts /sys anew and thereby hides the control groups.
+        It is not `ip netns exec`, which mounts /sys again and thereby hides the control groups.
         """
         return ["nsenter", f"--net=/var/run/netns/{self._namespace(place)}", "--"]
 
     def address(self, place: int) -> str:
-        """Where this machine and the other places reach what runs in a place."""
+        """Return the address at which this machine and the other places reach a place."""
         return self._addresses[place]
 
     def limit(self, place: int, mbit: float) -> None:
         """Bound a place's bandwidth, both ways, from now on.
 
         Args:
-            place: From 0.
+            place: Number of the place, from 0.
             mbit: Megabits per second, above 0.
 
         Raises:
@@ -129,7 +129,7 @@ class Network:
             _run("ip", "-n", namespace, "address", "add", address, "dev", "eth0")
             for inner in ("lo", "eth0"):
                 _run("ip", "-n", namespace, "link", "set", inner, "up")
-        # A kernel without tbf must be told of now, not in the middle of a training.
+        # A kernel without tbf must be an error now, not in the middle of a training.
         self.limit(0, 1000)
         _run("tc", "-n", self._namespace(0), "qdisc", "delete", "dev", "eth0", "root")
         _run("tc", "qdisc", "delete", "dev", self._device(0), "root")
@@ -142,7 +142,7 @@ class Network:
 
 
 def require_tools() -> None:
-    """Make sure that a network can be tried here at all.
+    """Check that this machine has what a network needs.
 
     Raises:
         NetworkError: This is not root, or a tool is missing.
@@ -193,7 +193,7 @@ def _is_orphan(tag: str) -> bool:
 
 
 def _existing() -> dict[str, list[str]]:
-    """The devices and namespaces that are ours, by tag: "v", "b" and "n" are in their names."""
+    """Return our devices and namespaces, by tag; their names have "v", "b" or "n" after it."""
     names = [link["ifname"] for link in json.loads(_run("ip", "-json", "link", "show") or "[]")]
     names += [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
     found: dict[str, list[str]] = {}
@@ -212,10 +212,10 @@ def _remove(tags: set[str]) -> None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """A subnet that no route of this machine leads to.
+    """Return a subnet to which no route of this machine leads.
 
     Raises:
-        NetworkError: There is none.
+        NetworkError: There is no such subnet.
     """
     routes = json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     taken = [ipaddress.IPv4Network(route["dst"]) for route in routes if route["dst"] != "default"]

@@ -1,7 +1,7 @@
-"""A TCP proxy between workers and services: links of some bandwidth, on which all may go wrong.
+"""TCP proxy between workers and services, whose links have a bandwidth and can be made to fail.
 
-They can be cut, stalled, throttled, half closed, or swallow all that comes. The proxy forwards bytes, and
-knows nothing of what they mean. It runs on an event loop in a thread of its own.
+They can be cut, stalled, throttled, half closed, or swallow all bytes. The proxy forwards bytes, and knows
+nothing of their meaning. It runs on an event loop in a thread of its own.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from rpc.dial import reset_when_closed
 T = TypeVar("T")
 
 _CHUNK = 65_536  # bytes
-_PIECE_SECONDS = 0.01  # that a link of limited bandwidth takes for what it passes on at once
-_CALL_SECONDS = 30.0  # for the loop to do what it is told
+_PIECE_SECONDS = 0.01  # seconds that a link of limited bandwidth takes for the bytes it passes on at once
+_CALL_SECONDS = 30.0  # seconds in which the loop must have called a function
 
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection of a worker, and the one to the service that belongs to it."""
+    """Connection of a worker, and the one to the service that belongs to it."""
 
     near: asyncio.StreamWriter  # to the worker
     far: asyncio.StreamWriter  # to the service
@@ -45,16 +45,16 @@ class _Connection:
 
 
 class Link:
-    """One worker's way to one service: the connections that it has, and what is wrong with them now.
+    """Link from one worker to one service: its connections, and how they fail at present.
 
     Attributes:
-        name: Such as "w0>ps-1".
-        target: The service's address.
-        address: Where the worker connects to.
-        bytes: Passed so far.
-        held: Bytes that had to wait so far, for longer than the link's bandwidth has them wait.
-        lost: Bytes that were swallowed so far.
-        refused: Connections that were refused so far.
+        name: Name of the link, such as "w0>ps-1".
+        target: Address of the service.
+        address: Address to which the worker connects.
+        bytes: Bytes passed so far.
+        held: Bytes that had to wait longer than the link's bandwidth requires, so far.
+        lost: Bytes swallowed so far.
+        refused: Connections refused so far.
 
     Args:
         rate: Bytes per second of each connection, either way; infinite by default.
@@ -75,13 +75,13 @@ class Link:
         self.open = asyncio.Event()
         self.open.set()
         self.cut_within = False  # the next message is to be cut in the middle
-        self.deaf: set[_Connection] = set()  # what comes is dropped
-        self.told = asyncio.Event()  # of a deaf connection, one side hears that the other has ended
-        self.told.set()
+        self.deaf: set[_Connection] = set()  # connections whose bytes are dropped
+        self.ends_known = asyncio.Event()  # set: one side of a connection learns that the other has ended
+        self.ends_known.set()
         self.connections: set[_Connection] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection until an end of it closes."""
+        """Forward the bytes of one connection until one end of it closes."""
         if self.refusing:
             self.refused += 1
             writer.transport.abort()
@@ -102,11 +102,11 @@ class Link:
         ]
         await asyncio.wait(connection.tasks, return_when=asyncio.FIRST_COMPLETED)
         if connection in self.deaf:
-            await self.told.wait()
+            await self.ends_known.wait()
         self._end(connection)
 
     async def _swallow_new(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer nothing, until the worker itself gives up."""
+        """Drop all bytes of a new connection until the worker itself gives up."""
         try:
             with contextlib.suppress(OSError):
                 while data := await reader.read(_CHUNK):
@@ -115,7 +115,7 @@ class Link:
             writer.transport.abort()
 
     def cut(self) -> int:
-        """Reset all connections; how many there were."""
+        """Reset all connections; return their number."""
         connections = list(self.connections)
         for connection in connections:
             connection.reset()
@@ -123,42 +123,42 @@ class Link:
         return len(connections)
 
     def swallow(self) -> int:
-        """Let all connections be deaf, and end none, as if the peers had vanished; how many there were.
+        """Drop all bytes of all connections, as if the peers had vanished; return the number of connections.
 
-        New ones are not answered. What an end of a connection does, the other does not hear.
+        New connections are not answered. One end of a connection does not learn that the other has closed it.
         """
         connections = self.connections - self.deaf
         self.deaf |= connections
         self.swallowing = True
-        self.told.clear()
+        self.ends_known.clear()
         return len(connections)
 
     def answer_again(self) -> None:
-        """Let new connections through; those from before stay dead, until one end of each gives up."""
+        """Forward new connections again; earlier ones stay dead until one end of each gives up."""
         self.swallowing = False
-        self.told.set()
+        self.ends_known.set()
 
     def half_open(self, near_ends: bool) -> int:
-        """Reset all connections on one side; how many there were. `hear_again` ends the others."""
+        """Reset all connections on one side; return their number. `end_half_open` ends the other side."""
         connections = [connection for connection in self.connections if connection not in self.deaf]
-        self.told.clear()
+        self.ends_known.clear()
         for connection in connections:
             self.deaf.add(connection)
             connection.reset(near=near_ends, far=not near_ends)
         return len(connections)
 
-    def hear_again(self) -> int:
-        """End what was left half open; how many connections that was."""
+    def end_half_open(self) -> int:
+        """End the connections that were left half open; return their number."""
         deaf = list(self.deaf)
         for connection in deaf:
             connection.reset()
             self._end(connection)
-        self.told.set()
+        self.ends_known.set()
         return len(deaf)
 
     @property
     def _pace(self) -> float:
-        """Bytes per second."""
+        """Return the present bandwidth of a connection, in bytes per second."""
         return min(self.rate, self.throttle)
 
     def _end(self, connection: _Connection) -> None:
@@ -196,7 +196,7 @@ class Link:
 
 
 class Proxy:
-    """All links, on an event loop in a thread; a context manager.
+    """The links of all workers, on an event loop in a thread; a context manager.
 
     Args:
         rate: Bytes per second of each connection, either way; infinite by default.
@@ -222,14 +222,14 @@ class Proxy:
         self._loop.close()
 
     def add(self, name: str, target: Address) -> Address:
-        """Make a link; where it listens."""
+        """Make a link; return the address on which it listens."""
         link = Link(name, target, self._rate)
         link.address = self._run(self._listen(link))
         self.links[name] = link
         return link.address
 
     def do(self, action: Callable[[], T]) -> T:
-        """Call a function in the loop's thread, which all of a link's methods are meant for."""
+        """Call a function in the loop's thread, in which all methods of a link must be called."""
 
         async def call() -> T:
             return action()

@@ -1,4 +1,4 @@
-"""What the lab's commands print and write alike: tables, bars of progress, figures."""
+"""Output of the lab's commands: tables, progress bars, figures as JSON."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from evenpace.reports import files
 
 
 def make_table(title: str, first: str, *others: str, no_wrap: bool = False) -> Table:
-    """Make a table whose first column has words, on one line each with `no_wrap`, and the others numbers."""
+    """Make a table with words in its first column, on one line each with `no_wrap`, and numbers elsewhere."""
     table = Table(title=title, title_justify="left")
     table.add_column(first, no_wrap=no_wrap)
     for heading in others:
@@ -23,14 +23,14 @@ def make_table(title: str, first: str, *others: str, no_wrap: bool = False) -> T
 
 
 def make_progress(console: Console | None = None, width: int = 0, *, transient: bool = False) -> Progress:
-    """Make bars that count, behind descriptions of at least so many characters."""
+    """Make progress bars with counts, behind descriptions of at least `width` characters."""
     description = TextColumn(f"{{task.description:<{width}}}")
     columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=transient)
 
 
 def load_line(before: float, after: float) -> str:
-    """Say what else the machine did beside a benchmark, by its load averages before and after it."""
+    """Return a line about other load of the machine, from its load averages before and after a benchmark."""
     return f"load average {before:.1f} before, {after:.1f} after, on {os.cpu_count()} CPUs"
 
 

@@ -1,6 +1,6 @@
-"""Traces of workers' speeds: the CSV format, and traces that are made rather than measured.
+"""Traces of workers' speeds: the CSV format, and generated traces.
 
-A trace is what predictors can be compared on. Its columns are `worker,iteration,speed,cpu,memory`, and
+Predictors are compared on traces. A trace's columns are `worker,iteration,speed,cpu,memory`, and
 `expected` where it is known; a row is one worker's part in one iteration k:
 
 - `speed`: v^k in samples per second; empty where the worker had no samples.
@@ -9,8 +9,8 @@ A trace is what predictors can be compared on. Its columns are `worker,iteration
 - `expected`: the speed that a perfect predictor would name before iteration k. Its error is the noise
   floor, which no predictor can beat.
 
-Workers may have different iterations, and gaps in them: who has no row took no part. This module knows no
-predictor, and nothing of how a running job is reached.
+Workers may have different iterations, and gaps in them: a worker without a row took no part. This module
+knows no predictor, and nothing of how a running job is reached.
 """
 
 import csv
@@ -33,10 +33,10 @@ COLUMNS = ("worker", "iteration", "speed", "cpu", "memory")
 EXPECTED = "expected"
 
 _USAGE_COLUMNS = ("vm", "step", "cpu_percent", "mem_percent")
-_FASTEST, _SLOWEST = 200.0, 50.0  # samples per second; idle workers of made traces lie between
+_FASTEST, _SLOWEST = 200.0, 50.0  # samples per second, between which idle workers of generated traces are
 _LEAST_CPU = 0.05  # share of the CPU that the scheduler leaves a worker, whoever else wants it
 _CROWDED_MEMORY = 0.9  # share in use above which paging slows a worker down
-_PAGING = 0.5  # of its speed is left to a worker when all memory is in use
+_PAGING = 0.5  # share of its speed that a worker keeps when all memory is in use
 _CONTENTION_MEMORY = 0.4  # share in use, in traces of contention for the CPU
 
 
@@ -45,11 +45,11 @@ class Series:
     """One worker's rows, in the order of iterations; each array is (rows,).
 
     Attributes:
-        iterations: Increasing.
-        speeds: In samples per second; NaN where there were no samples.
-        cpu_usage: From 0 to 1, as each iteration begins.
-        memory_usage: Likewise.
-        expected: What a perfect predictor would name, in samples per second; NaN where it is not known.
+        iterations: Iteration numbers, increasing.
+        speeds: Samples per second; NaN where there were no samples.
+        cpu_usage: CPU usage as each iteration begins, from 0 to 1.
+        memory_usage: Memory usage, likewise.
+        expected: Samples per second that a perfect predictor would name; NaN where it is not known.
     """
 
     iterations: NDArray[np.int64]
@@ -60,7 +60,7 @@ class Series:
 
 
 Trace = Mapping[str, Series]
-"""By the workers' names."""
+"""Rows of each worker, by its name."""
 
 
 # -- the format
@@ -72,8 +72,8 @@ def read_trace(path: Path) -> Trace:
     The rows may be in any order, and so may the columns.
 
     Raises:
-        ValueError: It is not a trace: a column is missing, unknown or there twice, a value is not allowed,
-            a worker has two rows for an iteration, or there are no rows.
+        ValueError: The file is not a trace: a column is missing, unknown or there twice, a value is not
+            allowed, a worker has two rows for an iteration, or there are no rows.
         OSError: The file cannot be read.
     """
     rows: dict[str, dict[int, tuple[float, ...]]] = {}
@@ -102,7 +102,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace, iteration by iteration; `read_trace` gives the very same numbers back.
+    """Write a trace, iteration by iteration; `read_trace` returns exactly the same numbers.
 
     Raises:
         OSError: The file cannot be written.
@@ -122,19 +122,19 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 class TraceRecorder:
-    """Appends a job's iterations to a trace as they come, in whole lines, so that it is always readable.
+    """Writer that appends a job's iterations to a trace as they come, in whole lines.
 
-    A file that is there already is continued: what it has is left as it is.
+    The file can be read at any time. An existing file is continued, and its rows stay as they are.
 
-    The usage that a worker reports with iteration k is what is known when k + 1 begins, so a row needs the
+    The usage that a worker reports with iteration k is the one known when k + 1 begins, so a row needs the
     report before. A worker's first iteration, and one after an iteration that it took no part in, has no row.
 
     Args:
         path: The file.
 
     Raises:
-        ValueError: The file is there and is not a trace that can be continued.
-        OSError: It cannot be read or written.
+        ValueError: The file exists and is not a trace that can be continued.
+        OSError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,10 +152,10 @@ class TraceRecorder:
         """Write the rows of iterations, from the job's first on.
 
         Returns:
-            How many rows were written.
+            The number of rows written.
 
         Raises:
-            ValueError: The file has rows that this job has not shown.
+            ValueError: The file has rows that are not this job's.
             OSError: The file cannot be written.
         """
         rows = [row for record in records for row in self._rows(record)]
@@ -193,7 +193,7 @@ class TraceRecorder:
             yield (worker, str(record.iteration), *values)
 
     def _has(self, worker: str, iteration: int, values: tuple[str, ...]) -> bool:
-        """Whether the file has the row; its last one must be this job's."""
+        """Return whether the file has the row; its last row must be this job's."""
         last, known = self._last[worker]
         if iteration < last:
             return True
@@ -206,14 +206,14 @@ class TraceRecorder:
         return True
 
     def _write(self, rows: Sequence[tuple[str, ...]]) -> None:
-        """In one piece, so that whoever kills this process leaves whole lines."""
+        """Write rows in one piece, so that a kill of this process leaves whole lines."""
         lines = _Lines()
         csv.writer(lines, lineterminator="\n").writerows(rows)
         self._stream.write("".join(lines).encode())
 
 
 class _Lines(list[str]):
-    """A list that a CSV writer can write to."""
+    """List of lines that a CSV writer can write to."""
 
     write = list.append
 
@@ -224,7 +224,7 @@ def _text(value: float) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of a CSV file, which can say what is wrong with it, and where."""
+    """Row of a CSV file, with its line number for messages."""
 
     path: Path
     line: int
@@ -299,7 +299,7 @@ def _open(path: Path) -> TextIO:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What nobody can foresee: each iteration's speed is multiplied by noise, and at times by a spike.
+    """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.
 
     The noise is log-normal with a mean of 1.
 
@@ -318,24 +318,24 @@ class Perturbation:
 
     @property
     def mean(self) -> float:
-        """The mean factor: what a perfect predictor multiplies with."""
+        """Return the mean factor, with which a perfect predictor multiplies."""
         return 1 - self.spikes * (1 - self.spike_factor)
 
     def draw(self, iterations: int, random: np.random.Generator) -> Array:
-        """Factors, (iterations,)."""
+        """Draw factors, (iterations,)."""
         sigma = math.sqrt(math.log1p(self.noise**2))
         noise = np.exp(sigma * random.standard_normal(iterations) - sigma**2 / 2)
         return noise * np.where(random.random(iterations) < self.spikes, self.spike_factor, 1.0)
 
 
 Usage = Mapping[str, tuple[Array, Array]]
-"""By a machine's name: the CPU and memory in use at each step, both (steps,) and from 0 to 1."""
+"""CPU and memory in use at each step, both (steps,) and from 0 to 1, by the machine's name."""
 
 
 def read_usage(path: Path) -> Usage:
     """Read machines' usage, `vm,step,cpu_percent,mem_percent`; a gzipped file is unpacked.
 
-    What is over 100% counts as 100%: in traces of clusters, memory that was swapped out counts on top.
+    Values over 100% count as 100%: in traces of clusters, memory that was swapped out counts on top.
 
     Raises:
         ValueError: A column is missing or unknown, a value is not allowed, a machine's steps are not 0, 1,
@@ -361,11 +361,12 @@ def read_usage(path: Path) -> Usage:
 
 
 def response(cpu_usage: Array, memory_usage: Array) -> Array:
-    """The share of its idle speed that a worker has while others use its machine; as the arguments.
+    """Return the share of its idle speed that a worker has while others use its machine.
 
-    It is the share of the CPU that is free, since a CPU worker's speed is proportional to what it gets
-    (LB-BSP, section 3.2.1), but 5% at least, which a scheduler leaves to everybody; times a factor that falls
-    from 1 where 90% of the memory is in use to 0.5 where all of it is, for paging.
+    The result has the arguments' shape. It is the share of the CPU that is free, since a CPU worker's speed
+    is proportional to what it gets (LB-BSP, section 3.2.1), but 5% at least, which a scheduler leaves to
+    everybody; times a factor that falls from 1 where 90% of the memory is in use to 0.5 where all of it is,
+    for paging.
     """
     crowding = np.clip((memory_usage - _CROWDED_MEMORY) / (1 - _CROWDED_MEMORY), 0.0, 1.0)
     return np.maximum(1 - cpu_usage, _LEAST_CPU) * (1 - (1 - _PAGING) * crowding)
@@ -381,20 +382,20 @@ def usage_trace(
     perturbation: Perturbation | None = None,
     seed: int = 0,
 ) -> Trace:
-    """The speeds of workers on machines that others use as `usage` says.
+    """Make a trace of workers on machines that others use as `usage` says.
 
     An iteration's usage is that of its beginning, interpolated linearly between the machine's steps, and
     stays so until its end. Speeds follow from it by `response`. Machines are dealt to the workers in order,
     each worker getting as many as it takes to have steps enough, one after the other.
 
     Args:
-        usage: What `read_usage` gave.
-        workers: How many; by default as many as the named machines are enough for, or 4.
-        machines: Names of those to use, in order; by default they are drawn.
-        iterations: How many.
-        iterations_per_step: How many fit into a step.
-        perturbation: What is not seen in the usage.
-        seed: Of everything that is drawn.
+        usage: Usage, as `read_usage` returns it.
+        workers: Number of workers; by default as many as the named machines are enough for, or 4.
+        machines: Names of the machines to use, in order; by default they are drawn.
+        iterations: Number of iterations.
+        iterations_per_step: Number of iterations in a step of the usage.
+        perturbation: Changes of speed that do not show in the usage.
+        seed: Seed of everything that is drawn.
 
     Raises:
         ValueError: A number is out of its range, there is no such machine, it is named twice, or the
@@ -452,23 +453,23 @@ def contention_trace(
     perturbation: Perturbation | None = None,
     seed: int = 0,
 ) -> Trace:
-    """The speeds of workers that others compete with for the CPU, on and off.
+    """Make a trace of workers with which others compete for the CPU, on and off.
 
     Each period of contention, and each one without, ends in the middle of an iteration, which is drawn
     evenly from the `shortest` to the `longest` after the period's beginning; so is the share of that
     iteration's samples that is processed before. Usage is measured as the iteration begins: a coming flip
-    does not show. `expected` knows the usage, how old the period is and how periods are drawn, not when
-    this one ends.
+    does not show. `expected` is that of a predictor that knows the usage, the period's age and how periods
+    are drawn, but not when this one ends.
 
     Args:
-        workers: How many.
-        iterations: How many.
-        slowdown: Of its speed that a worker has left under contention.
+        workers: Number of workers.
+        iterations: Number of iterations.
+        slowdown: Share of its speed that a worker keeps under contention.
         shortest: Iterations of the shortest period.
         longest: Iterations of the longest period.
-        usage_noise: Standard deviation of what is measured of CPU and memory.
-        perturbation: What is not seen in the usage.
-        seed: Of everything that is drawn.
+        usage_noise: Standard deviation of measured CPU and memory usage.
+        perturbation: Changes of speed that do not show in the usage.
+        seed: Seed of everything that is drawn.
 
     Raises:
         ValueError: A number is out of its range.

@@ -18,7 +18,7 @@ class _Part:
     sent: float = 0.0
     answered: float = 0.0
     samples: int = 0
-    told: int = 0
+    reports: int = 0
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Rounds:
         part = self._parts.setdefault((job, iteration), _Part())
         part.sent, part.answered = max(part.sent, sent), max(part.answered, answered)
         part.samples += samples
-        part.told += 1
-        if part.told < self.generators:
+        part.reports += 1
+        if part.reports < self.generators:
             return
         del self._parts[job, iteration]
         if part.samples != self.total:

@@ -1,1 +1,1 @@
-"""Training under faults: a cluster whose parts are killed, frozen and cut off, and what must hold of it."""
+"""Training under faults: a cluster whose parts are killed, frozen and cut off, and checks of its results."""

@@ -1,4 +1,4 @@
-"""The cluster that faults befall: a manager, shards and workers, with a proxy between them, in one folder."""
+"""Cluster for faults: a manager, shards and workers, with a proxy between them, in one folder."""
 
 import random
 import socket
@@ -22,26 +22,26 @@ from evenpace.processes import Process
 from idl.errors import EvenpaceError
 from rpc.address import Address
 
-_STATUS_SECONDS = 1.0  # for the manager to say who is out, and until it is asked again
+_STATUS_SECONDS = 1.0  # seconds for the manager to answer about a worker, and until it is asked again
 
 
 class ChaosCluster:
-    """A context manager that makes the cluster, and leaves no process and no mount behind.
+    """Context manager that makes the cluster, and leaves no process and no mount behind.
 
-    A kind of fault that cannot be brought about here is left out. Where the settings name it, it is a
-    NotPossibleHereError.
+    A kind of fault that cannot be caused on this machine is left out, or raises NotPossibleHereError if the
+    settings name it.
 
     Args:
-        settings: Of the run.
-        folder: Empty; everything is written within it.
+        settings: Settings of the run.
+        folder: An empty folder, in which everything is written.
 
     Attributes:
-        supervisor: Of the processes, which it has yet to start.
-        proxy: With a link for each worker and service, such as "w0>ps-1".
+        supervisor: Supervisor of the processes, which it has yet to start.
+        proxy: Proxy with a link for each worker and service, such as "w0>ps-1".
         disks: Small file systems for state, by service; empty where they cannot be made.
-        kinds: Of faults, those that come.
-        skipped: Why others cannot, by kind.
-        manager: Where it really listens.
+        kinds: Kinds of faults that come.
+        skipped: Reasons why other kinds cannot be caused, by kind.
+        manager: Address on which the manager listens, past the proxy.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -69,17 +69,17 @@ class ChaosCluster:
 
     @property
     def shards(self) -> list[str]:
-        """Their names, in order."""
+        """Return the shards' names, in order."""
         return self._local.shards
 
     @property
     def workers(self) -> list[str]:
-        """Their names, in order."""
+        """Return the workers' names, in order."""
         return [name for names in self.jobs.values() for name in names]
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The names of each job's workers."""
+        """Return the names of each job's workers."""
         size = self.settings.workers
         return {
             f"job-{job}": [f"w{number}" for number in range(job * size, (job + 1) * size)]
@@ -88,17 +88,17 @@ class ChaosCluster:
 
     @property
     def manager(self) -> Address:
-        """Where the manager listens, past the proxy."""
+        """Return the address on which the manager listens, past the proxy."""
         return self.addresses[MANAGER]
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of faults that come."""
+        """Return the kinds of faults that come."""
         return [kind for kind in self.settings.wanted if kind not in self.skipped]
 
     @property
     def sites(self) -> Sites:
-        """What faults may befall."""
+        """Return the processes, links, disks and clocks that faults may befall."""
         if self.settings.deterministic:
             links = tuple(link for link in self.proxy.links if not link.endswith(MANAGER))
             return Sites({"manager": (MANAGER,)}, links, tuple({MANAGER} & set(self.disks)))
@@ -136,7 +136,7 @@ class ChaosCluster:
             disks.unmount(disk)
 
     def listening(self, *services: str) -> bool:
-        """Whether services, or all, can be connected to."""
+        """Return whether services, by default all, can be connected to."""
         for service in services or self.addresses:
             try:
                 socket.create_connection(self.addresses[service], timeout=1.0).close()
@@ -145,14 +145,14 @@ class ChaosCluster:
         return True
 
     def trains(self, process: Process) -> bool:
-        """Whether a worker has come to train since its last start."""
+        """Return whether a worker has trained since its last start."""
         journal = self.folder / "journals" / f"{process.name}-{process.starts - 1}.jsonl"
         return journal.exists() and journal.stat().st_size > 0
 
-    def standing(self, worker: str) -> str | None:
-        """How a worker stands, as the manager has it; None if it does not answer, or was asked just now.
+    def member_state(self, worker: str) -> str | None:
+        """Return a worker's state as the manager has it; None if it does not answer, or was asked just now.
 
-        See `MemberStatus` in the IDL; "no member" is another one.
+        It is that of `MemberStatus` in the IDL, or "no member".
         """
         if time.monotonic() < self._asked.get(worker, 0.0) + _STATUS_SECONDS:
             return None
@@ -167,21 +167,21 @@ class ChaosCluster:
         return members.get(worker, "no member")
 
     def stop_file(self, job: str) -> Path:
-        """The file that will have a job's last iteration."""
+        """Return the file that tells a job's workers their last iteration, once it is written."""
         return self.folder / f"{job}.stop"
 
     def start_workers(self) -> None:
-        """Have the workers started, and started again."""
+        """Have the supervisor start the workers, and start them again when they end."""
         self.supervisor.wanted = set(self.supervisor.processes)
 
     def journals(self, worker: str) -> list[Path]:
-        """A worker's, one for each start, in order."""
+        """Return a worker's journals, one for each start, in order."""
         starts = self.supervisor.processes[worker].starts
         paths = [self.folder / "journals" / f"{worker}-{start}.jsonl" for start in range(starts)]
         return [path for path in paths if path.exists()]
 
     def ledgers(self, shard: str, job: str) -> list[Path]:
-        """A shard's file of a job, if there is one yet."""
+        """Return the ledger of a job at a shard, if there is one yet, in a list."""
         return sorted((self.folder / "ledgers" / shard).glob(f"{job}_*"))
 
     def _try(self, site: str, prepare: Callable[[], None]) -> None:
@@ -223,7 +223,7 @@ class ChaosCluster:
         )
 
     def _surroundings(self, name: str) -> Surroundings:
-        """A clock that can be made to jump, which a witness tells of, and one thread for sums."""
+        """Return surroundings with a clock that can be made to jump, its witness, and one thread for sums."""
         log = self.folder / f"{name}.log"
         environment = {
             "TMPDIR": str(self.folder / "temporary"),

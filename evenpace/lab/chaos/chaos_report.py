@@ -1,4 +1,4 @@
-"""What a run shows: a line while it lasts, a table at its end."""
+"""Display of a run: a line while it lasts, a table at its end."""
 
 import sys
 import time
@@ -14,11 +14,11 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.chaos.verdict import Outcome
 
-_EVERY_SECONDS = (0.5, 15.0)  # between two lines: on a terminal, where each takes the place of the last; else
+_EVERY_SECONDS = (0.5, 15.0)  # seconds between two lines: on a terminal, where they replace each other; else
 
 
 class Screen:
-    """The line while it lasts, on stderr."""
+    """The line about a run that lasts, on stderr."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -26,7 +26,7 @@ class Screen:
         self._shown = 0.0
 
     def show(self, storm: Storm, progress: Mapping[str, Progress], supervisor: Supervisor) -> None:
-        """Show how things are, now and then."""
+        """Show the run's progress, if it is time for a new line."""
         now = time.monotonic()
         if now - self._shown < _EVERY_SECONDS[0 if self._live else 1]:
             return
@@ -44,13 +44,13 @@ class Screen:
         sys.stderr.flush()
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line."""
         if self._live:
             sys.stderr.write("\n")
 
 
 def print_outcome(outcome: Outcome, folder: Path) -> None:
-    """Print the table, what was violated, and how to repeat it."""
+    """Print a table of the faults, the violations, and the command that repeats the run."""
     console = Console(width=110)
     table = Table(title="Faults")
     for column in ("kind", "faults", "fired", "no target"):

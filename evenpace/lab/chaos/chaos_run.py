@@ -1,4 +1,4 @@
-"""One run: a cluster trains under faults until the time is up, ends cleanly, and is judged.
+"""One chaos run: a cluster trains under faults until the time is up, ends cleanly, and is judged.
 
 With `deterministic`, another cluster then trains as long, without a fault.
 """
@@ -27,28 +27,28 @@ from evenpace.lab.chaos.verdict import CALM, Outcome, judge
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 
-_TICK_SECONDS = 0.05
-_START_SECONDS = 180.0  # for all workers to train, where the machine is busy
-_HELD_SECONDS = 20.0  # without a step, after which no more faults come until there is one
-_HUNG_SECONDS = 120.0  # without a step, a fault and a start of a process: it hangs
-_OVER_SECONDS = 600.0  # for faults to be over that are under way at the end
-_END_SECONDS = 120.0  # for the workers to end
-_MOST_ENDINGS = 20  # of processes that nobody killed
-_AHEAD = 40  # iterations from the order to stop to the last
+_TICK_SECONDS = 0.05  # seconds between two looks at the cluster
+_START_SECONDS = 180.0  # seconds until all workers train, at most, on a busy machine
+_HELD_SECONDS = 20.0  # seconds without a step, after which no fault comes until there is one
+_HUNG_SECONDS = 120.0  # seconds without a step, a fault and a start of a process that count as a hang
+_OVER_SECONDS = 600.0  # seconds for faults to be over that are under way at the end
+_END_SECONDS = 120.0  # seconds for the workers to end
+_MOST_ENDINGS = 20  # ends of processes that were not killed, after which the run is given up
+_AHEAD = 40  # iterations from the order to stop to the last one
 
 
 def run(settings: Settings, json_path: Path | None) -> bool:
-    """Let a cluster train under faults, print what came of it, and write it to a file.
+    """Let a cluster train under faults, print the outcome, and write it to a file.
 
     Args:
-        settings: Of the run.
-        json_path: Where all that is known of the run goes, as JSON.
+        settings: Settings of the run.
+        json_path: File for the whole outcome, as JSON.
 
     Returns:
-        Whether nothing was violated. If something was, the run's folder is kept.
+        True if there was no violation. If there was one, the run's folder is kept.
 
     Raises:
-        NotPossibleHereError: The settings name a kind of fault that cannot be brought about here.
+        NotPossibleHereError: The settings name a kind of fault that cannot be caused on this machine.
     """
     folder = Path(tempfile.mkdtemp(prefix="evenpace-chaos-"))
     began = time.monotonic()
@@ -68,30 +68,30 @@ def run(settings: Settings, json_path: Path | None) -> bool:
 
 def _run(settings: Settings, folder: Path) -> Outcome:
     with _noted_signals() as noted:
-        course = _went(settings, folder, noted)
-        if settings.deterministic and not course.problems:
-            versions = {job: progress.version for job, progress in course.progress.items()}
+        finished = _finished_run(settings, folder, noted)
+        if settings.deterministic and not finished.problems:
+            versions = {job: progress.version for job, progress in finished.progress.items()}
             calm = replace(settings, kinds=("kill",), pause=0.0, link_mib=math.inf)  # of which none comes
             (folder / CALM).mkdir()
-            problems = _went(calm, folder / CALM, noted, versions).problems
-            course.problems += [f"without faults: {problem}" for problem in problems]
-    return judge(course.cluster, course.storm, course.progress, course.history, course.problems)
+            problems = _finished_run(calm, folder / CALM, noted, versions).problems
+            finished.problems += [f"without faults: {problem}" for problem in problems]
+    return judge(finished.cluster, finished.storm, finished.progress, finished.history, finished.problems)
 
 
-def _went(
+def _finished_run(
     settings: Settings, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
 ) -> "_Run":
-    """A run that is over; without faults, if it is known before which versions jobs end with."""
+    """Make a run and return it, finished; without faults if `versions`, the jobs' last ones, are given."""
     with ChaosCluster(settings, folder) as cluster:
-        course = _Run(cluster, noted)
+        finished = _Run(cluster, noted)
         try:
-            course.go(versions)
+            finished.go(versions)
         except ChaosError as error:
-            course.problems.append(str(error))
+            finished.problems.append(str(error))
         finally:
-            course.stop()
-    course.problems += [f"left behind: {line}" for line in left_behind(folder)]
-    return course
+            finished.stop()
+    finished.problems += [f"left behind: {line}" for line in left_behind(folder)]
+    return finished
 
 
 class _Run:
@@ -110,10 +110,10 @@ class _Run:
         self._screen = Screen()
 
     def go(self, versions: Mapping[str, int] | None = None) -> None:
-        """Train, to the end: under faults, unless it is known before which versions jobs end with.
+        """Train to the end: under faults, unless `versions`, the jobs' last ones, are given.
 
         Raises:
-            ChaosError: It did not come to a clean end.
+            ChaosError: The run did not end cleanly.
         """
         cluster, seconds = self.cluster, _END_SECONDS
         self._until("the services listen", _START_SECONDS, cluster.listening)
@@ -123,7 +123,7 @@ class _Run:
             versions = {job: progress.version + _AHEAD for job, progress in self.progress.items()}
         else:
             cluster.supervisor.poll()
-            seconds += cluster.settings.minutes * 60  # it took so long under faults
+            seconds += cluster.settings.minutes * 60  # for as many iterations as there were under faults
         for job, version in versions.items():
             _write(cluster.stop_file(job), str(version))
         cluster.supervisor.wanted -= set(cluster.workers)
@@ -145,7 +145,7 @@ class _Run:
         self._until("all workers train again", _START_SECONDS, lambda: self._all_train(calm))
 
     def stop(self) -> None:
-        """End the services, and see that they end well."""
+        """End the services; an end that is not clean is a problem of the run."""
         self._screen.close()
         self.storm.lift()
         for role in ("worker", "shard", "manager"):
@@ -165,7 +165,7 @@ class _Run:
 
     @property
     def _moved(self) -> float:
-        """When the job that has stood still for longest took a step."""
+        """Return when the job that has stood still for longest took its last step."""
         return min(progress.moved for progress in self.progress.values())
 
     def _tick(self) -> None:
@@ -188,7 +188,7 @@ class _Run:
             self._tick()
 
     def _all_train(self, since: float) -> bool:
-        """Whether all workers have come as far as the others, and a step was taken."""
+        """Return whether all workers train as far as the others, and a step was taken since a time."""
         running = self.cluster.supervisor.running("worker")
         return (
             len(running) == len(self.cluster.workers)
@@ -220,7 +220,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Signals to end are only noted here, lest one comes between a process's start and our knowing of it."""
+    """Note signals to end, instead of ending between a process's start and its entry in our list."""
     noted: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda number, frame: noted.append(number)) for number in numbers]
@@ -232,7 +232,7 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that others may read at any moment."""
+    """Write a file in one piece, since others may read it at any moment."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

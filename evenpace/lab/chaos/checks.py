@@ -1,4 +1,4 @@
-"""What must hold of a run, whatever befell it. Pure: histories in, violations in words out."""
+"""Checks of what must hold of a run under any faults: histories in, violations in words out."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,38 +11,38 @@ from numpy.typing import NDArray
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from idl.plan import JobSpec, permutation
 
-TOLERANCE = 1e-9  # relative, of parameters
-_UNTOLD = 100  # steps
+TOLERANCE = 1e-9  # relative error of parameters
+_UNRECORDED = 100  # steps that a killed shard may have taken and not written down
 _order = lru_cache(maxsize=64)(permutation)
 
 
-def exactly_once(course: ShardSteps, spec: JobSpec) -> Iterator[str]:
-    """Each step's slices make up its batch, and each epoch's batches make up the data, each sample once."""
+def exactly_once(shard: ShardSteps, spec: JobSpec) -> Iterator[str]:
+    """Check that each step's slices make up its batch, and each epoch's batches have each sample once."""
     counts = np.zeros(spec.dataset_size, dtype=np.int64)
-    for iteration, step in enumerate(course.steps):
+    for iteration, step in enumerate(shard.steps):
         epoch, start, total = spec.batch(iteration)
         position = start
         for first, count, worker in sorted(step.slices):
             if first != position or count < 1:
-                yield f"{course.name}: iteration {iteration}: {worker} at {first}, where {position} was due"
+                yield f"{shard.name}: iteration {iteration}: {worker} at {first}, where {position} was due"
             position = first + count
             counts[_order(spec, epoch)[first:position]] += 1
         if position != start + total:
-            yield f"{course.name}: iteration {iteration} ends at {position}, not at {start + total}"
+            yield f"{shard.name}: iteration {iteration} ends at {position}, not at {start + total}"
         if start + total == spec.dataset_size:
             if wrong := np.flatnonzero(counts != 1).size:
-                yield f"{course.name}: epoch {epoch}: {wrong} samples not used exactly once"
+                yield f"{shard.name}: epoch {epoch}: {wrong} samples not used exactly once"
             counts[:] = 0
 
 
-def all_there(courses: Sequence[ShardSteps], iterations: int) -> Iterator[str]:
-    """Every shard has got as far as the job, in the same attempts."""
-    for course in courses:
-        yield from course.violations
-        if len(course.steps) != iterations:
-            yield f"{course.name}: {len(course.steps)} steps at the end, not {iterations}"
-    first = courses[0]
-    for other in courses[1:]:
+def all_there(shards: Sequence[ShardSteps], iterations: int) -> Iterator[str]:
+    """Check that every shard has taken all of the job's steps, in the same attempts."""
+    for shard in shards:
+        yield from shard.violations
+        if len(shard.steps) != iterations:
+            yield f"{shard.name}: {len(shard.steps)} steps at the end, not {iterations}"
+    first = shards[0]
+    for other in shards[1:]:
         for mine, theirs in zip(first.steps, other.steps, strict=False):
             if mine.attempt != theirs.attempt:
                 yield (
@@ -51,33 +51,31 @@ def all_there(courses: Sequence[ShardSteps], iterations: int) -> Iterator[str]:
                 )
 
 
-def journals_agree(
-    journals: Iterable[Journal], courses: Sequence[ShardSteps], spec: JobSpec
-) -> Iterator[str]:
-    """What the ledgers say was computed by whom; what workers had is what shards had."""
+def journals_agree(journals: Iterable[Journal], shards: Sequence[ShardSteps], spec: JobSpec) -> Iterator[str]:
+    """Check that workers computed what the ledgers say they did, and had the versions that shards had."""
     by_name = {journal.worker: journal for journal in journals}
     for journal in by_name.values():
         yield from _right_samples(journal, spec)
-        yield from _known_versions(journal, courses)
-    for course in courses:
-        for step in course.steps:
+        yield from _known_versions(journal, shards)
+    for shard in shards:
+        for step in shard.steps:
             for start, count, worker in step.slices:
                 journal = by_name.get(worker, Journal(worker))
                 computed = journal.computed.get((step.attempt, step.iteration), [])
                 if not _covers(computed, start, start + count):
                     yield (
-                        f"{course.name}: iteration {step.iteration} has {start} to {start + count} from "
+                        f"{shard.name}: iteration {step.iteration} has {start} to {start + count} from "
                         f"{worker}, which computed {[part[:2] for part in computed]}"
                     )
 
 
-def history_agrees(records: Sequence[Mapping[str, Any]], course: ShardSteps, spec: JobSpec) -> Iterator[str]:
-    """The manager's records are of whole batches, each iteration once at most, in order.
+def history_agrees(records: Sequence[Mapping[str, Any]], shard: ShardSteps, spec: JobSpec) -> Iterator[str]:
+    """Check that the manager's records are of whole batches, each iteration at most once, in order.
 
-    Some may be missing that it had not written when it died, but only before a new attempt: within one, it
-    plans an iteration when the one before is complete. A shard knows each iteration's attempt.
+    Records that it had not written when it died may be missing, but only before a new attempt: within one,
+    it plans an iteration when the one before is complete. A shard's steps have each iteration's attempt.
     """
-    iterations = len(course.steps)
+    iterations = len(shard.steps)
     if iterations and not records:
         yield f"manager: no record of any of {iterations} iterations"
     last, attempt = -1, 0  # of the record before
@@ -90,15 +88,15 @@ def history_agrees(records: Sequence[Mapping[str, Any]], course: ShardSteps, spe
         if not last < iteration < iterations:
             yield f"manager: iteration {iteration} of {iterations} after iteration {last}"
             continue
-        if iteration > last + 1 and course.steps[iteration].attempt == attempt:
+        if iteration > last + 1 and shard.steps[iteration].attempt == attempt:
             yield f"manager: no record from {last + 1} to {iteration - 1}, all in attempt {attempt}"
-        last, attempt = iteration, course.steps[iteration].attempt
+        last, attempt = iteration, shard.steps[iteration].attempt
 
 
 def parameters_equal(
     what: str, values: NDArray[np.float64], expected: NDArray[np.float64], scale: float
 ) -> Iterator[str]:
-    """Parameters, or what was made of them, are those of one process."""
+    """Check that parameters, or their fingerprints, are those of one process, to `TOLERANCE` of `scale`."""
     error = relative_error(values, expected, scale)
     if not error <= TOLERANCE:
         yield f"{what}: differs by {error:.2g} from one process on the whole batches"
@@ -107,7 +105,7 @@ def parameters_equal(
 def bits_equal(
     finals: Mapping[str, tuple[int, NDArray[np.float64]]], calm: Mapping[str, tuple[int, NDArray[np.float64]]]
 ) -> Iterator[str]:
-    """Versions and parameters that workers ended with are, to the last bit, those of a run without faults."""
+    """Check that workers ended with the version and the very bits of parameters of a run without faults."""
     if not calm:
         yield "there are no final parameters of a run without faults"
     for worker, (version, parameters) in finals.items():
@@ -119,7 +117,7 @@ def bits_equal(
 
 
 def relative_error(values: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> float:
-    """The largest difference, relative to `scale`."""
+    """Return the largest difference, relative to `scale`; infinite for different shapes."""
     return float(np.abs(values - expected).max()) / scale if values.shape == expected.shape else np.inf
 
 
@@ -132,25 +130,25 @@ def _right_samples(journal: Journal, spec: JobSpec) -> Iterator[str]:
                 yield f"{journal.worker}: iteration {iteration}: wrong samples for {start} to {start + count}"
 
 
-def _known_versions(journal: Journal, courses: Sequence[ShardSteps]) -> Iterator[str]:
+def _known_versions(journal: Journal, shards: Sequence[ShardSteps]) -> Iterator[str]:
     for reached in journal.reached:
         last = (-1, -1)
         for attempt, version in reached:
             if (attempt, version) < last:
                 yield f"{journal.worker}: version {version} in attempt {attempt} after {last}"
             last = (attempt, version)
-            for course in courses:
-                # A shard that is killed may have answered what it had no time to write down.
-                untold = 0 if attempt == course.attempt else _UNTOLD
-                if version > course.extent.get(attempt, 0) + untold:
+            for shard in shards:
+                # A killed shard may have answered for steps that it had no time to write down.
+                unrecorded = 0 if attempt == shard.attempt else _UNRECORDED
+                if version > shard.extent.get(attempt, 0) + unrecorded:
                     yield (
                         f"{journal.worker} has version {version} of attempt {attempt}, in which "
-                        f"{course.name} had {course.extent.get(attempt, 0)} at most"
+                        f"{shard.name} had {shard.extent.get(attempt, 0)} at most"
                     )
 
 
 def _covers(parts: Sequence[tuple[int, int, int]], start: int, end: int) -> bool:
-    """Whether (start, count, ...) cover all from `start` to `end`."""
+    """Return whether the parts, (start, count, ...) each, cover all from `start` to `end`."""
     for first, count, _ in sorted(parts):
         if first <= start < first + count:
             start = first + count

@@ -1,4 +1,4 @@
-"""Wall clocks that jump, by libfaketime: each process's own, without its monotonic clock."""
+"""Wall clocks that jump, by libfaketime: each process's own; its monotonic clock stays as it is."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ _LIBRARY = "faketime/libfaketimeMT.so.1"
 
 
 def find_library() -> Path:
-    """Where libfaketime is.
+    """Return the path of libfaketime.
 
     Raises:
-        NotPossibleHereError: It is not installed.
+        NotPossibleHereError: libfaketime is not installed.
     """
     for place in _PLACES:
         for found in (*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")):
@@ -21,17 +21,17 @@ def find_library() -> Path:
 
 
 def environment(library: Path, file: Path) -> dict[str, str]:
-    """What makes a process take the offset in `file` into account, within a second or two."""
+    """Return the variables with which a process follows the offset in `file`, within a second or two."""
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_CACHE_DURATION": "1",  # seconds; without it, the file is read whenever the time is
+        "FAKETIME_CACHE_DURATION": "1",  # seconds; without it, each look at the time reads the file
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 
 
 def set_offset(file: Path, seconds: float) -> None:
-    """Let the clocks that follow `file` be so many seconds ahead of the true time."""
+    """Set the clocks that follow `file` ahead of the true time by some seconds."""
     new = file.with_suffix(".new")
     new.write_text(f"{seconds:+.0f}\n")
     new.replace(file)

@@ -26,17 +26,17 @@ class Disk:
     """One small file system.
 
     Attributes:
-        name: Whose state it keeps.
-        path: Where it is mounted.
+        name: Name of the service whose state it keeps.
+        path: Folder on which it is mounted.
     """
 
     name: str
     path: Path
 
     def fill(self) -> str:
-        """Leave no room, not for a byte; the error that the last write met.
+        """Fill it to the last byte; return the error of the last write.
 
-        May be called again, since what is deleted makes room.
+        To be called again and again, since deleted files make room.
         """
         with (self.path / _FILLER).open("ab", buffering=0) as filler:
             size = len(_PIECE)
@@ -57,10 +57,10 @@ class Disk:
 
 
 def private_mounts() -> None:
-    """From now on, what this thread and its children mount is theirs alone.
+    """Make the mounts of this thread and its children, from now on, invisible to other processes.
 
     Raises:
-        NotPossibleHereError: It takes root, and a kernel that lets it.
+        NotPossibleHereError: This is not root, or the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() or libc.unshare(_CLONE_NEWNS):
@@ -70,10 +70,10 @@ def private_mounts() -> None:
 
 
 def make_disk(name: str, path: Path) -> Disk:
-    """Mount one; after `private_mounts`.
+    """Mount a small file system; to be called after `private_mounts`.
 
     Raises:
-        NotPossibleHereError: The kernel does not let us.
+        NotPossibleHereError: The kernel refuses.
     """
     path.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={_MIB}m,mode=755", "evenpace-chaos", str(path))
@@ -81,7 +81,7 @@ def make_disk(name: str, path: Path) -> Disk:
 
 
 def unmount(disk: Disk) -> None:
-    """Take it away; what is on it stays where it was, on the file system below."""
+    """Unmount a disk, and keep its files in its folder on the file system below."""
     disk.clear()
     kept = disk.path.with_suffix(".kept")
     shutil.copytree(disk.path, kept)

@@ -1,11 +1,11 @@
-"""What may go wrong with the harness itself."""
+"""Errors of the chaos harness itself."""
 
 from idl.errors import EvenpaceError
 
 
 class NotPossibleHereError(EvenpaceError):
-    """A kind of fault cannot be brought about on this machine; the message says why."""
+    """A kind of fault cannot be caused on this machine; the message says why."""
 
 
 class ChaosError(EvenpaceError):
-    """The run cannot be judged: the cluster did not come up, or did not come to its end."""
+    """The run cannot be judged: the cluster did not start, or did not end."""

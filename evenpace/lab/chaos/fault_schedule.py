@@ -1,4 +1,4 @@
-"""Which faults come when: a function of the seed alone. It knows no process, connection or clock."""
+"""Schedule of faults: a function of the seed alone. It knows no process, connection or clock."""
 
 import heapq
 import random
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Literal
 
-MANAGER = "manager"  # its process's name
+MANAGER = "manager"  # name of the manager's process
 Site = Literal["process", "link", "disk", "clock"]  # what a fault befalls
 
 
@@ -16,11 +16,11 @@ class Kind:
     """One kind of fault.
 
     Attributes:
-        site: What it befalls.
-        weight: How often it comes, relative to the others.
-        seconds: For which it lasts, from and to; of a kill, until a supervisor starts the process again.
-        meaning: In words.
-        of_all_scales: Whether 1 to 10 seconds are as likely as 10 to 100.
+        site: Site that it befalls.
+        weight: Frequency, relative to the other kinds.
+        seconds: Least and longest duration; of a kill, until the supervisor starts the process again.
+        meaning: Description, in words.
+        of_all_scales: True if 1 to 10 seconds are as likely as 10 to 100.
     """
 
     site: Site
@@ -49,13 +49,13 @@ KINDS = {
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
 }
-_BURST = 0.12  # of the moments at which a fault comes, several come at once
-_MASSACRE = 0.03  # and all processes of one role are killed
-_ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # how often it is one of them
-_SERVICE = 0.25  # of black holes, a whole service is in them
-_SECOND = 0.5  # of workers that are frozen until they are out, another is frozen before that is over
-_SECOND_SECONDS = 12.0  # later, at most
-LONGEST = 1 / 8  # of a run, that a fault lasts: a short run has to make progress, too
+_BURST = 0.12  # share of the moments at which several faults come at once
+_MASSACRE = 0.03  # share of the moments at which all processes of one role are killed
+_ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # relative frequency of each role as a target
+_SERVICE = 0.25  # share of black holes that swallow all links of a service
+_SECOND = 0.5  # share of freezes until a worker is out during which another worker is frozen
+_SECOND_SECONDS = 12.0  # seconds after which the other one is frozen, at most
+LONGEST = 1 / 8  # share of a run that a fault lasts, at most: a short run has to make progress, too
 _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
 
@@ -64,12 +64,12 @@ class Fault:
     """One fault to come.
 
     Attributes:
-        number: Counted from 0.
+        number: Number of the fault, from 0.
         at: Seconds since the faults began.
         kind: A name in `KINDS`.
-        targets: In the order in which they are tried; the first that can be befallen then, is. Several links
-            are one target; see `links_of`.
-        seconds: For which it lasts.
+        targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
+            one target, as `links_of` has it.
+        seconds: Duration.
         amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
     """
 
@@ -83,7 +83,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Sites:
-    """What there is for faults to befall, by name."""
+    """Names of everything that faults may befall, by site."""
 
     processes: dict[str, tuple[str, ...]]  # by role: "worker", "shard", "manager"
     links: tuple[str, ...]
@@ -93,14 +93,14 @@ class Sites:
 def schedule(
     seed: int, kinds: Sequence[str], sites: Sites, gap: float, seconds: float = float("inf")
 ) -> Iterator[Fault]:
-    """The faults, in the order of their times: some by chance, and of each kind one in the first half.
+    """Draw faults, and yield them in the order of their times; one of each kind is in the first half.
 
     Args:
-        seed: The same gives the same faults.
+        seed: Seed; the same one gives the same faults.
         kinds: Names in `KINDS` that may come.
-        sites: What they may befall.
+        sites: Names of what they may befall.
         gap: Seconds between two moments at which faults come, on average.
-        seconds: Until the last.
+        seconds: Seconds until the last fault.
 
     Raises:
         ValueError: No kind is given, or one that does not exist; or the gap is not above 0.
@@ -120,13 +120,13 @@ def schedule(
 
 
 def links_of(name: str) -> list[str]:
-    """The links of a target: "w0,w1>ps-0" has "w0>ps-0" and "w1>ps-0"."""
+    """Return the links of a target: "w0,w1>ps-0" has "w0>ps-0" and "w1>ps-0"."""
     workers, _, services = name.partition(">")
     return [f"{worker}>{service}" for worker in workers.split(",") for service in services.split(",")]
 
 
 def _with_seconds(draw: random.Random, faults: Iterable[Fault]) -> Iterator[Fault]:
-    """Have two workers out in overlapping intervals, now and then."""
+    """Add faults by which two workers are out in overlapping intervals, now and then."""
     later: list[tuple[float, Fault]] = []
     for fault in faults:
         while later and later[0][0] <= fault.at:
@@ -140,7 +140,7 @@ def _with_seconds(draw: random.Random, faults: Iterable[Fault]) -> Iterator[Faul
 
 
 def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float) -> Iterator[Fault]:
-    """One fault of each kind, so many seconds apart."""
+    """Yield one fault of each kind, `gap` seconds apart."""
     for number, kind in enumerate(draw.sample(kinds, len(kinds)), 1):
         if names := _names(draw, kind, sites):
             yield _fault(draw, gap * number, kind, names)
@@ -149,7 +149,7 @@ def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: f
 def _by_chance(
     draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float, seconds: float
 ) -> Iterator[Fault]:
-    """Faults until the last second."""
+    """Yield faults at random until the last second."""
     at = 0.0
     while (at := at + draw.expovariate(1 / gap)) < seconds:
         for kind, targets in _moment(draw, kinds, sites):
@@ -157,7 +157,7 @@ def _by_chance(
 
 
 def _fault(draw: random.Random, at: float, kind: str, targets: tuple[str, ...]) -> Fault:
-    """A fault whose number is not known yet."""
+    """Draw a fault's duration and amount; its number is not known yet."""
     low, high = KINDS[kind].seconds
     seconds = low * (high / low) ** draw.random() if KINDS[kind].of_all_scales else draw.uniform(low, high)
     amount = draw.choice(_JUMPS) if KINDS[kind].site == "clock" else draw.random()
@@ -165,7 +165,7 @@ def _fault(draw: random.Random, at: float, kind: str, targets: tuple[str, ...]) 
 
 
 def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Kind and targets of the faults that come at one moment."""
+    """Yield kind and targets of the faults that come at one moment."""
     luck = draw.random()
     if "kill" in kinds and luck < _MASSACRE:
         role = draw.choice(sorted(sites.processes))
@@ -179,7 +179,7 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 
 
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
-    """Where a fault may come, in an order by chance."""
+    """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
     if site == "disk":
         return tuple(draw.sample(sites.disks, len(sites.disks)))
@@ -201,7 +201,7 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
 
 
 def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:
-    """Some workers that lose the manager and no shard, and some that lose all shards and not the manager."""
+    """Yield links by which some workers lose the manager alone, and some lose all shards alone."""
     workers, services = _ends(links)
     for others in (
         [name for name in services if name == MANAGER],
@@ -213,7 +213,7 @@ def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:
 
 
 def _ends(links: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The workers and the services of links between each of these and each of those."""
+    """Return the workers and the services that links connect."""
     return (
         list(dict.fromkeys(link.partition(">")[0] for link in links)),
         list(dict.fromkeys(link.partition(">")[2] for link in links)),

@@ -1,7 +1,7 @@
-"""The faults as they are brought about, each with the evidence that it was.
+"""Injections: causing each kind of fault, with the evidence that it fired.
 
-Every class here begins a fault when it is made; `fired` is asked until there is evidence, and does again what
-found nothing to befall; `lift` ends it.
+An instance of each class begins a fault when it is made. `fired` is called until there is evidence, and tries
+again where there was nothing to befall; `lift` ends the fault.
 """
 
 import math
@@ -18,28 +18,28 @@ from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Link, Proxy
 from evenpace.processes import Process, state
 
-_CLOCK_TOLERANCE = 5.0  # seconds
-_STOPPING_SECONDS = 60.0  # for a process to be seen stopped
-_OUT = ("silent", "no member")  # others do its part
-_SLOW = (2_000.0, 100_000.0)  # bytes per second
+_CLOCK_TOLERANCE = 5.0  # seconds between the jump that was set and the one that the process sees, at most
+_STOPPING_SECONDS = 60.0  # seconds until a process is seen stopped, at most
+_OUT = ("silent", "no member")  # states in which others do a worker's part
+_SLOW = (2_000.0, 100_000.0)  # bytes per second: the least and the most of a slow link
 
 
 class Injection(Protocol):
-    """A fault under way."""
+    """Interface of a fault under way."""
 
     @property
     def moot(self) -> bool:
-        """Whether there has been nothing so far that it could have befallen."""
+        """Return whether there has been nothing so far that the fault could have befallen."""
 
     def fired(self) -> str | None:
-        """The evidence that it has happened, once there is some."""
+        """Return the evidence that the fault has fired; None before."""
 
     def lift(self) -> None:
-        """End it."""
+        """End the fault."""
 
 
 class Kill:
-    """SIGKILL; the supervisor starts the process again."""
+    """SIGKILL of a process, which the supervisor starts again."""
 
     moot = False
 
@@ -47,16 +47,16 @@ class Kill:
         self._popen = supervisor.kill(name, fault.seconds)
 
     def fired(self) -> str | None:
-        """The status that it ended with."""
+        """Return the status that the process ended with."""
         code = self._popen.poll()
         return None if code is None else f"process {self._popen.pid} ended with status {code}"
 
     def lift(self) -> None:
-        """The supervisor does so."""
+        """Do nothing: the supervisor starts the process again."""
 
 
 class Freeze:
-    """SIGSTOP, and SIGCONT in the end."""
+    """SIGSTOP of a process, and SIGCONT at the end."""
 
     moot = False
 
@@ -69,34 +69,34 @@ class Freeze:
         self._evidence = f"process {pid} has state {letter} in /proc" if letter == "T" else None
 
     def fired(self) -> str | None:
-        """What the kernel said."""
+        """Return the process's state in the kernel."""
         return self._evidence
 
     def lift(self) -> None:
-        """Let it go on, if it was not killed meanwhile."""
+        """Let the process go on, if it was not killed meanwhile."""
         self._process.resume()
 
 
 class FreezeUntilOut(Freeze):
-    """SIGSTOP of a worker, until the manager itself says that it is out: its part goes to others.
+    """SIGSTOP of a worker until the manager has given its part to others.
 
     Args:
-        process: The worker's.
-        standing: How it stands, as the manager has it; None if that does not answer.
+        process: Process of the worker.
+        member_state: Returns a worker's state at the manager, by name; None if that does not answer.
     """
 
-    def __init__(self, process: Process, standing: Callable[[str], str | None]) -> None:
+    def __init__(self, process: Process, member_state: Callable[[str], str | None]) -> None:
         super().__init__(process)
-        self._standing = standing
+        self._member_state = member_state
 
     def fired(self) -> str | None:
-        """What the kernel said, and the manager."""
-        standing = self._standing(self._process.name) if self._evidence else None
-        return f"{self._evidence}; to the manager it is {standing}" if standing in _OUT else None
+        """Return the worker's state in the kernel and at the manager."""
+        member_state = self._member_state(self._process.name) if self._evidence else None
+        return f"{self._evidence}; to the manager it is {member_state}" if member_state in _OUT else None
 
 
 class Impostor:
-    """The command of a running process is run a second time, beside it: it must be refused, and end."""
+    """Second run of a running process's command beside it: it must be refused, and end."""
 
     moot = False
 
@@ -105,19 +105,19 @@ class Impostor:
         self._twin.start()
 
     def fired(self) -> str | None:
-        """How it was refused."""
+        """Return the message with which it was refused."""
         assert self._twin.popen is not None
         code, said = self._twin.popen.poll(), self._twin.tail()
         refused = re.search(r"worker '.+' is a member already|is in use by another", said)
         return f"ended with status {code}: {said.splitlines()[-1]}" if code and refused else None
 
     def lift(self) -> None:
-        """End it, if it was let in."""
+        """End it, if it still runs."""
         self._twin.end(0.0)
 
 
 class Cut:
-    """Connections are reset, at once or within the next message; then new ones are refused for a while."""
+    """Reset of connections, at once or within the next message; new ones are then refused for a while."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
         self._proxy, self._link = proxy, link
@@ -127,7 +127,7 @@ class Cut:
 
     @property
     def moot(self) -> bool:
-        """Whether no byte has come."""
+        """Return whether no byte has passed the link."""
         return self._link.bytes == self._passed
 
     def _begin(self) -> None:
@@ -135,14 +135,14 @@ class Cut:
         self._link.refusing = not self._within
 
     def fired(self) -> str | None:
-        """How many connections ended."""
+        """Return the number of connections that ended, in words."""
         if self._within:
             return None if self._link.cut_within else "connections reset within a message"
         count = self._proxy.do(self._link.cut)
         return f"{count} connections reset" if count else None
 
     def lift(self) -> None:
-        """Let new ones come."""
+        """Accept new connections again."""
         self._proxy.do(self._end)
 
     def _end(self) -> None:
@@ -150,7 +150,7 @@ class Cut:
 
 
 class Slow:
-    """Bytes wait: until the end, or for as long as a slow line would take."""
+    """Delay of bytes: until the end (a stall), or for as long as a slow line would take."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: Link, *, stall: bool) -> None:
         self._proxy, self._link = proxy, link
@@ -161,7 +161,7 @@ class Slow:
 
     @property
     def moot(self) -> bool:
-        """Whether no byte has come."""
+        """Return whether no byte has passed the link."""
         return self._link.bytes == self._passed
 
     def _begin(self) -> None:
@@ -171,13 +171,13 @@ class Slow:
             self._link.throttle = self._rate
 
     def fired(self) -> str | None:
-        """What had to wait."""
+        """Return the number of bytes that had to wait, in words."""
         held = self._link.held - self._held
         pace = "stalled" if self._rate is None else f"at {self._rate:.0f} bytes/s"
         return f"{held} bytes {pace}" if held else None
 
     def lift(self) -> None:
-        """Let all pass."""
+        """Let all bytes pass."""
         self._proxy.do(self._end)
 
     def _end(self) -> None:
@@ -186,7 +186,7 @@ class Slow:
 
 
 class HalfOpen:
-    """One side's connections are reset; the other side hears nothing of it until the end."""
+    """Reset of one side's connections, of which the other side learns at the end alone."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
         self._proxy, self._link = proxy, link
@@ -194,22 +194,22 @@ class HalfOpen:
 
     @property
     def moot(self) -> bool:
-        """Whether there is no connection."""
+        """Return whether there is no connection."""
         return not self._link.connections
 
     def fired(self) -> str | None:
-        """How many there were."""
+        """Return the number of connections reset, in words."""
         side = "the worker's" if self._near_ends else "the service's"
         count = self._proxy.do(lambda: self._link.half_open(self._near_ends))
         return f"{count} connections reset on {side} side only" if count else None
 
     def lift(self) -> None:
-        """Tell the other side."""
-        self._proxy.do(self._link.hear_again)
+        """End the connections on the other side."""
+        self._proxy.do(self._link.end_half_open)
 
 
 class BlackHole:
-    """What comes is lost, on new connections, too; nobody is told, and what it has broken stays so."""
+    """Loss of all bytes, on new connections, too, without an error at either end; they stay broken."""
 
     def __init__(self, proxy: Proxy, link: Link) -> None:
         self._proxy, self._link = proxy, link
@@ -218,43 +218,43 @@ class BlackHole:
 
     @property
     def moot(self) -> bool:
-        """Whether no byte has come."""
+        """Return whether no byte has passed the link."""
         return self._link.lost == self._lost
 
     def fired(self) -> str | None:
-        """What was lost."""
+        """Return the number of bytes lost, in words."""
         lost = self._link.lost - self._lost
         return f"{self._connections} connections fell silent, {lost} bytes lost" if lost else None
 
     def lift(self) -> None:
-        """Let new connections through."""
+        """Accept new connections again."""
         self._proxy.do(self._link.answer_again)
 
 
 class Together:
-    """Faults of one kind that befall several things at once, by their names."""
+    """Faults of one kind that befall several targets at once, by their names."""
 
     def __init__(self, parts: Mapping[str, Injection]) -> None:
         self._parts = parts
 
     @property
     def moot(self) -> bool:
-        """Whether there has been nothing that any could have befallen."""
+        """Return whether there has been nothing that any of them could have befallen."""
         return all(part.moot for part in self._parts.values())
 
     def fired(self) -> str | None:
-        """What there is to say of each."""
+        """Return the evidence of each that has some; None before."""
         said = {name: part.fired() for name, part in self._parts.items()}
         return "; ".join(f"{name}: {what}" for name, what in said.items() if what) or None
 
     def lift(self) -> None:
-        """End all."""
+        """End all of them."""
         for part in self._parts.values():
             part.lift()
 
 
 class FullDisk:
-    """No room for a byte. What is deleted makes room, so it is filled again and again."""
+    """Disk without room for a byte; it is filled again and again, since deleted files make room."""
 
     moot = False
 
@@ -262,16 +262,16 @@ class FullDisk:
         self._disk = disk
 
     def fired(self) -> str | None:
-        """What the last write met."""
+        """Return the error of the last write."""
         return self._disk.fill()
 
     def lift(self) -> None:
-        """Make room."""
+        """Make room again."""
         self._disk.clear()
 
 
 class ClockJump:
-    """A process's wall clock jumps by some seconds, and back in the end."""
+    """Jump of a process's wall clock by some seconds, and back at the end."""
 
     moot = False
 
@@ -283,7 +283,7 @@ class ClockJump:
         offset(self._seconds)
 
     def fired(self) -> str | None:
-        """How far its clock is from ours, as the process sees it."""
+        """Return how far the process sees its clock ahead of ours; None before it jumps."""
         seen = self._read()
         jump = None if seen is None else seen - time.time()
         if jump is None or abs(jump - self._seconds) > _CLOCK_TOLERANCE:
@@ -291,12 +291,12 @@ class ClockJump:
         return f"its clock is {jump:+.0f} s from ours"
 
     def lift(self) -> None:
-        """Put it right."""
+        """Set the clock right."""
         self._offset(0.0)
 
 
 def clock_jump(fault: Fault, process: Process) -> ClockJump:
-    """Of a process that runs under `witness` and libfaketime."""
+    """Make the clock of a process jump that runs under `witness` and libfaketime."""
 
     def read() -> float | None:
         seen = witness.read(process.log.with_suffix(".clock"))

@@ -1,4 +1,4 @@
-"""How far a job is: follows the shards' ledgers as they grow, and measures for how long nothing moved."""
+"""Progress of a job, from the shards' ledgers as they grow, and its longest pause."""
 
 import time
 from pathlib import Path
@@ -8,13 +8,13 @@ from evenpace.lab.chaos.ledgers import Rewind, entry, parse
 
 
 class Progress:
-    """Follows the ledgers of a job; `look` is to be called often.
+    """Reader of a job's ledgers; `look` is to be called often.
 
     Attributes:
-        versions: That each shard is at.
+        versions: Version of each shard.
         moved: When a step was last seen, by the monotonic clock.
-        longest: Seconds between two steps, at most.
-        rewinds: How often a shard was rewound.
+        longest: Longest time between two steps, in seconds.
+        rewinds: Number of rewinds of shards.
     """
 
     def __init__(self, cluster: ChaosCluster, job: str) -> None:
@@ -27,11 +27,11 @@ class Progress:
 
     @property
     def version(self) -> int:
-        """That all shards have reached."""
+        """Return the version that all shards have reached."""
         return min(self.versions.values())
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Read the ledgers' new lines."""
         now, stepped = time.monotonic(), False
         for shard in self.versions:
             for path in self._cluster.ledgers(shard, self._job):

@@ -1,8 +1,8 @@
-"""The script of a worker under faults: it trains until told to stop, and keeps a journal of what it did.
+"""Script of a worker under faults, which trains until a file stops it, and keeps a journal.
 
-Before an iteration's gradient is pushed, the journal says which samples it was made of; afterwards, what the
-worker has parameters for now. Lines are written to the file at once, so that a kill loses none. It uses the
-session itself, as a framework's adapter does.
+Before an iteration's gradient is pushed, the journal gets the samples that it was made of; afterwards, the
+version of the parameters that the worker has then. Lines are written to the file at once, so that a kill
+loses none. It uses the session itself, as a framework's adapter does.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Journal:
 
 
 def main() -> None:
-    """Train."""
+    """Train as the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
@@ -53,13 +53,13 @@ def main() -> None:
 
 
 def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: float = 0.0) -> None:
-    """Train until the last iteration that the file `stop` has, once there is one.
+    """Train until the iteration that the file `stop` has, once there is such a file.
 
     Args:
-        session: This worker's.
-        journal_path: Where the journal goes.
-        stop: A file that will have the last iteration.
-        out: Where the final parameters go.
+        session: Session of this worker.
+        journal_path: File for the journal.
+        stop: File that will have the last iteration.
+        out: File for the final parameters.
         pause: Seconds that each iteration takes longer.
     """
     journal = Journal(journal_path)
@@ -69,7 +69,7 @@ def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: fl
     session.open_parameters(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
 
     def reached() -> int:
-        """Note what version of the parameters this worker has now."""
+        """Write down the version of the parameters that this worker has now, and return it."""
         now = session.join()
         prints = None if now.iteration % PRINT_EVERY else fingerprint(session.parameters).tolist()
         journal.write("reached", now.attempt, now.iteration, prints)

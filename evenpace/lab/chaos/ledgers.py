@@ -1,4 +1,4 @@
-"""What was written down: the shards' ledgers, the workers' journals. Files in, values out."""
+"""Readers of the shards' ledgers and the workers' journals: files in, values out."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A shard has taken the step of an iteration, with slices (start, count, worker)."""
+    """Line of a ledger: the shard took the step of an iteration, with slices (start, count, worker)."""
 
     iteration: int
     attempt: int
@@ -19,7 +19,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A shard goes on from a version, in a new attempt."""
+    """Line of a ledger: the shard goes on from a version, in a new attempt."""
 
     attempt: int
     version: int
@@ -30,14 +30,14 @@ class ShardSteps:
     """The steps of a shard that hold, after all rewinds.
 
     Attributes:
-        name: The shard's.
+        name: Name of the shard.
         every: Versions between two checkpoints.
-        steps: That hold, that of iteration k at k.
-        rewinds: Lines about them.
-        attempt: The latest.
-        redone: Iterations whose steps a rewind took back.
-        extent: By attempt: the highest version that was reached in it.
-        violations: Lines that contradict those before.
+        steps: Steps that hold, that of iteration k at index k.
+        rewinds: Number of rewinds.
+        attempt: Latest attempt.
+        redone: Number of iterations whose steps a rewind took back.
+        extent: By attempt, the highest version that was reached in it.
+        violations: Contradictions between lines, in words.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ShardSteps:
     attempt: int = 0
 
     def add(self, entry: Step | Rewind) -> None:
-        """Take in the next line of the ledger."""
+        """Add the next line of the ledger."""
         if isinstance(entry, Rewind):
             self._rewind(entry)
         elif entry.iteration != len(self.steps) or entry.attempt != self.attempt:
@@ -83,13 +83,13 @@ class ShardSteps:
 
 @dataclass
 class Journal:
-    """What one worker wrote, over all its starts.
+    """Journal of one worker, over all its starts.
 
     Attributes:
-        worker: Its name.
-        computed: By (attempt, iteration): (start, count, crc of the samples' numbers).
-        reached: (attempt, version) that it got parameters of, in order, each start's in a list.
-        prints: (attempt, version, fingerprint) of these parameters, now and then.
+        worker: Name of the worker.
+        computed: Slices by (attempt, iteration): (start, count, crc of the samples' numbers).
+        reached: For each start, (attempt, version) of the parameters that it received, in order.
+        prints: (attempt, version, fingerprint) of some of these parameters.
     """
 
     worker: str
@@ -98,7 +98,7 @@ class Journal:
     prints: list[tuple[int, int, list[float]]] = field(default_factory=list)
 
     def read(self, path: Path) -> None:
-        """Add what one start of the worker wrote."""
+        """Add the journal of one start of the worker."""
         reached: list[tuple[int, int]] = []
         for what, *values in read_lines(path):
             if what == "computed":
@@ -113,15 +113,15 @@ class Journal:
 
 
 def read_ledger(paths: Iterable[Path]) -> Iterator[Step | Rewind]:
-    """A shard's ledger, of one job."""
+    """Read a shard's ledger of one job."""
     for path in paths:
         yield from filter(None, map(entry, read_lines(path)))
 
 
 def entry(line: Any) -> Step | Rewind | None:
-    """One line of a ledger; None for one that tells neither, such as that the shard is back.
+    """Return the step or the rewind in a line of a ledger; None for other lines, such as a shard's restart.
 
-    Of a slice that broke off part way, others brought what was missing: they are among the slices instead.
+    A slice that broke off part way is not among a step's slices; those that replaced it are.
     """
     if "slices" in line:
         slices = tuple((start, count, worker) for start, count, worker in line["slices"])
@@ -131,13 +131,13 @@ def entry(line: Any) -> Step | Rewind | None:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The JSON lines of a file."""
+    """Read the JSON lines of a file."""
     with path.open("rb") as file:
         yield from parse(file)
 
 
 def parse(lines: Iterable[bytes]) -> Iterator[Any]:
-    """JSON lines; those that a kill has left unfinished are passed over."""
+    """Parse JSON lines; those that a kill has left unfinished are skipped."""
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)

@@ -1,7 +1,7 @@
-"""What is trained, and what one process makes of it that takes the whole batches in order.
+"""The training of chaos runs, and the same by one process that takes the whole batches in order.
 
-In float64, smooth, without dropout or batch statistics: however batches are split, the end is the same but
-for rounding. In NumPy alone, so that a worker is quickly started again.
+It is in float64, smooth, without dropout or batch statistics, so that with any split of the batches the
+result is the same to rounding error. It is in NumPy alone, so that a worker starts again quickly.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _SHAPES = ((_FEATURES, _HIDDEN), (_HIDDEN,), (_HIDDEN, _CLASSES), (_CLASSES,))
 
 
 def make_data() -> tuple[Array, NDArray[np.int64]]:
-    """A fixed task: inputs (samples, features), and labels (samples,), some of which are wrong."""
+    """Make a fixed task: inputs (samples, features), and labels (samples,), some of which are wrong."""
     draw = np.random.default_rng(5)
     inputs = draw.normal(size=(SPEC.dataset_size, _FEATURES))
     scores = inputs @ draw.normal(size=(_FEATURES, _CLASSES)) + 4 * draw.normal(size=(len(inputs), _CLASSES))
@@ -36,13 +36,13 @@ def make_data() -> tuple[Array, NDArray[np.int64]]:
 
 
 def first_parameters() -> Array:
-    """(elements,) of a network with one hidden layer; the same every time."""
+    """Return the first parameters of a network with one hidden layer, (elements,); the same every time."""
     draw = np.random.default_rng(3)
     return np.concatenate([draw.normal(size=shape).ravel() / 8 for shape in _SHAPES])
 
 
 def mean_gradient(parameters: Array, inputs: Array, labels: NDArray[np.int64]) -> Array:
-    """Of the cross-entropy over the samples, (elements,)."""
+    """Return the gradient of the mean cross-entropy over the samples, (elements,)."""
     first, first_bias, second, second_bias = _views(parameters)
     hidden = np.tanh(inputs @ first + first_bias)
     scores = hidden @ second + second_bias
@@ -56,12 +56,12 @@ def mean_gradient(parameters: Array, inputs: Array, labels: NDArray[np.int64]) -
 
 
 def fingerprint(parameters: Array) -> Array:
-    """A few numbers, (4,), that change with every parameter, and as little as these do."""
+    """Return four numbers, (4,), that change with every parameter, in proportion."""
     return np.asarray(_directions(len(parameters)) @ parameters)
 
 
 def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
-    """What one process makes of so many whole batches, taken in order.
+    """Train on whole batches, in order, for some iterations in this process.
 
     Returns:
         The fingerprint of every `PRINT_EVERY`th version, and the last version's parameters, (elements,).
@@ -77,7 +77,7 @@ def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
             order = permutation(SPEC, epoch)
         batch = order[start : start + total]
         gradient = mean_gradient(parameters, inputs[batch], labels[batch])
-        # As torch.optim.SGD has it.
+        # The update of torch.optim.SGD.
         velocity = OPTIONS["momentum"] * velocity + gradient + OPTIONS["weight_decay"] * parameters
         parameters = parameters - OPTIONS["lr"] * velocity
         if (iteration + 1) % PRINT_EVERY == 0:
@@ -86,7 +86,7 @@ def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
 
 
 def _views(parameters: Array) -> Iterator[Array]:
-    """The layers' weights and biases, within the flat parameters."""
+    """Yield the layers' weights and biases, as views of the flat parameters."""
     position = 0
     for shape in _SHAPES:
         size = int(np.prod(shape))
@@ -96,6 +96,6 @@ def _views(parameters: Array) -> Iterator[Array]:
 
 @lru_cache(maxsize=1)
 def _directions(elements: int) -> Array:
-    """(4, elements), of length 1 each."""
+    """Return four directions of length 1, (4, elements)."""
     directions = np.random.default_rng(7).normal(size=(4, elements))
     return np.asarray(directions / np.linalg.norm(directions, axis=1, keepdims=True))

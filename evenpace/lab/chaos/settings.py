@@ -73,14 +73,14 @@ class Settings:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The kinds that come if they can be brought about here."""
+        """Return the kinds that come if they can be caused on this machine."""
         if self.kinds is not None:
             return tuple(self.kinds)
         return tuple(kind for kind in KINDS if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
 
     @property
     def command(self) -> str:
-        """What to type to have the same faults again."""
+        """Return the command line that gives the same faults again."""
         faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
         others = {"link-mib": self.link_mib, "lookahead": self.lookahead, "jobs": self.jobs}
         return (

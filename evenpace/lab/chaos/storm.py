@@ -1,4 +1,4 @@
-"""Lets scheduled faults come true on a cluster, verifies that each did, and ends them again."""
+"""Storm: causes the scheduled faults on a cluster, verifies that each fired, and ends them."""
 
 import json
 import time
@@ -26,9 +26,9 @@ from evenpace.lab.proxy import Link
 from evenpace.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
-_EVIDENCE_SECONDS = 60.0  # that a fault may last longer, until there is evidence of it
-_OUT_SECONDS = 90.0  # without another fault, within which somebody who is frozen must be out
-_PATIENCE_SECONDS = 30.0  # for which a fault waits for something that it can befall
+_EVIDENCE_SECONDS = 60.0  # seconds that a fault may last longer, until there is evidence of it
+_OUT_SECONDS = 90.0  # seconds without another fault within which a frozen worker must be out
+_PATIENCE_SECONDS = 30.0  # seconds for which a fault waits for a target that it can befall
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Active:
     """A fault under way, or over.
 
     Attributes:
-        fault: As scheduled.
-        target: What it befell.
-        injection: What brought it about.
-        began: By the monotonic clock.
-        ended: Likewise; None while it is under way.
-        evidence: That it fired; None if there is none.
+        fault: The scheduled fault.
+        target: Target that it befell.
+        injection: Injection that causes it.
+        began: When it began, by the monotonic clock.
+        ended: When it ended, likewise; None while it is under way.
+        evidence: Evidence that it fired; None if there is none.
     """
 
     fault: Fault
@@ -56,14 +56,14 @@ class Storm:
     """The faults of a run; `tick` is to be called often.
 
     Args:
-        cluster: That they befall.
-        faults: In the order of their times.
-        log: A file for JSON lines, one for each fault that is over.
+        cluster: Cluster that they befall.
+        faults: Faults in the order of their times.
+        log: File for JSON lines, one for each fault that is over.
 
     Attributes:
-        active: Under way.
-        over: Those that are over.
-        without_target: Faults that found nothing to befall, such as a link that nothing was sent through.
+        active: Faults under way.
+        over: Faults that are over.
+        without_target: Faults that found nothing to befall, such as a link through which nothing was sent.
     """
 
     def __init__(self, cluster: ChaosCluster, faults: Iterator[Fault], log: Path) -> None:
@@ -82,11 +82,11 @@ class Storm:
 
     @property
     def done(self) -> bool:
-        """Whether all faults have come and gone."""
+        """Return whether all faults are over."""
         return self._next is None and not self._waiting and not self.active
 
     def tick(self, *, hold: bool = False) -> None:
-        """Begin what is due, unless faults are to be held back, and end what has lasted."""
+        """Begin the faults that are due, unless they are to be held back, and end those that have lasted."""
         now = time.monotonic()
         self._delay += now - self._ticked if hold else 0.0
         self._ticked = now
@@ -109,9 +109,9 @@ class Storm:
                 self._end(active)
 
     def end(self) -> None:
-        """Let no more faults come, but for one of each kind that is still to come for the first time.
+        """Drop the faults to come, but for one of each kind that has not come yet.
 
-        Of these, there are some where this process was held up. Those under way last as they should.
+        There are such kinds where this process was held up. Faults under way last as scheduled.
         """
         begun = [one.fault for one in (*self.active, *self.over)]
         come = {fault.kind for fault in (*begun, *self.without_target)}
@@ -130,11 +130,11 @@ class Storm:
 
     @property
     def long(self) -> bool:
-        """Whether a fault is under way that may last for minutes, and let nothing move meanwhile."""
+        """Return whether a fault is under way that may stop the job for minutes."""
         return any(KINDS[one.fault.kind].of_all_scales for one in self.active)
 
-    def unheard(self, worker: str, since: float, until: float) -> float:
-        """Seconds of faults between two moments that may have kept a worker from being heard."""
+    def seconds_unreachable(self, worker: str, since: float, until: float) -> float:
+        """Return the seconds between two moments in which faults may have kept a worker's messages away."""
         return sum(
             max(0.0, min(one.ended or until, until) - max(one.began, since))
             for one in (*self.active, *self.over)
@@ -142,7 +142,7 @@ class Storm:
         )
 
     def _settle(self, fault: Fault, elapsed: float) -> bool:
-        """Begin a fault, or give it up; False if it is to be tried again."""
+        """Begin a fault, or give it up; return False if it is to be tried again."""
         target = next((name for name in fault.targets if self._possible(fault.kind, name)), None)
         if target is not None:
             injection = self._inject(fault, target)
@@ -154,7 +154,7 @@ class Storm:
         return False
 
     def _possible(self, kind: str, name: str) -> bool:
-        """Whether a fault of this kind can befall it now."""
+        """Return whether a fault of this kind can befall a target now."""
         site = KINDS[kind].site
         if any(_touched(one.fault.kind, one.target) & _touched(kind, name) for one in self.active):
             return False
@@ -165,7 +165,7 @@ class Storm:
         process = self._cluster.supervisor.processes[name]
         if not process.running or state(process.pid) not in ("R", "S", "D"):
             return False
-        if kind == "freeze-until-out":  # others must be left to notice
+        if kind == "freeze-until-out":  # other workers must be left to take over its part
             frozen = sum(one.fault.kind == kind for one in self.active)
             if frozen >= self._cluster.settings.workers - 1:
                 return False
@@ -174,7 +174,7 @@ class Storm:
         if (
             process.role == "worker"
         ):  # that is heard of: others neither fall silent nor have their names in use
-            return self._cluster.standing(name) in ("working", "waiting")
+            return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
 
     def _links(self, name: str) -> dict[str, Link]:
@@ -188,7 +188,7 @@ class Storm:
             case "freeze" | "long-freeze":
                 return Freeze(cluster.supervisor.processes[name])
             case "freeze-until-out":
-                return FreezeUntilOut(cluster.supervisor.processes[name], cluster.standing)
+                return FreezeUntilOut(cluster.supervisor.processes[name], cluster.member_state)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "cut":
@@ -224,7 +224,7 @@ class Storm:
             file.write(json.dumps(self.line(active)) + "\n")
 
     def line(self, active: Active) -> dict[str, object]:
-        """What is said of a fault in files."""
+        """Return a fault's line in files, for JSON."""
         ended = time.monotonic() if active.ended is None else active.ended
         return {
             "number": active.fault.number,
@@ -237,7 +237,7 @@ class Storm:
 
 
 def _touched(kind: str, name: str) -> set[tuple[str, str]]:
-    """What a fault has for itself, with its site; while a name is contested, that is the manager, too."""
+    """Return (site, name) of all that other faults must leave alone; an impostor's include the manager."""
     site = KINDS[kind].site
     touched = {(str(site), part) for part in links_of(name)}
     if kind == "impostor" and name != MANAGER:

@@ -1,6 +1,6 @@
-"""Processes under a supervisor that starts again what has died, as a process manager would.
+"""Supervisor of processes, which starts a dead one again, as a process manager would.
 
-It knows how to start, stop and watch them, and not what they do.
+It knows nothing of what the processes do.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import psutil
 
 from evenpace.processes import Process
 
-_RESTART_SECONDS = (0.2, 2.0)  # after which a process is started again, unless a fault says otherwise
-_STOP_SECONDS = 60.0  # for a process to end by itself, before it is killed, which counts as a violation
+_RESTART_SECONDS = (0.2, 2.0)  # seconds after which a process is started again, unless a fault says otherwise
+_STOP_SECONDS = 60.0  # seconds for a process to end by itself, before it is killed, which is a violation
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A process that has ended without having been told to.
+    """End of a process that was not asked to end.
 
     Attributes:
-        name: The process's.
+        name: Name of the process.
         code: Its status, as `subprocess` has it.
-        at: When that was seen, by the monotonic clock.
-        log: The end of its log.
+        at: When the end was seen, by the monotonic clock.
+        log: Last lines of its log.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Ending:
 
 @dataclass
 class Supervisor:
-    """Keeps processes running; to be asked regularly, by the thread that outlives them.
+    """Supervisor of processes; to be polled regularly, by a thread that outlives them.
 
     Attributes:
-        processes: By name, in the order in which they are started.
-        draw: Decides after how many seconds a process is started again.
-        wanted: Names of those that are started, and again when they end.
-        due: When those that have ended are started again, by name and the monotonic clock.
-        endings: Those that nobody asked for.
+        processes: Processes by name, in the order in which they are started.
+        draw: Source of the seconds after which a process is started again.
+        wanted: Names of the processes that are started, and again when they end.
+        due: When ended processes are started again, by name, on the monotonic clock.
+        endings: Ends that were not asked for.
     """
 
     processes: dict[str, Process]
@@ -57,7 +57,7 @@ class Supervisor:
     _noted: dict[str, int] = field(default_factory=dict)  # the start of which the end was noted, by name
 
     def poll(self) -> None:
-        """Note what has ended, and start what is due."""
+        """Note the processes that have ended, and start those that are due."""
         now = time.monotonic()
         for name, process in self.processes.items():
             if self._is_up(process) and not process.running:
@@ -66,7 +66,7 @@ class Supervisor:
                 process.start()
 
     def kill(self, name: str, seconds: float) -> "subprocess.Popen[bytes]":
-        """Kill a running process, to be started again after so many seconds."""
+        """Kill a running process, to be started again after some seconds."""
         process = self.processes[name]
         assert process.popen is not None
         self._killed[process.pid] = seconds
@@ -74,11 +74,11 @@ class Supervisor:
         return process.popen
 
     def running(self, role: str) -> list[Process]:
-        """Return those of a role that have been started, and were not seen to have ended."""
+        """Return the processes of a role that were started and not seen to have ended."""
         return [p for p in self.processes.values() if p.role == role and self._is_up(p)]
 
     def stop(self, role: str) -> None:
-        """End all of a role, politely first."""
+        """End all processes of a role: by SIGTERM, and by SIGKILL where that does not do."""
         for name, process in self.processes.items():
             if process.role == role:
                 self.wanted.discard(name)
@@ -98,7 +98,7 @@ class Supervisor:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Return processes that still run with something of a folder in their command line."""
+    """Return the command lines of running processes that name the folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Judges a run by what was written down during it."""
+"""Verdict on a run, from the files written during it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,25 +20,26 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
 
 CALM = "calm"  # the folder of a run without faults, within that of the run that is judged
-_MOST = 50  # violations that are told
-_RECENT_SECONDS = 60.0  # before an end, in which a worker's silence counts
-_SILENT_SECONDS = 30.0  # of silence, for which a worker may be taken out of its job
+_MOST = 50  # violations of a job that are listed
+_RECENT_SECONDS = 60.0  # seconds before a worker's end in which its silence counts
+_SILENT_SECONDS = 30.0  # seconds of silence after which a worker may be taken out of its job
 
 
 @dataclass
 class Found:
-    """What came of one job.
+    """Findings about one job.
 
     Attributes:
-        iterations: Of it.
-        rewinds: That shards made, all together.
+        iterations: Number of its iterations.
+        rewinds: Number of rewinds of its shards, all together.
         redone: Iterations that were taken back and done again, of the shard with the most.
-        longest_stall: Seconds between two steps, at most.
-        error: Of the parameters, relative; the largest of those that were compared.
-        compared: How many versions' parameters were compared.
+        longest_stall: Longest time between two steps, in seconds.
+        error: Largest relative error of the parameters that were compared.
+        compared: Number of versions whose parameters were compared.
         missing: Iterations of which the manager has no record, since it died before that was written.
-        same_bits: Whether the final parameters are those of a run without faults; None without such a run.
-        violations: In words.
+        same_bits: True if the final parameters have the bits of a run without faults; None without such a
+            run.
+        violations: Violations, in words.
     """
 
     iterations: int = 0
@@ -54,17 +55,17 @@ class Found:
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
-        settings: Of it.
-        faults: A line for each.
+        settings: Settings of the run.
+        faults: A line for each fault, for JSON.
         without_target: Faults that found nothing to befall, by kind.
-        skipped: Why kinds of faults could not be brought about, by kind.
-        jobs: What came of each.
+        skipped: Reasons why kinds of faults could not be caused, by kind.
+        jobs: Findings about each job.
         excused: Seconds of silence after which workers were taken out of the job, by worker.
-        violations: In words, of the jobs' the first ones.
-        seconds: That all of it took.
+        violations: Violations, in words; of each job's, the first ones.
+        seconds: Duration of the whole run.
     """
 
     settings: Settings
@@ -78,7 +79,7 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, tuple[int, int, int]]:
-        """By kind that was to come: how many faults came, how many of them fired, and found no target."""
+        """Return by kind the number of faults that came, that fired, and that found no target."""
         fired = Counter(str(fault["kind"]) for fault in self.faults if fault["evidence"])
         came = Counter(str(fault["kind"]) for fault in self.faults) + Counter(self.without_target)
         return {
@@ -88,7 +89,7 @@ class Outcome:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole outcome, for JSON."""
         names = ("faults", "fired", "without_target")
         by_kind = {kind: dict(zip(names, counts, strict=True)) for kind, counts in self.counts.items()}
         return {**asdict(self), "by_kind": by_kind, "repeat": self.settings.command}
@@ -101,7 +102,7 @@ def judge(
     history: Mapping[str, list[dict[str, Any]]],
     problems: list[str],
 ) -> Outcome:
-    """What came of a run that is over; progress and the manager's history are those of each job."""
+    """Judge a run that is over; `progress` and `history`, the manager's records, are by job."""
     outcome = Outcome(
         cluster.settings,
         [storm.line(one) for one in storm.over],
@@ -134,39 +135,39 @@ def judge(
 def _judge_job(
     cluster: ChaosCluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
 ) -> Found:
-    courses = [_course(cluster, shard, job) for shard in cluster.shards]
+    shards = [_shard_steps(cluster, name, job) for name in cluster.shards]
     journals = [_journal(cluster, worker) for worker in cluster.jobs[job]]
-    shortest = min(courses, key=lambda course: len(course.steps))
+    shortest = min(shards, key=lambda shard: len(shard.steps))
     found = Found(
         iterations=len(shortest.steps),
-        rewinds=sum(course.rewinds for course in courses),
-        redone=max(course.redone for course in courses),
+        rewinds=sum(shard.rewinds for shard in shards),
+        redone=max(shard.redone for shard in shards),
         missing=len(shortest.steps) - len(history),
     )
-    found.violations += checks.all_there(courses, max(len(course.steps) for course in courses))
-    for course in courses:
-        found.violations += checks.exactly_once(course, SPEC)
-    found.violations += checks.journals_agree(journals, courses, SPEC)
+    found.violations += checks.all_there(shards, max(len(shard.steps) for shard in shards))
+    for shard in shards:
+        found.violations += checks.exactly_once(shard, SPEC)
+    found.violations += checks.journals_agree(journals, shards, SPEC)
     found.violations += checks.history_agrees(history, shortest, SPEC)
     _judge_parameters(cluster, journals, found, excused)
     return found
 
 
 def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Outcome) -> None:
-    """A process has ended that nobody had killed."""
+    """Add a violation for a process that ended without being killed, unless faults excuse a worker's end."""
     if cluster.supervisor.processes[ending.name].role == "worker" and ending.code == 1:
-        silence = storm.unheard(ending.name, ending.at - _RECENT_SECONDS, ending.at)
+        silence = storm.seconds_unreachable(ending.name, ending.at - _RECENT_SECONDS, ending.at)
         if "not a member" in ending.log and silence > _SILENT_SECONDS:
             outcome.excused[ending.name] = round(silence, 1)
             return
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _course(cluster: ChaosCluster, shard: str, job: str) -> ShardSteps:
-    course = ShardSteps(shard, cluster.settings.checkpoint_every)
+def _shard_steps(cluster: ChaosCluster, shard: str, job: str) -> ShardSteps:
+    steps = ShardSteps(shard, cluster.settings.checkpoint_every)
     for entry in read_ledger(cluster.ledgers(shard, job)):
-        course.add(entry)
-    return course
+        steps.add(entry)
+    return steps
 
 
 def _journal(cluster: ChaosCluster, worker: str) -> Journal:
@@ -179,7 +180,7 @@ def _journal(cluster: ChaosCluster, worker: str) -> Journal:
 def _judge_parameters(
     cluster: ChaosCluster, journals: list[Journal], found: Found, excused: Mapping[str, float]
 ) -> None:
-    """All parameters that workers have had against those of one process, and of a run without faults."""
+    """Compare the parameters that workers had with those of one process, and of a run without faults."""
     last, workers = found.iterations, [journal.worker for journal in journals]
     finals = _finals(cluster.folder, workers)
     found.violations += [
@@ -211,7 +212,7 @@ def _judge_parameters(
 
 
 def _finals(folder: Path, workers: Iterable[str]) -> dict[str, tuple[int, NDArray[np.float64]]]:
-    """The last version and its parameters, by worker."""
+    """Return the last version and its parameters, (elements,), by worker."""
     finals = {}
     for worker in workers:
         path = folder / "parameters" / f"{worker}.npz"

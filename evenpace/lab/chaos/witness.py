@@ -1,6 +1,6 @@
-"""Runs `evenpace` with a thread that keeps writing what this process takes for the time.
+"""Wrapper that runs `evenpace` with a thread which keeps writing the time as this process sees it.
 
-From outside nobody sees whether a process believes that its clock has jumped; this tells.
+From outside it cannot be seen whether a process's clock has jumped for the process itself.
 Used as `python -m evenpace.lab.chaos.witness FILE COMMAND ARGUMENTS`.
 """
 
@@ -25,7 +25,7 @@ def watch(path: Path) -> None:
 
 
 def read(path: Path) -> tuple[int, float] | None:
-    """Process id and wall clock, as written last; None before that."""
+    """Return process id and wall clock, in seconds, as written last; None before that."""
     try:
         pid, seconds = path.read_text().split()
         return int(pid), float(seconds)
@@ -34,9 +34,9 @@ def read(path: Path) -> tuple[int, float] | None:
 
 
 def sleep(seconds: float | SupportsIndex) -> None:
-    """What `time.sleep` does.
+    """Sleep, in the place of `time.sleep`.
 
-    That takes clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME), which fails with EINVAL under libfaketime
+    That calls clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME), which fails with EINVAL under libfaketime
     0.9.10 where it is to leave the monotonic clock alone.
     """
     select.select((), (), (), float(seconds))

@@ -1,4 +1,4 @@
-"""What a run's records say: iteration times, the oracle's, waiting, the error of predictions.
+"""Figures of a run's records: iteration times, the oracle's, waiting, the error of predictions.
 
 Records are as `IterationRecord.plain` gives them; times are in seconds, speeds in samples/s.
 """
@@ -20,19 +20,19 @@ Array = NDArray[np.float64]
 
 
 def speed(part: Mapping[str, Any]) -> float:
-    """A worker's sample-processing speed in an iteration; NaN where it had no sample."""
+    """Return a worker's sample-processing speed in an iteration; NaN where it had no sample."""
     if not part["batch_size"]:
         return math.nan
     return float(part["batch_size"] / part["batch_processing_time"])
 
 
 def durations(records: Sequence[Record]) -> Array:
-    """How long each iteration took, (iterations,)."""
+    """Return the duration of each iteration, (iterations,)."""
     return np.array([record["duration"] for record in records])
 
 
 def oracle_times(records: Sequence[Record]) -> Array:
-    """How long each iteration would have taken at least, (iterations,).
+    """Return the least duration that each iteration could have had, (iterations,).
 
     The oracle knows the speeds that the workers were going to show in that iteration, splits the batch so
     that the slowest is as quick as can be, and costs nothing itself. Where a worker had no sample, its speed
@@ -50,14 +50,14 @@ def oracle_times(records: Sequence[Record]) -> Array:
 
 
 def waiting_share(records: Sequence[Record]) -> float:
-    """That of all workers; see `idl.measures`."""
+    """Return the waiting share over all workers, as `idl.measures` defines it."""
     parts = [part for record in records for part in record["workers"].values()]
     waiting = sum(part["waiting_time"] for part in parts)
     return float(measures.waiting_share(waiting, sum(part["batch_processing_time"] for part in parts)))
 
 
 def prediction_errors(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
-    """For each worker the root mean square error of its predicted speeds, in samples/s, and its mean speed.
+    """Return for each worker the RMSE of its predicted speeds and its mean speed, both in samples/s.
 
     Only iterations with a prediction and a speed count; a worker without any is left out.
     """
@@ -76,7 +76,7 @@ def prediction_errors(records: Sequence[Record]) -> dict[str, tuple[float, float
 
 
 def relative_rmse(records: Sequence[Record]) -> float | None:
-    """The root mean square over the workers of their prediction errors relative to their mean speeds."""
+    """Return the root mean square over workers of their prediction errors relative to their mean speeds."""
     errors = prediction_errors(records)
     if not errors:
         return None
@@ -84,5 +84,5 @@ def relative_rmse(records: Sequence[Record]) -> float | None:
 
 
 def reach(curve: Sequence[Mapping[str, float]], target: float) -> Mapping[str, float] | None:
-    """The first point of a curve of evaluations whose accuracy is at least `target`, or None."""
+    """Return the first point of a curve of evaluations whose accuracy is at least `target`, or None."""
     return next((point for point in curve if point["accuracy"] >= target), None)

@@ -1,4 +1,4 @@
-"""Compares schemes under the same contention: runs each, works out the figures, prints and saves them."""
+"""Comparison of schemes under the same contention: runs each, computes, prints and saves the figures."""
 
 import csv
 import os
@@ -22,12 +22,12 @@ from evenpace.reports import files
 
 Figures = dict[str, Any]
 
-_TARGET = 0.98  # of the accuracy that BSP ends with
-_STATISTICS_SAMPLES = 1024  # for the statistics of batch normalisation
+_TARGET = 0.98  # share of the accuracy that BSP ends with
+_STATISTICS_SAMPLES = 1024  # samples for the statistics of batch normalisation
 
 
 class Evaluator:
-    """Turns snapshots of parameters into curves of loss and accuracy, on the workload's test set.
+    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set.
 
     Args:
         training: The workload.
@@ -41,21 +41,21 @@ class Evaluator:
 
     @property
     def elements(self) -> int:
-        """How many parameters the model has."""
+        """Return the number of the model's parameters."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     @property
     def samples(self) -> int:
-        """How many samples there are to train on."""
+        """Return the number of training samples."""
         return len(self._workload.train_set)
 
     @property
     def data(self) -> str:
-        """What the data is, for people."""
+        """Return the data's description, for people."""
         return self._workload.data
 
     def curve(self, snapshots: Sequence[Snapshot]) -> list[dict[str, float]]:
-        """For each snapshot, in its order: seconds, updates, loss and accuracy."""
+        """Return seconds, updates, loss and accuracy of each snapshot, in their order."""
         return [
             {"seconds": snapshot.seconds, "updates": snapshot.updates, **self._evaluate(snapshot)}
             for snapshot in snapshots
@@ -72,7 +72,7 @@ class Evaluator:
 
 
 def _renew_statistics(workload: Workload) -> None:
-    """Batch normalisation's running means are each worker's own, so they are worked out anew."""
+    """Compute batch normalisation's running statistics again, since each worker has its own."""
     count = min(_STATISTICS_SAMPLES, len(workload.train_set))
     samples = [workload.train_set[i] for i in range(count)]
     batches = [workload.collate(samples[i : i + 256]) for i in range(0, count, 256)]
@@ -94,7 +94,7 @@ def compare(
         console: Where the progress goes.
 
     Returns:
-        What report.json holds.
+        The content of report.json.
 
     Raises:
         EvenpaceError: A run failed.
@@ -124,7 +124,7 @@ def compare(
             stream.flush()
             figures["schemes"][scheme.name] = _figures(run, evaluator, config.settle)
             _relate(figures["schemes"], config.target)
-            # After each run: whoever stops the experiment keeps what is done.
+            # After each run, so that an experiment that is stopped keeps the runs that are done.
             files.write_json(figures, config.out / "report.json")
             _write_csv(figures["schemes"], config.out / "schemes.csv")
     plots.write_all(figures, config.out)
@@ -137,7 +137,7 @@ def _run(scheme: Scheme, config: ContendedConfig, console: Console) -> Contended
 
 
 def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
-    """What one run showed by itself; times in seconds, shares from 0 to 1."""
+    """Return the figures of one run by itself; times in seconds, shares from 0 to 1."""
     scheme, records = run.scheme, run.records[settle:]
     iteration = run.iteration_time(settle)
     figures: Figures = {
@@ -168,7 +168,7 @@ def _worker_names(records: Sequence[analysis.Record]) -> list[str]:
 
 
 def _worker_row(record: analysis.Record, name: str) -> list[float | None]:
-    """Batch size, speed, predicted speed and usage in an iteration."""
+    """Return batch size, speed, predicted speed and usage of a worker in an iteration."""
     part = record["workers"].get(name)
     if part is None:
         return [None, None, None, None]
@@ -213,7 +213,7 @@ _LEARNING: Mapping[str, tuple[str, str]] = {
 
 
 def print_table(figures: Figures, console: Console) -> None:
-    """Print what `compare` gave."""
+    """Print the figures that `compare` returns."""
     target = next(iter(figures["schemes"].values()))["target"]
     titles = (
         f"Iterations: {figures['workload']} on {figures['data']}",

@@ -1,4 +1,4 @@
-"""The cluster of an experiment, in containers: each part as its own, on a private network.
+"""Cluster of an experiment in containers, one for each process, on a private network.
 
 Driven through Docker's command line. The images are those of `docker/Dockerfile`; workers need the one with
 stress-ng. Files that the processes of an experiment would share are mounted under their own names.
@@ -22,15 +22,15 @@ _PERIOD_US = 10_000  # of the CPU quota; the default of 100 ms would make short 
 
 
 class ContainerError(EvenpaceError):
-    """The container engine did not do what it was asked for; the message has its words."""
+    """A command of the container engine failed; the message has its output."""
 
 
 class ContainerCluster(LocalCluster):
-    """A `LocalCluster` each of whose processes runs in a container of its own, on a private network.
+    """`LocalCluster` each of whose processes runs in a container of its own, on a private network.
 
     Args:
-        folder: Where the processes' logs go.
-        options: As `LocalCluster` has them.
+        folder: Folder for the processes' logs.
+        options: Further arguments of `LocalCluster`.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -38,7 +38,7 @@ class ContainerCluster(LocalCluster):
         self._network = f"evenpace-{self._id}"
 
     def start(self) -> None:
-        """See `LocalCluster`; makes the network.
+        """Make the network, start the services, and wait until they listen.
 
         Raises:
             ContainerError: There is no engine, or an image is missing.
@@ -48,7 +48,7 @@ class ContainerCluster(LocalCluster):
         super().start()
 
     def stop(self) -> None:
-        """See `LocalCluster`; removes containers and network."""
+        """End all processes, and remove containers and network."""
         super().stop()
         names = docker("ps", "--all", "--quiet", "--filter", f"network={self._network}").split()
         if names:
@@ -65,7 +65,7 @@ class ContainerCluster(LocalCluster):
         return Address(json.loads(networks)[self._network]["IPAddress"], port)
 
     def pid(self, name: str) -> int:
-        """See `LocalCluster`."""
+        """Return the id of a process, as this machine numbers it."""
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(name)))
 
     def container(self, name: str) -> str:
@@ -78,7 +78,7 @@ class ContainerCluster(LocalCluster):
         mounts = [f"{folder}:{folder}", *(f"{file}:{file}:ro" for file in others)]
         return [
             *("docker", "run", "--rm", "--name", self.container(name), "--network", self._network),
-            # What it writes into the run's folder is to belong to whoever runs the experiment.
+            # The files that it writes into the run's folder are to belong to the user of the experiment.
             *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--workdir", str(folder)),
             *(word for mount in mounts for word in ("--volume", mount)),
             *(*self._quota(name), "--entrypoint", "evenpace", _IMAGES[command]),
@@ -97,10 +97,10 @@ class ContainerCluster(LocalCluster):
 
 
 def require_engine() -> None:
-    """Make sure that containers can be run.
+    """Check that containers can be run.
 
     Raises:
-        ContainerError: Says what is missing.
+        ContainerError: The engine is missing or does not answer.
     """
     if shutil.which("docker") is None:
         raise ContainerError("there is no docker command; on Debian: apt-get install docker.io")
@@ -112,10 +112,10 @@ def require_engine() -> None:
 
 
 def docker(*arguments: str) -> str:
-    """What a command of Docker's prints.
+    """Run a command of Docker's, and return its output.
 
     Raises:
-        ContainerError: It failed.
+        ContainerError: The command failed.
     """
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -124,7 +124,7 @@ def docker(*arguments: str) -> str:
 
 
 def _named_files(arguments: Sequence[str]) -> list[Path]:
-    """The files and folders that arguments name, by themselves or after a colon; of a script, its folder."""
+    """Return files and folders that arguments name, alone or after a colon; for a script, its folder."""
     paths = [Path(argument.rpartition(":")[2]) for argument in arguments]
     there = [path.resolve() for path in paths if path.is_absolute() and path.exists()]
     return list(dict.fromkeys(path.parent if path.suffix == ".py" else path for path in there))

@@ -1,4 +1,4 @@
-"""Runs one scheme with competitors beside its workers, and keeps what all this shows."""
+"""Run of one scheme with competing tasks beside its workers."""
 
 import contextlib
 import statistics
@@ -29,8 +29,8 @@ from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.traces import TraceRecorder
 from evenpace.observer import Observer
 
-_RECENT = 10  # iterations whose mean time is taken for the current one's
-_SNAPSHOTS = 15  # of the parameters in a run, about; for the curves of loss and accuracy
+_RECENT = 10  # last iterations, whose mean time is taken for that of the current one
+_SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves of loss and accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,16 @@ class ContendedConfig(ContendedOptions, RunConfig):
 
 @dataclass(frozen=True)
 class ContendedRun:
-    """What a run showed; times in seconds.
+    """Measurements of a run; times in seconds.
 
     Attributes:
-        scheme: What was run.
-        records: Of the finished iterations, as `IterationRecord.plain` gives them.
-        snapshots: In the order of time; the last is from after the end.
-        seconds: For which all workers took part.
+        scheme: The scheme that was run.
+        records: Records of the finished iterations, as `IterationRecord.plain` returns them.
+        snapshots: Snapshots in the order of time; the last is from after the end.
+        seconds: Time for which all workers took part.
         manager_cpu: CPU time of the manager and its training process.
-        tasks: Competing tasks that were started.
-        workers: How many took part.
+        tasks: Number of competing tasks that were started.
+        workers: Number of workers.
     """
 
     scheme: Scheme
@@ -67,7 +67,7 @@ class ContendedRun:
     workers: int
 
     def iteration_time(self, skip: int = 0) -> float:
-        """Seconds in which as many gradients are applied as there are workers; the mean.
+        """Return the mean seconds in which as many gradients are applied as there are workers.
 
         For synchronous schemes it is the mean iteration without the first `skip`. Without barriers there
         are no iterations: then it is the workers' number times the mean time between two updates (LB-BSP,
@@ -83,16 +83,16 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
     """Run a scheme to its end.
 
     Args:
-        scheme: What to run.
-        config: What is the same for all.
-        progress: Shows how far it is.
+        scheme: The scheme.
+        config: Configuration of the run.
+        progress: Display of the progress.
 
     Raises:
-        EvenpaceError: A process or a competitor failed; the message says which, and why.
+        EvenpaceError: A process or a competing task failed; the message says which, and why.
     """
     extra = scheme.backup_workers
     workers = len(config.shares) + extra
-    # Backup workers come on top: the batch of those that are waited for stays the same.
+    # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
     folder = (config.out / scheme.name.replace(":", "-")).resolve()
@@ -134,7 +134,7 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
 
 
 def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
-    """Return where competitors of a worker run: beside it, or in its container."""
+    """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
         return ContainerPlace(cluster.container(name), cores, config.memory_bytes)
@@ -142,7 +142,7 @@ def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConf
 
 
 def _write_trace(observer: Observer, path: Path) -> None:
-    """Keep the workers' speeds and usage, for `evenpace bench predictors`."""
+    """Write the workers' speeds and usage as a trace, for `evenpace bench predictors`."""
     path.unlink(missing_ok=True)  # a recorder would continue it
     recorder = TraceRecorder(path)
     recorder.append(observer.iterations)
@@ -150,7 +150,7 @@ def _write_trace(observer: Observer, path: Path) -> None:
 
 
 class _Watch:
-    """Follows a run: keeps the competitors to their schedule, and takes snapshots."""
+    """Follower of a run, which keeps the competing tasks to their schedule, and takes snapshots."""
 
     def __init__(self, observer: Observer, config: ContendedConfig, cluster: LocalCluster) -> None:
         self._observer = observer
@@ -167,22 +167,22 @@ class _Watch:
         """Follow the run until its workers have ended.
 
         Args:
-            contention: Kept to its schedule.
-            show: Called with the iterations that are done.
+            contention: Competing tasks, which are kept to their schedule.
+            show: Called with the number of iterations that are done.
 
         Raises:
-            RunTooShortError: It was over before much could be seen.
+            RunTooShortError: The run was over before anything could be measured.
         """
         in_iterations = self._config.schedule.unit == "iterations"
         began, cpu_before = 0.0, 0.0
-        complete = True  # all workers are there
+        complete = True  # all workers still take part
         for _ in followed(self._cluster, self._observer):
             if not self._observer.iterations:
                 continue
             now, done = time.monotonic(), len(self._observer.iterations)
             if not began:
                 began, cpu_before = now, self._cpu_seconds()
-            # Without barriers some end before the others, and leave these more than their part.
+            # Without barriers some workers end before the others, which have more CPU then.
             complete = complete and len(self._observer.members) == self._cluster.workers
             if complete:
                 contention.update(self._progress(now) if in_iterations else now - began)
@@ -198,7 +198,7 @@ class _Watch:
         self._take(time.monotonic() - began)
 
     def _progress(self, now: float) -> float:
-        """Iterations that are done, and about how much of the current one: tasks come in the middle, too."""
+        """Return the iterations done, with an estimated part of the current one: tasks begin there, too."""
         done = len(self._observer.iterations)
         if done != self._done:
             self._done, self._done_at = done, now
@@ -210,7 +210,7 @@ class _Watch:
         self.snapshots.append(Snapshot(seconds, updates, self._parameters.copy()))
 
     def _cpu_seconds(self) -> float:
-        """CPU time of the manager and of its training process so far."""
+        """Return the CPU time of the manager and of its training process so far, in seconds."""
         total = 0.0
         for process in (self._manager, *self._manager.children()):
             times = process.cpu_times()

@@ -1,4 +1,4 @@
-"""Runs a schedule's tasks beside the workers that they disturb, with stress-ng.
+"""Competing tasks of a schedule, run by stress-ng beside the workers that they disturb.
 
 A task runs in its worker's control groups, so that it competes within the worker's own quota, and on the
 worker's CPU; where there are no control groups, on its CPU alone. Processes are started and stopped here,
@@ -30,18 +30,18 @@ class ContentionError(EvenpaceError):
 
 
 class Place(Protocol):
-    """Where a worker runs, and so its competitors."""
+    """Interface of the place in which a worker and its competing tasks run."""
 
     @property
     def cores(self) -> float:
-        """CPU that the worker may use."""
+        """Return the cores that the worker may use."""
 
     @property
     def memory_bytes(self) -> int:
-        """What shares of memory refer to."""
+        """Return the bytes to which shares of memory refer."""
 
     def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """Run a command there; it ends with its whole process group."""
+        """Run a command in the place, in a process group of its own."""
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
         """End what `start` began, at once."""
@@ -49,13 +49,13 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Beside a worker that is a process of this machine.
+    """Place beside a worker that is a process of this machine.
 
     Attributes:
-        pid: The worker's process.
-        cores: CPU that the worker may use.
-        memory_bytes: What the shares of memory in a schedule refer to.
-        cpu: The CPU that the worker stays on, if it does.
+        pid: Id of the worker's process.
+        cores: Cores that the worker may use.
+        memory_bytes: Bytes to which the schedule's shares of memory refer.
+        cpu: CPU to which the worker is bound; None for any.
     """
 
     pid: int
@@ -76,12 +76,12 @@ class ProcessPlace:
         )
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
-        """See `Place`; by force, for within a small quota a polite end takes long."""
+        """End what `start` began by SIGKILL, since SIGTERM takes long within a small CPU quota."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
 
     def _groups(self) -> list[Path]:
-        """The worker's control groups that limit or count CPU time, but for those that everybody is in."""
+        """Return the worker's control groups that limit or count CPU time, without the root groups."""
         membership, own = cgroups.membership(self.pid), cgroups.membership()
         if membership == own:
             return []
@@ -91,12 +91,12 @@ class ProcessPlace:
 
 @dataclass(frozen=True)
 class ContainerPlace:
-    """In a worker's container, whose image must have stress-ng.
+    """Place in a worker's container, whose image must have stress-ng.
 
     Attributes:
-        container: Its name.
-        cores: CPU that it may use.
-        memory_bytes: Memory that it may use.
+        container: Name of the container.
+        cores: Cores that it may use.
+        memory_bytes: Bytes of memory that it may use.
     """
 
     container: str
@@ -127,12 +127,12 @@ class ContainerPlace:
 
 
 def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
-    """What runs one task.
+    """Return the command that runs one task.
 
     Args:
-        task: What it demands.
-        cores: CPU that its worker may use.
-        memory_bytes: Memory that its worker may use.
+        task: The task.
+        cores: Cores that its worker may use.
+        memory_bytes: Bytes of memory that its worker may use.
     """
     command = ["stress-ng", "--quiet", "--timeout", f"{_LONGEST}s"]
     if task.cpu:
@@ -148,14 +148,14 @@ def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
 
 
 class Contention:
-    """Keeps exactly those tasks running that the schedule has for the time being.
+    """Runner of the tasks that the schedule has at the present time.
 
     Args:
-        schedule: In any unit.
-        places: By the workers' ranks.
+        schedule: The schedule, in any unit of time.
+        places: Places by the workers' ranks.
 
     Attributes:
-        started: Tasks that have been started so far.
+        started: Number of tasks started so far.
 
     Raises:
         ContentionError: stress-ng is not installed.
@@ -171,7 +171,7 @@ class Contention:
         self.started = 0
 
     def update(self, now: float) -> None:
-        """It is `now`, in the schedule's unit: start and stop tasks.
+        """Start and stop tasks for the time `now`, in the schedule's unit.
 
         Raises:
             ContentionError: A task has ended by itself; the message says why.
@@ -204,7 +204,7 @@ class Contention:
 
 
 def require_stress_ng(places: Sequence[Place]) -> None:
-    """Make sure that tasks can be run.
+    """Check that tasks can be run.
 
     Raises:
         ContentionError: stress-ng is needed on this machine, and is not installed.

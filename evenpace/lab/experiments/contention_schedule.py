@@ -1,4 +1,4 @@
-"""Who is disturbed when, and how much: the same for every scheme that is compared.
+"""Schedule of competing tasks, the same for every scheme that is compared.
 
 A schedule is read from a file, made from a machine-usage trace, or drawn at random. This module knows
 nothing of processes, and has no clock.
@@ -23,8 +23,10 @@ from predictors import Array
 Unit = Literal["iterations", "seconds"]
 
 COLUMNS = ("worker", "start", "end", "cpu", "memory")
-_LEVELS = 10  # to which a trace's CPU demand is rounded, so that tasks last longer than a step
-_MOST_MEMORY = 0.5  # of a worker's, that a trace's task holds: the worker needs some itself
+_LEVELS = 10  # levels to which a trace's CPU demand is rounded, so that tasks last longer than a step
+_MOST_MEMORY = (
+    0.5  # share of a worker's memory that a trace's task holds at most: the worker needs some itself
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -67,8 +69,8 @@ class Schedule:
 
     Attributes:
         tasks: In the order of their starts.
-        unit: Of their times.
-        source: Where it comes from, for people.
+        unit: Unit of their times.
+        source: Source of the schedule, for people.
     """
 
     tasks: tuple[Task, ...]
@@ -79,18 +81,18 @@ class Schedule:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks, key=lambda task: task.start)))
 
     def active(self, now: float) -> set[Task]:
-        """The tasks that run at a time."""
+        """Return the tasks that run at a time."""
         return {task for task in self.tasks if task.start <= now < task.end}
 
     def of_first(self, workers: int) -> "Schedule":
-        """The tasks of the workers below this rank: who is not there is not disturbed."""
+        """Return the schedule of the first `workers` workers alone."""
         return replace(self, tasks=tuple(task for task in self.tasks if task.worker < workers))
 
     def check_workers(self, workers: int) -> None:
-        """Make sure that there are as many workers as the schedule names.
+        """Check that there are as many workers as the schedule names.
 
         Raises:
-            ValueError: There are fewer.
+            ValueError: There are fewer workers.
         """
         highest = max((task.worker for task in self.tasks), default=-1)
         if highest >= workers:
@@ -167,7 +169,7 @@ class Disturbance:
 def random_schedule(
     workers: Sequence[int], iterations: int, seed: int, shortest: int = 20, longest: int = 60
 ) -> Schedule:
-    """On/off contention by an equal competitor, which halves a worker's speed while it lasts.
+    """Draw on/off contention by an equal competitor, which halves a worker's speed while it lasts.
 
     Args:
         workers: Ranks of the workers that are disturbed, each independently of the others.
@@ -198,11 +200,11 @@ def random_schedule(
 
 
 def read_schedule(path: Path, unit: Unit) -> Schedule:
-    """Read a CSV file with the columns worker, start, end, cpu and memory; see `Task`.
+    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them.
 
     Raises:
-        ValueError: It is not such a file; the message names the file and the line.
-        OSError: It cannot be read.
+        ValueError: The file is not in this format; the message names the file and the line.
+        OSError: The file cannot be read.
     """
     with path.open(newline="") as stream:
         reader = csv.DictReader(stream)
@@ -218,10 +220,10 @@ def read_schedule(path: Path, unit: Unit) -> Schedule:
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write what `read_schedule` reads.
+    """Write a schedule in the format of `read_schedule`.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
@@ -232,21 +234,21 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
 def trace_schedule(
     path: Path, workers: int, step_seconds: float, seed: int, machines: Sequence[str] | None = None
 ) -> Schedule:
-    """Tasks with the CPU and memory demand of a trace's machines, each worker with a machine of its own.
+    """Make tasks with the CPU and memory demand of a trace's machines, one machine for each worker.
 
-    As in LB-BSP (section 5.3): what the machine's tasks used is what competes with the worker. Use that
-    stays the same, to a tenth of the CPU, is one task.
+    As in LB-BSP (section 5.3), the usage of a machine's tasks is the demand that competes with the worker.
+    Usage that stays the same, to a tenth of the CPU, is one task.
 
     Args:
-        path: Machines' usage, as `evenpace.lab.traces.read_usage` takes it, such as the Google cluster trace.
+        path: File of machines' usage for `evenpace.lab.traces.read_usage`, such as the Google cluster trace.
         workers: Ranks from 0 on.
         step_seconds: Seconds that a step of the trace lasts in the experiment.
-        seed: Chooses the machines.
-        machines: These, one for each worker, instead of chosen ones.
+        seed: Seed by which machines are chosen.
+        machines: Names of the machines, one for each worker, instead of chosen ones.
 
     Raises:
-        ValueError: It is not such a file, or has too few machines.
-        OSError: It cannot be read.
+        ValueError: The file is not in this format, or has too few machines.
+        OSError: The file cannot be read.
     """
     if not 0 < step_seconds < math.inf:
         raise ValueError(f"step_seconds {step_seconds}: must be above 0")

@@ -1,7 +1,7 @@
 """Figures 6 and 7 of LB-BSP: ways to coordinate workers of unequal speed, compared by efficiency.
 
-It runs each scheme with each workload and seed, has the snapshots evaluated after each run, and says what
-they show; `evenpace.lab.experiments.efficiency` has the definitions.
+Each scheme is run with each workload and seed, and its snapshots are evaluated after each run;
+`evenpace.lab.experiments.efficiency` has the definitions of the figures.
 """
 
 import os
@@ -27,13 +27,13 @@ Figures = dict[str, Any]
 
 BASELINE = "bsp"
 COORDINATION = (BASELINE, "asp", "ssp", "lb-bsp")  # what the paper compares on GPUs
-_TARGET = 0.98  # of the accuracy that BSP ends with, unless a target is given
+_TARGET = 0.98  # share of the accuracy that BSP ends with, unless a target is given
 _NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained with every scheme.
+    """Workload that is trained with every scheme.
 
     Attributes:
         training: The workload and its options.
@@ -49,7 +49,7 @@ class Job:
 
 
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
-    """The schemes of these names, BSP before all; `lb-bsp` stands for one scheme with each policy.
+    """Return the schemes of these names, BSP first; `lb-bsp` stands for one scheme with each policy.
 
     Raises:
         ValueError: There is no such scheme or policy.
@@ -79,14 +79,14 @@ def compare(
     """Run every scheme with every job and seed; the figures are saved after each run.
 
     Args:
-        jobs: With different workloads.
-        schemes: As `choose` gives them.
-        shared: What is the same for all.
-        json_path: Where the figures go.
-        console: Where the progress goes.
+        jobs: Jobs with different workloads.
+        schemes: Schemes, as `choose` returns them.
+        shared: Settings of all jobs.
+        json_path: File for the figures.
+        console: Console for the progress.
 
     Returns:
-        What the file holds.
+        The content of the file.
 
     Raises:
         EvenpaceError: A run failed.
@@ -130,11 +130,11 @@ def compare(
 
 
 def relate(entry: Figures, target: float | None) -> None:
-    """Set a workload's schemes in relation to BSP, and to the target accuracy.
+    """Add a workload's figures relative to BSP and to the target accuracy.
 
     Args:
-        entry: Of one workload, with `runs` for each scheme; gets `target`, and each scheme its means over the
-            seeds and `of_bsp`.
+        entry: Figures of one workload, with `runs` for each scheme; gets `target`, and each scheme its means
+            over the seeds and `of_bsp`.
         target: None for 98% of the accuracy that BSP ends with, in the mean over its runs.
     """
     schemes = entry["schemes"]
@@ -177,7 +177,7 @@ def print_efficiency(figures: Figures, console: Console) -> None:
 
 
 def print_accuracy(figures: Figures, console: Console) -> None:
-    """Print what the curves of Figure 7 end with."""
+    """Print the accuracies that the curves of Figure 7 end with."""
     for name, entry in figures["workloads"].items():
         table = make_table(
             f"Figure 7: {name} on {entry['data']}", "scheme", "epochs", "accuracy", "best", no_wrap=True
@@ -223,7 +223,7 @@ def _with_seed(config: UnequalConfig, seed: int) -> UnequalConfig:
 
 
 def _run_figures(run: UnequalRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
-    """What one run showed by itself."""
+    """Return the figures of one run by itself."""
     workers = len(config.shares)
     per_epoch = -(-evaluator.samples // config.total_batch_size) * workers  # updates
     curve = [{**point, "epochs": point["updates"] / per_epoch} for point in evaluator.curve(run.snapshots)]

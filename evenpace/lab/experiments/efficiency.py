@@ -1,4 +1,4 @@
-"""Hardware and statistical efficiency, as LB-BSP measures them (section 5.1): functions of what runs showed.
+"""Hardware and statistical efficiency, as LB-BSP measures them (section 5.1), from the curves of runs.
 
 A curve is a list of points in the order of time, each with `seconds` since training began, `updates`
 (gradients that went into the parameters) and `accuracy` from 0 to 1.
@@ -18,20 +18,20 @@ MEASURES = ("per_update_s", "updates_to_target", "seconds_to_target")
 def per_update_seconds(
     records: Sequence[Record], curve: Curve, workers: int, synchronous: bool, settle: int
 ) -> float:
-    """The mean time in which the parameter server receives one gradient.
+    """Return the mean time in which the parameter server receives one gradient, in seconds.
 
     For synchronous schemes it is the mean iteration time divided by the workers' number; else the time
     between two updates, over all workers.
 
     Args:
-        records: Of the iterations.
-        curve: Of the run, at least a point.
-        workers: How many there are.
-        synchronous: Whether an iteration is one step with everybody's gradient.
+        records: Records of the iterations.
+        curve: Curve of the run, of at least one point.
+        workers: Number of workers.
+        synchronous: True if an iteration is one step with every worker's gradient.
         settle: First iterations, or as many updates as they have, that are left out.
 
     Raises:
-        ValueError: Nothing is left.
+        ValueError: No iteration or update is left.
     """
     if synchronous:
         durations = [record["duration"] for record in records[settle:]]
@@ -46,7 +46,7 @@ def per_update_seconds(
 
 
 def crossing(curve: Curve, target: float) -> tuple[float, float] | None:
-    """Where a curve first reaches an accuracy: updates and seconds, or None if it never does.
+    """Return updates and seconds at which a curve first reaches an accuracy, or None if it never does.
 
     Between the first point that is good enough and the one before it, accuracy is taken to grow evenly.
     """
@@ -63,7 +63,7 @@ def crossing(curve: Curve, target: float) -> tuple[float, float] | None:
 
 
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean of each of `MEASURES` over runs with different seeds; None if one run lacks it.
+    """Return the mean of each of `MEASURES` over runs with different seeds; None if one run lacks it.
 
     A mean over only those runs that reached the target would favour a scheme that fails now and then.
     """
@@ -77,7 +77,7 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 def relative(
     schemes: Mapping[str, Mapping[str, float | None]], baseline: str
 ) -> dict[str, dict[str, float | None]]:
-    """Each scheme's means as a share of the baseline's; None where one of them is missing.
+    """Return each scheme's means as a share of the baseline's; None where one of them is missing.
 
     Raises:
         KeyError: The baseline is not among the schemes.

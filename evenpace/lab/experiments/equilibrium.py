@@ -1,4 +1,4 @@
-"""When workers' batch processing times are equal, and what a cut bandwidth did: functions of a run's records.
+"""Equilibrium of workers' batch processing times, and the effect of a cut bandwidth, from a run's records.
 
 The equilibrium is what LB-BSP's Figure 8 shows: all workers take about the same time (section 5.2). Single
 iterations are noisy, so times are medians over a window of iterations.
@@ -20,10 +20,10 @@ class Trajectory:
     """Batch sizes and times, iteration by iteration.
 
     Attributes:
-        workers: Their names.
-        iterations: (iterations,) their numbers.
-        batch_sizes: (iterations, workers), samples.
-        times: (iterations, workers), batch processing times in seconds.
+        workers: Names of the workers.
+        iterations: Iteration numbers, (iterations,).
+        batch_sizes: Batch sizes in samples, (iterations, workers).
+        times: Batch processing times in seconds, (iterations, workers).
     """
 
     workers: tuple[str, ...]
@@ -32,7 +32,7 @@ class Trajectory:
     times: Array
 
     def part(self, first: int, last: int | None = None) -> "Trajectory":
-        """From one iteration's number to before another's, or to the end."""
+        """Return the part from iteration `first` to before iteration `last`, or to the end."""
         kept = self.iterations >= first
         if last is not None:
             kept &= self.iterations < last
@@ -41,7 +41,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Phase:
-    """How workers stood at the end of a part of a run, and when they came there.
+    """Batch sizes and times of workers at the end of a part of a run, and when they became equal.
 
     Attributes:
         reached: Iterations from the phase's start until all took about the same time; None if they never did.
@@ -56,13 +56,13 @@ class Phase:
     imbalance: float
 
 
-def course(records: Sequence[Record], total: int) -> Trajectory:
-    """What the records show of iterations with whole batches of `total` samples.
+def trajectory(records: Sequence[Record], total: int) -> Trajectory:
+    """Return the trajectory of the iterations with whole batches of `total` samples.
 
     An epoch's last, smaller batch is left out: its times are of another size.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such iteration.
     """
     whole = [record for record in records if record["total"] == total]
     if not whole:
@@ -78,10 +78,10 @@ def course(records: Sequence[Record], total: int) -> Trajectory:
 
 
 def imbalance(times: Array) -> float:
-    """The longest of the workers' median times, as a multiple of their mean.
+    """Return the longest of the workers' median times, as a multiple of their mean.
 
     Args:
-        times: (iterations, workers), seconds.
+        times: Batch processing times in seconds, (iterations, workers).
     """
     medians = np.median(times, axis=0)
     return float(medians.max() / medians.mean())
@@ -91,8 +91,8 @@ def phase(part: Trajectory, window: int, tolerance: float) -> Phase:
     """Describe a part of a run in which nothing else changed.
 
     Args:
-        part: Of at least one iteration.
-        window: Iterations that medians are over.
+        part: Trajectory of at least one iteration.
+        window: Number of iterations that medians are over.
         tolerance: The imbalance beyond 1 that counts as "about the same time".
 
     Raises:
@@ -118,13 +118,13 @@ def phase(part: Trajectory, window: int, tolerance: float) -> Phase:
 
 
 def slowdown(before: Trajectory, after: Trajectory, worker: str, window: int) -> float:
-    """How many times as long a worker's iterations take right after a change as right before it.
+    """Return the ratio of a worker's median time right after a change to that right before it.
 
     Args:
-        before: Up to the change.
-        after: From the change on.
-        worker: Its name.
-        window: Iterations on each side that medians are over.
+        before: Trajectory up to the change.
+        after: Trajectory from the change on.
+        worker: Name of the worker.
+        window: Number of iterations on each side that medians are over.
 
     Raises:
         ValueError: There is no such worker, or no iteration on a side.

@@ -1,4 +1,4 @@
-"""Draws Figures 6, 7 and 8 of LB-BSP from the content of their JSON files; it measures nothing."""
+"""Plots of Figures 6, 7 and 8 of LB-BSP from the content of their JSON files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def write(figure: Figure, path: Path) -> None:
 
 
 def efficiency(figures: Figures) -> Figure:
-    """Figure 6: bars by workload, a colour for each scheme, as a share of BSP's."""
+    """Draw Figure 6: bars by workload, a colour for each scheme, as a share of BSP's."""
     workloads = figures["workloads"]
     schemes = _schemes(figures)
     with rc_context(style.STYLE):
@@ -52,7 +52,7 @@ def efficiency(figures: Figures) -> Figure:
 
 
 def accuracy(figures: Figures) -> Figure:
-    """Figure 7: accuracy against epochs, a panel for each workload, a line for each scheme and seed."""
+    """Draw Figure 7: accuracy against epochs, a panel for each workload, a line for each scheme and seed."""
     workloads = figures["workloads"]
     with rc_context(style.STYLE):
         figure = Figure(figsize=(_PANEL * max(2, len(workloads)), _HEIGHT), layout="constrained")
@@ -77,7 +77,7 @@ def accuracy(figures: Figures) -> Figure:
 
 
 def migration(figures: Figures) -> Figure:
-    """Figure 8: batch sizes and batch processing times, iteration by iteration."""
+    """Draw Figure 8: batch sizes and batch processing times, iteration by iteration."""
     with rc_context(style.STYLE):
         figure = Figure(figsize=(2.6 * _PANEL, _HEIGHT + 0.2), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -111,7 +111,7 @@ def _bars(axes: Axes, shares: list[float | None], index: int, schemes: int, labe
 
 
 def _schemes(figures: Figures) -> list[str]:
-    """The schemes that every workload has, in their order: an interrupted run may lack some."""
+    """Return the schemes that every workload has, in their order: an interrupted run may lack some."""
     entries = list(figures["workloads"].values())
     return [name for name in entries[0]["schemes"] if all(name in entry["schemes"] for entry in entries)]
 

@@ -1,6 +1,6 @@
 """FlexRR's work stealing, emulated as LB-BSP's authors did it (section 5.3): one sample at a time.
 
-Each worker takes its samples one by one. A hundred times an iteration it looks how far the others are; from
+Each worker takes its samples one by one. A hundred times an iteration it checks how far the others are; from
 one that is behind by more than the threshold it takes samples over. All workers are each other's helpers. The
 numbers are those that FlexRR (Harlap et al., 2016) suggests. The workers of one machine meet on a board, a
 small file that they share; in FlexRR they send each other messages, which takes longer.
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CHECKS = 100  # per iteration
-THRESHOLD = 0.2  # of the load: whoever is further behind is helped
-HANDOVER = 0.025  # of the load: what is taken over at once
+CHECKS = 100  # checks of the others' progress in an iteration
+THRESHOLD = 0.2  # share of its load by which a worker must be behind to be helped
+HANDOVER = 0.025  # share of a worker's load that is taken over at once
 
 _RECORD = struct.Struct("<qqqq")  # iteration, next position, end, size of the slice
 
 
 class Board:
-    """What each worker has left of its slice, for all of them to see and to take from.
+    """Board of what each worker has left of its slice, from which the others may take.
 
     Args:
-        path: A file that all workers open; made where it is not there.
-        workers: How many.
+        path: File that all workers open; made if it does not exist.
+        workers: Number of workers.
     """
 
     def __init__(self, path: Path, workers: int) -> None:
@@ -36,17 +36,17 @@ class Board:
         self._map = mmap.mmap(self._file, workers * _RECORD.size)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._map.close()
         os.close(self._file)
 
     def begin(self, worker: int, iteration: int, start: int, count: int) -> None:
-        """A worker begins its slice; iterations count from 1, for 0 is a board that nobody has written."""
+        """Begin a worker's slice; iterations count from 1, since 0 is a record not written yet."""
         with self._locked(worker):
             self._write(worker, iteration, start, start + count, count)
 
     def take(self, worker: int, count: int) -> range:
-        """The next positions of the worker's own slice, at most `count`; none once nothing is left."""
+        """Take the next positions of the worker's own slice, at most `count`; none once nothing is left."""
         with self._locked(worker):
             iteration, position, end, size = self._read(worker)
             taken = range(position, min(position + count, end))
@@ -57,9 +57,9 @@ class Board:
         """Take positions over from the end of another worker's slice, if it is far enough behind.
 
         Args:
-            victim: Whose slice.
-            iteration: Only of this iteration.
-            progress: The taker's own, from 0 to 1.
+            victim: Rank of the worker whose slice it is.
+            iteration: Iteration in which the other worker must be.
+            progress: Progress of the worker that takes, from 0 to 1.
         """
         with self._locked(victim):
             current, position, end, size = self._read(victim)
@@ -87,14 +87,14 @@ class Board:
 
 
 def positions(board: Board, worker: int, iteration: int, start: int, count: int) -> Iterator[int]:
-    """The positions that a worker processes in an iteration, one by one: its own, then those it takes over.
+    """Yield the positions that a worker processes in an iteration: its own, then those that it takes over.
 
     Over all workers, each position of their slices comes exactly once.
 
     Args:
-        board: Shared by the workers.
-        worker: This worker's rank.
-        iteration: From 0 on.
+        board: Board that the workers share.
+        worker: Rank of this worker.
+        iteration: The iteration, from 0.
         start: First position of its own slice.
         count: Length of the slice; at least 1.
     """

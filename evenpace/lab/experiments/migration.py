@@ -24,7 +24,7 @@ from evenpace.lab.terminal import make_progress, make_table
 Figures = dict[str, Any]
 
 _WINDOW = 10  # iterations that medians are over
-_TOLERANCE = 0.15  # of imbalance: single iterations of a limited process differ by about that
+_TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process differ by about that
 
 
 def _check(cut: Cut, config: UnequalConfig) -> None:
@@ -49,13 +49,13 @@ def run_migration(
 
     Args:
         policy: The balancing policy.
-        config: What is trained by whom.
-        cut: None for a run on this machine's loopback without a cut, which needs no root.
-        folder: For the logs.
-        console: Where the progress goes.
+        config: Configuration of the run.
+        cut: The cut; None for a run on this machine's loopback without one, which needs no root.
+        folder: Folder for the logs.
+        console: Console for the progress.
 
     Returns:
-        What the figure shows; times in seconds, batch sizes in samples.
+        The figure's values; times in seconds, batch sizes in samples.
 
     Raises:
         NetworkError: Namespaces cannot be made here.
@@ -78,7 +78,7 @@ def run_migration(
                 progress.update(task, description=f"lb-bsp:{policy}, bandwidth cut")
 
         run = run_unequal(Scheme(f"lb-bsp:{policy}", policy), config, folder, watch, network)
-    whole = equilibrium.course(run.records, config.total_batch_size)
+    whole = equilibrium.trajectory(run.records, config.total_batch_size)
     figures: Figures = {
         "workload": config.training.name,
         "policy": policy,

@@ -1,4 +1,4 @@
-"""What balancing costs: the manager's part of an iteration, as LB-BSP's Figure 11 has it for 96 workers.
+"""Cost of balancing: the manager's part of an iteration, as LB-BSP's Figure 11 has it for 96 workers.
 
 Workers are simulated over real connections; their speeds change as under contention, so that predictors have
 something to learn. Iterations follow each other after a short pause instead of a second of computing: the
@@ -22,11 +22,11 @@ from evenpace.lab.cluster import service
 from evenpace.reports import files
 from worker.resources.monitors import ResourceMonitor
 
-ITERATION_SECONDS = 1.0  # what the shares refer to
-_WARM_UP = 20  # rounds
+ITERATION_SECONDS = 1.0  # seconds of an iteration to which the shares refer
+_WARM_UP = 20  # rounds that do not count
 _PAUSE_SECONDS = 0.02  # between rounds, so that fits have rounds beside them
-_PAPER = {96: 1.1}  # per cent of the iteration; what the text gives, for the largest cluster only
-_MONITOR_SAMPLES = 50
+_PAPER = {96: 1.1}  # per cent of the iteration, by workers; the paper's text has the largest cluster only
+_MONITOR_SAMPLES = 50  # measurements of a worker's own part
 
 
 def run(
@@ -41,13 +41,13 @@ def run(
     """Measure, print a table, and return the figures.
 
     Args:
-        workers: Sizes of the cluster.
-        iterations: Of each measurement.
-        predictor: Of the manager.
+        workers: Numbers of workers, one for each measurement.
+        iterations: Iterations of each measurement.
+        predictor: Predictor of the manager.
         first_fit: Iterations before its first fit.
         refit_every: Iterations between fits.
-        json_path: Where the figures go, too.
-        console: Where to print.
+        json_path: Further place for the figures.
+        console: Console for the table.
     """
     console = console or Console()
     rows = [_measure(count, iterations, predictor, first_fit, refit_every) for count in workers]
@@ -93,7 +93,7 @@ def _measure(
     learning = ("--first-fit", str(first_fit), "--refit-every", str(refit_every))
     random = np.random.default_rng(workers)
     speeds = random.uniform(50, 200, workers)
-    taken = np.zeros(workers)  # what others take of each worker's CPU
+    taken = np.zeros(workers)  # share of each worker's CPU that others take
     rounds, fitting = [], []
     options = ("--workers", str(workers), "--predictor", predictor, *learning)
     with service("manager", *options) as manager, Load(manager.address, workers) as load:
@@ -122,14 +122,14 @@ def _measure(
 
 
 class _Trainer:
-    """Sees whether the manager's training process has worked since it was looked at last."""
+    """The manager's training process, with its use of the CPU since the last look."""
 
     def __init__(self) -> None:
         self._process: psutil.Process | None = None
         self._used = 0.0
 
     def is_busy(self) -> bool:
-        """Whether it has used CPU time since the last call."""
+        """Return whether the process has used CPU time since the last call."""
         if self._process is None:
             grandchildren = [
                 process
@@ -146,7 +146,7 @@ class _Trainer:
 
 
 def _worker_part() -> float:
-    """Seconds that a worker spends in each iteration on measuring itself; the median."""
+    """Return the median seconds that a worker spends in each iteration on measuring itself."""
     monitor = ResourceMonitor()
     seconds = []
     for _ in range(_MONITOR_SAMPLES):

@@ -31,23 +31,23 @@ FIGURE_9: Mapping[str, Mapping[str, float]] = {
 
 
 def table3_schemes() -> list[Scheme]:
-    """BSP, and LB-BSP with each of the table's predictors."""
+    """Return BSP, and LB-BSP with each of the table's predictors."""
     return [SCHEMES["bsp"], *(SCHEMES[f"lb-bsp:{name}"] for name in TABLE_3)]
 
 
 def figure9_schemes() -> list[Scheme]:
-    """The schemes of Figure 9, with FlexRR's own baseline."""
+    """Return the schemes of Figure 9, with FlexRR's own baseline."""
     names = ("bsp", "redundant", "ssp", "lb-bsp:narx", "bsp-one-by-one", "flexrr")
     return [SCHEMES[name] for name in names]
 
 
 def figure10_schemes() -> list[Scheme]:
-    """NARX, and the moving average that it is compared with."""
+    """Return LB-BSP with NARX, and with the moving average that it is compared with."""
     return [SCHEMES["bsp"], SCHEMES["lb-bsp:ema"], SCHEMES["lb-bsp:narx"]]
 
 
 def print_table3(figures: Mapping[str, Any], console: Console) -> None:
-    """Table 3: the paper's errors and times beside ours, the errors as a share of EMA's."""
+    """Print Table 3: the paper's errors and times beside ours, the errors as a share of EMA's."""
     table = make_table(
         "Table 3: prediction approaches in LB-BSP",
         "predictor",
@@ -70,7 +70,7 @@ def print_table3(figures: Mapping[str, Any], console: Console) -> None:
 
 
 def print_figure9(figures: Mapping[str, Any], console: Console) -> None:
-    """Figure 9: iteration times as a share of BSP's in the same style of computing."""
+    """Print Figure 9: iteration times as a share of BSP's in the same style of computing."""
     table = make_table(f"Figure 9: iteration time, {figures['workload']}", "scheme", "of BSP's", "paper")
     paper = FIGURE_9.get(figures["workload"], {})
     for name, ours in figures["schemes"].items():

@@ -1,4 +1,4 @@
-"""What LB-BSP's evaluation says, figure by figure, beside what runs here have shown: values for a page.
+"""Claims of LB-BSP's evaluation, figure by figure, beside the measurements of runs here: values for a page.
 
 Each figure is read from the content of the experiments' JSON files. The paper's numbers are those of its text
 and tables; where it has only bars and curves, none are read off them.
@@ -17,7 +17,7 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Claim:
-    """One quantity: what the paper says of it, and what was measured."""
+    """One quantity, as the paper states it and as measured here."""
 
     what: str
     paper: str
@@ -29,13 +29,13 @@ class PaperFigure:
     """A figure or table of the paper.
 
     Attributes:
-        name: For files and links.
-        title: Its number, and what it is about.
-        part: The name of the experiment that has its figures.
+        name: Name for files and links.
+        title: Number and subject of the figure.
+        part: Name of the experiment that measures it.
         paper: How the paper measured it.
         here: How it is measured here, and what that cannot show.
-        claims: What both say.
-        draw: The figure, from what was measured.
+        claims: Returns the claims, from the experiment's figures.
+        draw: Draws the figure, from the experiment's figures.
     """
 
     name: str

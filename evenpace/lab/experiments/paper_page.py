@@ -1,4 +1,4 @@
-"""The page of the paper's figures: for each, what the paper says beside what runs here have shown."""
+"""Page of the paper's figures, each beside the measurements of runs here."""
 
 import os
 import platform
@@ -14,19 +14,19 @@ from evenpace.reports.drawing import inline
 from evenpace.reports.templates import write_page
 from worker.resources.device import cpu_name
 
-_PIXELS = 100  # of an inch of a figure, at most
+_PIXELS = 100  # pixels of an inch of a figure, at most
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an experiment.
+    """Outcome of an experiment.
 
     Attributes:
-        command: How it is run, for people.
-        figures: The content of its JSON file; None if there is none.
-        why_not: Why there is none, in words.
-        seconds: That it took.
-        made: When, in seconds since 1970.
+        command: Command line that runs it, for people.
+        figures: Content of its JSON file; None if there is none.
+        why_not: Reason why there is none, in words.
+        seconds: Its duration.
+        made: When it was run, in seconds since 1970.
     """
 
     command: str
@@ -37,12 +37,12 @@ class Outcome:
 
 
 def write(outcomes: Mapping[str, Outcome], folder: Path, settings: str) -> Path:
-    """Draw all that there is: index.html, and each figure as SVG and PNG; the page's path.
+    """Write index.html, and each figure as SVG and PNG; return the page's path.
 
     Args:
-        outcomes: By the part's name; figures whose part is not among them are left out.
-        folder: Where to.
-        settings: With which the experiments were run, in words.
+        outcomes: Outcomes by the part's name; figures whose part is not among them are left out.
+        folder: Folder for the files.
+        settings: Settings with which the experiments were run, in words.
 
     Raises:
         OSError: A file cannot be written.
@@ -88,5 +88,5 @@ def _section(figure: PaperFigure, outcome: Outcome, folder: Path) -> dict[str, A
 
 
 def _machine() -> str:
-    """The machine in words: its CPU and Python's version."""
+    """Return the machine in words: its CPU and Python's version."""
     return f"{cpu_name()}, Python {platform.python_version()}"

@@ -1,4 +1,4 @@
-"""Draws Table 3 and Figures 10 and 11 of LB-BSP from the content of their JSON files; it measures nothing."""
+"""Plots of Table 3 and Figures 10 and 11 of LB-BSP from the content of their JSON files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ _SIZE = (10.8, 3.2)  # inches
 
 
 def prediction_of(figures: Figures, schemes: Sequence[str]) -> Figure | None:
-    """Figure 10: the first worker's speed and what some schemes predict of it."""
+    """Draw Figure 10: the first worker's speed and the predictions of some schemes."""
     return plots.prediction({**figures, "schemes": {name: figures["schemes"][name] for name in schemes}})
 
 
 def approaches(figures: Figures) -> Figure:
-    """Table 3 as bars: errors of EMA's, iteration times of BSP's, ours beside the paper's."""
+    """Draw Table 3 as bars: errors as a share of EMA's, iteration times of BSP's, ours beside the paper's."""
     names = list(paper.TABLE_3)
     ours = [figures["schemes"][f"lb-bsp:{name}"] for name in names]
     ema = paper.TABLE_3["ema"][0]
@@ -51,7 +51,7 @@ def approaches(figures: Figures) -> Figure:
 
 
 def overhead(figures: Figures) -> Figure:
-    """Figure 11: the manager's part of an iteration by the number of workers; 5th to 95th percentile."""
+    """Draw Figure 11: the manager's part of an iteration by the number of workers; 5th to 95th percentile."""
     sizes = figures["sizes"]
     means = np.array([size["mean_ms"] for size in sizes])
     below = np.maximum(0, means - [size["p5_ms"] for size in sizes])

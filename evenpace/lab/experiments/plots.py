@@ -1,4 +1,4 @@
-"""Draws what a comparison showed. It is given the content of report.json, and measures nothing."""
+"""Plots of a comparison, from the content of report.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ _SHOWN = 150  # iterations in the picture of predictions
 
 
 def write_all(figures: Figures, folder: Path) -> list[Path]:
-    """Draw every picture that the figures have something for; returns the files."""
+    """Draw every picture for which there are figures; return the files."""
     pictures = {
         "iteration-times.png": iteration_times(figures),
         "convergence.png": convergence(figures),
@@ -32,7 +32,7 @@ def write_all(figures: Figures, folder: Path) -> list[Path]:
 
 
 def iteration_times(figures: Figures) -> Figure:
-    """Mean iteration times as a share of BSP's, a bar for each scheme."""
+    """Draw mean iteration times as a share of BSP's, a bar for each scheme."""
     shown = {
         name: values["of_baseline"] for name, values in figures["schemes"].items() if values["of_baseline"]
     }
@@ -48,7 +48,7 @@ def iteration_times(figures: Figures) -> Figure:
 
 
 def convergence(figures: Figures) -> Figure:
-    """Accuracy against time, a line for each scheme."""
+    """Draw accuracy against time, a line for each scheme."""
     with rc_context(style.STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
@@ -63,7 +63,7 @@ def convergence(figures: Figures) -> Figure:
 
 
 def prediction(figures: Figures) -> Figure | None:
-    """The speed of the first worker and what was predicted of it, for each scheme that predicts."""
+    """Draw the speed of the first worker and its predictions, for each scheme that predicts."""
     predicting = {name: v for name, v in figures["schemes"].items() if v["relative_rmse"] is not None}
     if not predicting:
         return None

@@ -1,4 +1,4 @@
-"""What all runs of schemes share: a cluster whose limited workers train a workload, followed to its end."""
+"""Common part of all runs of schemes: a cluster of limited workers that train a workload to its end."""
 
 import contextlib
 import time
@@ -17,12 +17,12 @@ from evenpace.lab.workloads.by_name import Training
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 
-_POLL_SECONDS = 0.05  # how soon what follows a run sees what is new
+_POLL_SECONDS = 0.05  # seconds between two looks at the job
 _SCRIPT = Path(__file__).with_name("train_workload.py")
 
 
 class RunTooShortError(EvenpaceError):
-    """A run ended before anything could be seen of it."""
+    """A run ended before anything could be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The parameters at one moment of a run.
+    """Parameters at one moment of a run.
 
     Attributes:
-        seconds: Since training began.
+        seconds: Time since training began.
         updates: Gradients that went into them, in the synchronous schemes one for each worker and step.
-        parameters: (elements,)
+        parameters: The parameters, (elements,).
     """
 
     seconds: float
@@ -86,10 +86,10 @@ def training(
     """Start a cluster with workers that train the workload, and stop all at the end of `with`.
 
     Args:
-        cluster: Not started yet.
-        config: What is trained.
+        cluster: Cluster that is not started yet.
+        config: Configuration of the run.
         shares: Cores of each worker.
-        arguments: A worker's, by its rank, beside those of the workload.
+        arguments: Returns a worker's further arguments, by its rank.
 
     Yields:
         An observer of the job.
@@ -103,7 +103,7 @@ def training(
 
 
 def followed(cluster: LocalCluster, observer: Observer) -> Iterator[None]:
-    """Yield whenever the observer has asked about a job that there is, the last time after its workers' end.
+    """Yield after each look of the observer at the job, the last time after its workers' end.
 
     Raises:
         EvenpaceError: A process failed, or the manager does not answer.

@@ -1,4 +1,4 @@
-"""The schemes that are compared: LB-BSP's, and those that its paper compares with (sections 2.2 and 5.3)."""
+"""Schemes that are compared: LB-BSP, and those that its paper compares it with (sections 2.2 and 5.3)."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class Scheme:
     """One way to run a training job.
 
     Attributes:
-        name: For the command line and the tables.
-        policy: The manager's.
-        predictor: The manager's; None where it does not matter.
-        sync: The synchronisation mode; see `idl.synchronisation`.
-        staleness: In the mode ssp.
+        name: Name for the command line and the tables.
+        policy: Policy of the manager.
+        predictor: Predictor of the manager; None where it does not matter.
+        sync: Synchronisation mode, of `idl.synchronisation`.
+        staleness: Bound of staleness in the mode ssp.
         backup_workers: Workers beyond those whose gradients make a step.
         one_by_one: Whether workers take their samples one at a time, as FlexRR must.
         stealing: Whether workers take samples over from each other within an iteration (FlexRR).
@@ -31,12 +31,12 @@ class Scheme:
 
     @property
     def synchronous(self) -> bool:
-        """Whether each update is made from gradients of the same parameters."""
+        """Return whether each update is made from gradients of the same parameters."""
         return self.sync in ("bsp", "backup")
 
     @property
     def baseline(self) -> str:
-        """The scheme that its times are normalised by: BSP in the same style of computing."""
+        """Return the scheme that normalises its times: BSP in the same style of computing."""
         return "bsp-one-by-one" if self.one_by_one else "bsp"
 
 
@@ -59,7 +59,7 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def choose_schemes(names: str) -> list[Scheme]:
-    """Read a list of schemes' names, separated by commas; each one's baseline comes before it.
+    """Return the schemes of a list of names, separated by commas; each one's baseline comes before it.
 
     Raises:
         ValueError: There is no such scheme.

@@ -1,4 +1,4 @@
-"""The script that each worker of an experiment runs: a workload by its name, with the workload's options."""
+"""Script of an experiment's workers: trains a workload by its name, with the workload's options."""
 
 import argparse
 import dataclasses
@@ -59,7 +59,7 @@ def _train_one_by_one(
             if parameter.grad is not None:
                 parameter.grad /= count
         if board is not None:
-            # The slices are no longer contiguous; to the server each is its worker's, by any place.
+            # With stealing, slices are not contiguous; the server takes a worker's gradient for its slice.
             session.assignment = dataclasses.replace(
                 assignment, start=rank * assignment.total, count=count, batch_start=None
             )
@@ -67,7 +67,7 @@ def _train_one_by_one(
 
 
 def _indices(session: Session, assignment: Assignment, rank: int, board: Board | None) -> Iterator[int]:
-    """The samples that this worker processes in an iteration."""
+    """Yield the indices of the samples that this worker processes in an iteration."""
     spec: JobSpec | None = session.spec
     assert spec is not None
     order = permutation(spec, assignment.epoch)

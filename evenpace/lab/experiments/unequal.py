@@ -1,4 +1,4 @@
-"""Runs one scheme on workers of unequal speed, and keeps what the job showed; it evaluates nothing.
+"""Run of one scheme on workers of unequal speed; it evaluates nothing.
 
 Workers with unequal CPU shares stand for the unequal GPUs of LB-BSP's Cluster-A (section 5.1): what differs
 between the schemes is how workers of different speed wait for each other, not what makes them differ.
@@ -29,7 +29,7 @@ from idl.records import IterationRecord
 from rpc.address import Address
 
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
-_BEYOND = 10  # times a run's updates, for which a worker without barriers would go on
+_BEYOND = 10  # multiple of a run's updates after which a worker without barriers would end by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,14 @@ class UnequalConfig(RunConfig):
 
 @dataclass(frozen=True)
 class UnequalRun:
-    """What a run showed.
+    """Measurements of a run.
 
     Attributes:
-        scheme: What was run.
-        records: Of the finished iterations, as `IterationRecord.plain` gives them.
-        snapshots: In the order of time, from the start of training to its last update. Their `updates` are
-            gradients that went into the parameters, in the synchronous schemes one for each worker and step.
+        scheme: The scheme that was run.
+        records: Records of the finished iterations, as `IterationRecord.plain` returns them.
+        snapshots: Snapshots in the order of time, from the start of training to its last update. Their
+            `updates` are gradients that went into the parameters, in the synchronous schemes one for each
+            worker and step.
     """
 
     scheme: Scheme
@@ -89,12 +90,12 @@ def run_unequal(
     number of iterations of its own, the last ones would be the slowest worker's alone.
 
     Args:
-        scheme: What to run; not one with backup workers or stealing.
-        config: What is the same for all.
-        folder: For the logs.
-        watch: Called with how many iterations are done, or updates as of so many, and with the records of the
-            finished iterations, soon after each.
-        network: Where each worker gets a place; None for this machine's own loopback.
+        scheme: The scheme; not one with backup workers or stealing.
+        config: Configuration of the run.
+        folder: Folder for the logs.
+        watch: Called soon after each iteration, with the number of iterations done, or as many as the updates
+            make up, and with the records of the finished iterations.
+        network: Network with a place for each worker; None for this machine's own loopback.
         more: Further options of `evenpace manager`.
         end: Called with the manager's address when the workers have ended.
 
@@ -112,8 +113,8 @@ def run_unequal(
         manager_options=more,
         **manager_options(scheme, config),
     )
-    # Without barriers a fast worker makes more than its part of the updates; who has enough stops the run,
-    # and if that comes late, all are to be there still.
+    # Without barriers a fast worker makes more than its part of the updates. The run is stopped once there
+    # are enough, and all workers must still be there then, even if that comes late.
     iterations = config.iterations if scheme.synchronous else _BEYOND * config.updates
     length = ["--batch-size", str(config.total_batch_size), "--iterations", str(iterations)]
     with training(cluster, config, config.shares, lambda rank: length) as observer:
@@ -136,17 +137,17 @@ def run_unequal(
 
 
 class _Follower:
-    """Follows a job: takes snapshots of its parameters, evenly over its updates, and knows when it is over.
+    """Follower of a job, which takes snapshots of its parameters, evenly over its updates, until it is over.
 
-    How many updates there were is known only from a snapshot, so the time of the next one is reckoned from
-    the pace between the last two.
+    The number of updates is known only from a snapshot, so the time of the next one is estimated from the
+    pace between the last two.
     """
 
     def __init__(self, observer: Observer, scheme: Scheme, config: UnequalConfig) -> None:
         self._observer = observer
         self._synchronous = scheme.synchronous
         self._config = config
-        # An asynchronous run needs snapshots even where nobody wants them: its updates count there alone.
+        # An asynchronous run needs snapshots in any case: only they have its number of updates.
         self._step = config.updates / max(config.snapshots, 1)
         self._parameters = np.empty(config.elements, dtype=np.float32)
         self._began = 0.0
@@ -156,13 +157,13 @@ class _Follower:
 
     @property
     def done(self) -> int:
-        """Iterations, or as many updates as they would have."""
+        """Return the iterations done, or the updates over the number of workers."""
         if self._synchronous:
             return len(self._observer.iterations)
         return self.snapshots[-1].updates // len(self._config.shares) if self.snapshots else 0
 
     def look(self, now: float) -> None:
-        """See how far the job is, and take a snapshot if it is time for one."""
+        """Look at the job's progress, and take a snapshot if one is due; `now` is monotonic, in seconds."""
         config = self._config
         if self._synchronous and len(self._observer.iterations) >= config.iterations:
             self._take(now, config.iterations)
@@ -189,7 +190,7 @@ class _Follower:
         self.snapshots.append(Snapshot(now - self._began, updates, self._parameters.copy()))
 
     def _pause(self) -> float:
-        """Seconds until as many updates more as lie between two snapshots."""
+        """Return the seconds until the updates between two snapshots have been made."""
         before, last = self.snapshots[-2:]
         made, took = last.updates - before.updates, last.seconds - before.seconds
         return self._step * took / made if made > 0 else took

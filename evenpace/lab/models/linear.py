@@ -10,7 +10,7 @@ class SparseRows(NamedTuple):
     """Samples as compressed sparse rows (CSR).
 
     Attributes:
-        columns: int64, (non-zeros,): which features.
+        columns: int64, (non-zeros,): their features.
         values: float, (non-zeros,): their values.
         offsets: int64, (samples + 1,): where each sample begins and the last one ends.
     """
@@ -21,7 +21,7 @@ class SparseRows(NamedTuple):
 
 
 class SparseLinear(nn.Module):
-    """`w · x + b`: sparse rows in, margins (samples,) out.
+    """Linear model `w · x + b`: sparse rows in, margins (samples,) out.
 
     The gradient is dense, one number for each feature, as a parameter server wants it.
     """
@@ -32,7 +32,7 @@ class SparseLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, rows: SparseRows) -> torch.Tensor:
-        """Each sample's margin."""
+        """Return each sample's margin, (samples,)."""
         sums = nn.functional.embedding_bag(
             rows.columns,
             self.weight,
@@ -45,10 +45,10 @@ class SparseLinear(nn.Module):
 
 
 def hinge_loss(margins: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean of `max(0, 1 - y m)`: with weight decay λ, a linear SVM; margins and targets (samples,)."""
+    """Return the mean of `max(0, 1 - y m)`: with weight decay, a linear SVM; both are (samples,)."""
     return nn.functional.relu(1 - targets * margins).mean()
 
 
 def logistic_loss(margins: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean of `log(1 + exp(-y m))`: logistic regression; margins and targets (samples,), -1 or 1."""
+    """Return the mean of `log(1 + exp(-y m))`, logistic regression; margins and targets, ±1, (samples,)."""
     return nn.functional.softplus(-targets * margins).mean()

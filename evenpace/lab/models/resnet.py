@@ -16,14 +16,14 @@ from torch import nn
 
 Norm = Literal["batch", "group"]
 
-_GROUPS = 8  # of channels, for group normalisation
+_GROUPS = 8  # groups of channels, for group normalisation
 
 
 class ResNet32(nn.Module):
-    """32 layers with weights; images (samples, 3, height, width) in, (samples, classes) out.
+    """Network of 32 layers with weights; images (samples, 3, height, width) in, (samples, classes) out.
 
     Args:
-        classes: The number of classes.
+        classes: Number of classes.
         norm: The normalisation after each convolution.
     """
 
@@ -37,7 +37,7 @@ class ResNet32(nn.Module):
         self.classifier = nn.Linear(64, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Each class's logit."""
+        """Return each class's logit, (samples, classes)."""
         logits: torch.Tensor = self.classifier(self.features(images))
         return logits
 

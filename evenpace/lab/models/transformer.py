@@ -11,13 +11,13 @@ from torch import nn
 
 
 class ByteTransformer(nn.Module):
-    """Bytes (samples, length) in, the next byte's logits (samples, length, 256) out.
+    """Causal transformer: bytes (samples, length) in, the next byte's logits (samples, length, 256) out.
 
     Args:
         context: The most bytes that it can look back on, and the longest length.
-        width: Of the embedding.
-        layers: How many.
-        heads: Of attention, in each layer.
+        width: Width of the embedding.
+        layers: Number of layers.
+        heads: Heads of attention in each layer.
 
     Raises:
         ValueError: The heads do not share the width evenly.
@@ -42,7 +42,7 @@ class ByteTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Each position's logits, from the bytes up to there."""
+        """Return each position's logits, from the bytes up to there, (samples, length, 256)."""
         length = text.shape[1]
         states = self.embedding(text) + self.positions[:length]
         states = self.layers(states, mask=self.get_buffer("mask")[:length, :length], is_causal=True)

@@ -1,5 +1,5 @@
-"""The workloads of LB-BSP's evaluation, and a transformer: what the scripts in `examples/` run.
+"""Workloads of LB-BSP's evaluation, and a transformer, which the scripts in `examples/` run.
 
-`common` has the training loop and the options that all share; `linear`, `images` and `text` say what is
-trained, on what; `generated` makes data where the user has none.
+`common` has the training loop and the options that all share; `linear`, `images` and `text` have models and
+data; `generated` makes data where the user has none.
 """

@@ -1,4 +1,4 @@
-"""The workloads by name, for the experiments and for the script that their workers run."""
+"""Table of the workloads by name, for the experiments and for the script that their workers run."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ WORKLOADS: dict[
 
 @dataclass(frozen=True)
 class Training:
-    """A workload and its options.
+    """Workload and its options.
 
     Attributes:
-        name: In `WORKLOADS`.
-        arguments: As the workload's own script in `examples/` takes them.
+        name: Name in `WORKLOADS`.
+        arguments: Arguments that the workload's own script in `examples/` takes.
 
     Raises:
         ValueError: There is no such workload.
@@ -40,15 +40,15 @@ class Training:
             raise ValueError(f"no workload {self.name!r}; there are {', '.join(WORKLOADS)}")
 
     def options(self, more: Sequence[str] = ()) -> argparse.Namespace:
-        """The options, and those that come after; what is not allowed ends the program, as in a script."""
+        """Return the options of `arguments` and `more`; an invalid one ends the program, as in a script."""
         make_parser, _ = WORKLOADS[self.name]
         return make_parser().parse_args([*self.arguments, *more])
 
     def make(self, options: argparse.Namespace) -> Workload:
-        """The workload.
+        """Make the workload.
 
         Raises:
-            DataError: Its data cannot be had.
+            DataError: Its data cannot be read.
         """
         _, make = WORKLOADS[self.name]
         return make(options)

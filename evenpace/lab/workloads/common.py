@@ -1,6 +1,6 @@
-"""What all workloads share: the options, the training loop with evenpace's lines, and the evaluation.
+"""Common part of all workloads: the options, the training loop with evenpace's lines, and the evaluation.
 
-It does not know what is trained: a `Workload` says so.
+It does not know what is trained: a `Workload` has the model and the data.
 """
 
 import argparse
@@ -26,24 +26,24 @@ from worker.torch.loader import MapStyleDataset
 log = logging.getLogger(__name__)
 
 _EVALUATION_BATCH = 256  # samples
-_WARM_UP = 16  # samples
+_WARM_UP = 16  # samples of the first pass
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, on what.
+    """Model, data and optimiser of a training.
 
     Attributes:
-        name: Such as "svm".
-        data: What the data is, for people.
-        train_set: Map-style, of (input, target).
-        test_set: As `train_set`.
-        model: Inputs of a batch in, outputs out.
-        loss: Outputs and targets in, the mean loss over the samples out.
-        predict: Outputs in, what is to be compared with the targets out.
-        optimizer: Of the model's parameters.
+        name: Name of the workload, such as "svm".
+        data: Description of the data, for people.
+        train_set: Map-style data set of (input, target).
+        test_set: Map-style data set of (input, target).
+        model: Model: inputs of a batch in, outputs out.
+        loss: Loss: outputs and targets in, the mean over the samples out.
+        predict: Prediction: outputs in, values to be compared with the targets out.
+        optimizer: Optimiser of the model's parameters.
         collate: Makes a batch (inputs, targets) from a list of samples.
-        perplexity: Whether the loss is that of a language model, so that exp(loss) is its perplexity.
+        perplexity: True if the loss is that of a language model, so that exp(loss) is its perplexity.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model in the middle of its training.
+    """Snapshot of a model during its training.
 
     Attributes:
-        iteration: How many iterations it has been trained for.
-        seconds: Since this worker's training began.
+        iteration: Number of iterations that it has been trained for.
+        seconds: Time since this worker's training began.
         state: The model's `state_dict`.
     """
 
@@ -76,11 +76,11 @@ class Snapshot:
 def options_parser(
     description: str, *, data: str, epochs: int, batch_size: int, lr: float, weight_decay: float
 ) -> argparse.ArgumentParser:
-    """The options that all workloads have.
+    """Make a parser with the options that all workloads have.
 
     Args:
-        description: What is trained.
-        data: What `--data` may be; the first word is the default.
+        description: Description of the workload.
+        data: Values of `--data`; the first word is the default.
         epochs: Default of `--epochs`.
         batch_size: Default of `--batch-size`.
         lr: Default of `--lr`.
@@ -124,10 +124,10 @@ def options_parser(
 
 
 def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Workload]) -> None:
-    """What a script does: read the options, make the workload, train and evaluate it.
+    """Run a workload's script: read the options, make the workload, train and evaluate it.
 
     Args:
-        parser: As `options_parser` makes it, with what options the workload has of its own.
+        parser: Parser of `options_parser`, with the workload's own options.
         make: Makes the workload that the options ask for; a `DataError` ends the script with its message.
     """
     options = parser.parse_args()
@@ -209,7 +209,7 @@ def report(workload: Workload, snapshots: list[Snapshot], metrics: Path | None) 
 
 @torch.no_grad()
 def evaluate(workload: Workload) -> dict[str, float]:
-    """The model's loss and accuracy on the test set, and its perplexity if it is a language model."""
+    """Return the model's loss and accuracy on the test set, and its perplexity if it is a language model."""
     model = workload.model
     loader = torch.utils.data.DataLoader(
         cast(Dataset[Any], workload.test_set), _EVALUATION_BATCH, collate_fn=workload.collate
@@ -233,10 +233,10 @@ def evaluate(workload: Workload) -> dict[str, float]:
 
 
 def first_samples(dataset: MapStyleDataset, samples: int | None, option: str) -> MapStyleDataset:
-    """The first so many samples, all of them if None.
+    """Return the first `samples` samples, all of them if None.
 
     Raises:
-        DataError: There are fewer; names the option that asked for them.
+        DataError: There are fewer samples; the message names the option that asked for them.
     """
     if samples is None:
         return dataset
@@ -246,7 +246,7 @@ def first_samples(dataset: MapStyleDataset, samples: int | None, option: str) ->
 
 
 def _batches(loader: evenpace.torch.DataLoader, epochs: int, end: int) -> Iterator[Any]:
-    """This worker's parts of the batches before iteration `end` of the job."""
+    """Yield this worker's parts of the batches before iteration `end` of the job."""
     for _ in range(epochs):
         for batch in loader:
             # Checked on both sides: a worker may have no part in the last batch, and be past it here.
@@ -258,12 +258,12 @@ def _batches(loader: evenpace.torch.DataLoader, epochs: int, end: int) -> Iterat
 
 
 def _iteration(loader: evenpace.torch.DataLoader) -> int:
-    """The job's current iteration: how many it has finished."""
+    """Return the job's current iteration, which is the number of finished ones."""
     return loader.session.join().iteration
 
 
 def warm_up(workload: Workload) -> None:
-    """Pay for what the framework prepares at its first pass now, not under a worker's CPU limit."""
+    """Make a first pass, whose preparations would take long under a worker's CPU limit."""
     model = copy.deepcopy(workload.model)  # a pass moves the running means of batch normalisation
     samples = [workload.train_set[i] for i in range(min(_WARM_UP, len(workload.train_set)))]
     inputs, targets = workload.collate(samples)
@@ -271,7 +271,7 @@ def warm_up(workload: Workload) -> None:
 
 
 def positive(text: str) -> int:
-    """The type of an option that takes a whole number from 1."""
+    """Return the whole number, 1 or more, in an option's value."""
     number = _count(text)
     if not number:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")

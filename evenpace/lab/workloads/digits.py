@@ -1,4 +1,4 @@
-"""The demo's small network on handwritten digits: real data without any files, and quick to train."""
+"""Small network of the demo on handwritten digits: real data without any files, and quick to train."""
 
 import argparse
 
@@ -13,7 +13,7 @@ _WIDTH_TIMES_PIXELS = 8192  # keeps large images from taking much longer than sm
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Make the parser of the workload's options."""
     return common.options_parser(
         "The demo's small CNN on handwritten digits.",
         data="digits (scikit-learn's), mnist:DIR (IDX files) or cifar10:DIR (CIFAR-10's binary version)",
@@ -25,10 +25,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def make_digits(options: argparse.Namespace) -> common.Workload:
-    """The network on the data that the options name.
+    """Make the network on the data that the options name.
 
     Raises:
-        DataError: The data cannot be had.
+        DataError: The data cannot be read.
     """
     data = load(options.data)
     torch.manual_seed(options.seed)
@@ -36,7 +36,7 @@ def make_digits(options: argparse.Namespace) -> common.Workload:
 
 
 def make_model(data: ImageSet) -> nn.Module:
-    """Make a CNN of three convolutions for images of the data set's shape; the seed is the caller's business.
+    """Make a CNN of three convolutions for images of the data set's shape; the caller sets the seed.
 
     It has no batch statistics and no dropout, so that how a batch is split cannot matter; and it is smooth,
     for with ReLU or max-pooling, training itself blows rounding errors up a thousandfold within a few epochs.

@@ -1,6 +1,6 @@
-"""Data of the workloads' shapes for those who have no files at hand, the same each time.
+"""Generated data of the workloads' shapes, the same each time, for users without files.
 
-It is for trying things out and for measuring times; what a model reaches on it says nothing of real data.
+It is for trying things out and for measuring times; a model's accuracy on it says nothing about real data.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ _PATCH = 8  # pixels, both ways
 _SPARSE = (20_000, 4_000)
 _FEATURES = 4_000
 _PER_SAMPLE = 60  # features that are drawn, on average
-_FLATTENED = 100  # ranks: the law as Mandelbrot has it, without features that are in every sample
-_NOISE = 0.3  # against margins of unit variance
+_FLATTENED = 100  # ranks, Mandelbrot's term in the law, without which features would be in every sample
+_NOISE = 0.3  # standard deviation of the noise, against margins of unit variance
 
 
 def images() -> ImageSet:
-    """Images of CIFAR-10's shape and classes: a pattern of coloured patches for each class, in noise."""
+    """Make images of CIFAR-10's shape and classes: a pattern of coloured patches for each class, in noise."""
     generator = np.random.default_rng(_SEED)
     train, test = _IMAGES
     channels, height, width = CIFAR10_SHAPE
@@ -33,9 +33,9 @@ def images() -> ImageSet:
 
 
 def sparse() -> tuple[SparseSet, SparseSet]:
-    """Training and test samples with features that are there (1) or not, as the words of URLs are.
+    """Make training and test samples with binary features, like the words of URLs.
 
-    How often a feature occurs follows the law of Zipf and Mandelbrot. The labels are those of a random linear
+    The features' frequencies follow the law of Zipf and Mandelbrot. The labels are those of a random linear
     model, with noise.
     """
     generator = np.random.default_rng(_SEED)

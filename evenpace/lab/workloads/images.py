@@ -1,7 +1,7 @@
 """CifarNet and ResNet-32 on CIFAR-10, or on images of its shape.
 
-Both train by SGD with momentum at a constant learning rate, without the sources' crops and flips: which
-samples make up an iteration, and what they look like, then depends on the seed alone.
+Both train by SGD with momentum at a constant learning rate, without the sources' crops and flips, so that the
+samples of an iteration and their pixels depend on the seed alone.
 """
 
 import argparse
@@ -19,22 +19,22 @@ _MOMENTUM = 0.9
 
 
 def train_cifarnet() -> None:
-    """What `examples/train_cifarnet.py` runs."""
+    """Run `examples/train_cifarnet.py`."""
     common.run(cifarnet_parser(), make_cifarnet)
 
 
 def train_resnet32() -> None:
-    """What `examples/train_resnet32.py` runs."""
+    """Run `examples/train_resnet32.py`."""
     common.run(resnet32_parser(), make_resnet32)
 
 
 def cifarnet_parser() -> argparse.ArgumentParser:
-    """The options of CifarNet."""
+    """Make the parser of CifarNet's options."""
     return _parser("CifarNet, a small CNN, on CIFAR-10.", lr=0.01)
 
 
 def resnet32_parser() -> argparse.ArgumentParser:
-    """The options of ResNet-32."""
+    """Make the parser of ResNet-32's options."""
     options = _parser("ResNet-32 on CIFAR-10.", lr=0.1)
     options.add_argument(
         "--norm",
@@ -47,10 +47,10 @@ def resnet32_parser() -> argparse.ArgumentParser:
 
 
 def make_cifarnet(options: argparse.Namespace) -> common.Workload:
-    """CifarNet on the data that the options name.
+    """Make CifarNet on the data that the options name.
 
     Raises:
-        DataError: The data cannot be had.
+        DataError: The data cannot be read.
     """
     data = _load(options.data)
     torch.manual_seed(options.seed)
@@ -58,10 +58,10 @@ def make_cifarnet(options: argparse.Namespace) -> common.Workload:
 
 
 def make_resnet32(options: argparse.Namespace) -> common.Workload:
-    """ResNet-32 on the data that the options name.
+    """Make ResNet-32 on the data that the options name.
 
     Raises:
-        DataError: The data cannot be had.
+        DataError: The data cannot be read.
     """
     data = _load(options.data)
     torch.manual_seed(options.seed)
@@ -92,7 +92,7 @@ def _load(spec: str) -> ImageSet:
 def image_workload(
     name: str, data: ImageSet, model: nn.Module, options: argparse.Namespace
 ) -> common.Workload:
-    """A network that classifies images, trained by SGD with momentum as the options say.
+    """Make the workload of a network that classifies images, trained by SGD with momentum as the options say.
 
     Raises:
         DataError: There are fewer images than the options ask for.

@@ -22,7 +22,7 @@ _SPLIT_SEED = 0
 
 
 class SparseDataset(Dataset[Row]):
-    """A `SparseSet` to train on: an item is one sample's columns, values and label."""
+    """Data set of a `SparseSet`: an item is one sample's columns, values and label."""
 
     def __init__(self, data: SparseSet) -> None:
         self._data = data
@@ -37,7 +37,7 @@ class SparseDataset(Dataset[Row]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
-        """Many items at once: a call for each would cost more than a sample's gradient does."""
+        """Return many items at once: a call for each would cost more than a sample's gradient does."""
         columns, values = self._data.columns, self._data.values
         offsets, labels = self._offsets, self._labels
         return [
@@ -47,7 +47,7 @@ class SparseDataset(Dataset[Row]):
 
 
 def collate(samples: list[Row]) -> tuple[SparseRows, torch.Tensor]:
-    """A batch: the samples as sparse rows, and their labels (samples,)."""
+    """Make a batch: the samples as sparse rows, and their labels (samples,)."""
     columns, values, labels = zip(*samples, strict=True)
     offsets = np.cumsum([0, *map(len, columns)])
     rows = SparseRows(*map(torch.from_numpy, (np.concatenate(columns), np.concatenate(values), offsets)))
@@ -55,17 +55,17 @@ def collate(samples: list[Row]) -> tuple[SparseRows, torch.Tensor]:
 
 
 def train_svm() -> None:
-    """What `examples/train_svm.py` runs."""
+    """Run `examples/train_svm.py`."""
     common.run(parser("A linear support vector machine, trained by SGD on the hinge loss."), make_svm)
 
 
 def train_logistic_regression() -> None:
-    """What `examples/train_logistic_regression.py` runs."""
+    """Run `examples/train_logistic_regression.py`."""
     common.run(parser("Logistic regression with two classes, trained by SGD."), make_logistic_regression)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options of both."""
+    """Make the parser of the options of both workloads."""
     options = common.options_parser(
         description,
         data="generated (sparse features by Zipf's law), or svmlight:FILE (plain, .gz or .bz2)",
@@ -83,20 +83,20 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def make_svm(options: argparse.Namespace) -> common.Workload:
-    """A linear SVM; see `_make`."""
+    """Make a linear SVM on the data that the options name; raise DataError if it cannot be read."""
     return _make("svm", hinge_loss, options)
 
 
 def make_logistic_regression(options: argparse.Namespace) -> common.Workload:
-    """Logistic regression; see `_make`."""
+    """Make a logistic regression, as `make_svm` does."""
     return _make("logistic regression", logistic_loss, options)
 
 
 def _make(name: str, loss: Loss, options: argparse.Namespace) -> common.Workload:
-    """The workload that the options ask for; its weights begin at 0, so that no seed matters.
+    """Make the workload that the options ask for; its weights begin at 0, so that no seed matters.
 
     Raises:
-        DataError: The data cannot be had.
+        DataError: The data cannot be read.
     """
     train, test = _load(options.data, options.test_data)
     model = SparseLinear(train.features)
@@ -129,7 +129,7 @@ def _load(spec: str, test_spec: str | None) -> tuple[SparseSet, SparseSet]:
 
 
 def split(whole: SparseSet, spec: str) -> tuple[SparseSet, SparseSet]:
-    """Keep a random part, the same for every worker, for the test: files may be sorted by label or by day.
+    """Split off a random part, the same for every worker, for the test: files may be sorted by label or day.
 
     Raises:
         DataError: There is one sample only.

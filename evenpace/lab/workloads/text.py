@@ -1,4 +1,4 @@
-"""A small transformer that learns to predict a text's next byte."""
+"""Workload of a small transformer that learns to predict a text's next byte."""
 
 import argparse
 import importlib
@@ -18,11 +18,11 @@ _TEST_SHARE = 0.1  # of the text: its end
 
 
 class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A text cut into pieces: an item is `context` bytes, and for each of them the byte that follows.
+    """Text cut into pieces: an item is `context` bytes, and for each of them the byte that follows.
 
     Args:
-        text: (bytes,).
-        context: Bytes of a piece; what is left over at the end is not used.
+        text: The text, uint8, (bytes,).
+        context: Bytes of a piece; a shorter rest at the end is not used.
     """
 
     def __init__(self, text: NDArray[np.uint8], context: int) -> None:
@@ -41,12 +41,12 @@ class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def train_transformer() -> None:
-    """What `examples/train_transformer.py` runs."""
+    """Run `examples/train_transformer.py`."""
     common.run(parser(), make_transformer)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the transformer."""
+    """Make the parser of the transformer's options."""
     options = common.options_parser(
         "A small transformer that learns to predict a text's next byte.",
         data="python-docs (the language's reference, as it comes with Python), or text:PATH (a file, or a "
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def make_transformer(options: argparse.Namespace) -> common.Workload:
-    """The transformer on the text that the options name, trained by AdamW.
+    """Make the transformer on the text that the options name, trained by AdamW.
 
     Raises:
         DataError: The text cannot be had, or is too short; or the sizes do not fit each other.
@@ -95,7 +95,7 @@ def make_transformer(options: argparse.Namespace) -> common.Workload:
 
 
 def byte_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy in nats; logits (samples, length, 256), targets (samples, length)."""
+    """Return the mean cross-entropy in nats; logits (samples, length, 256), targets (samples, length)."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

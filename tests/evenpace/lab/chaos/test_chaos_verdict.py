@@ -794,11 +794,11 @@ def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, mo
     run = faultless.copied(tmp_path, ("kill", "freeze-until-out"))
     asked = []
 
-    def standing(cluster, name):
+    def member_state(cluster, name):
         asked.append(name)
         return "silent" if name == "w1" and asked.count(name) > 1 else "working"
 
-    monkeypatch.setattr(ChaosCluster, "standing", standing)
+    monkeypatch.setattr(ChaosCluster, "member_state", member_state)
     run.under_faults(*(kill(number, f"w{number - 1}", kind="freeze-until-out") for number in (1, 2)))
     outcome = run.judged()
     assert outcome.violations == ["fault 1, freeze-until-out of w0, did not fire"]
@@ -810,7 +810,7 @@ def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, mo
 def test_who_is_not_in_is_not_frozen_until_out_nor_impersonated(faultless, tmp_path, monkeypatch):
     """A worker that has yet to join could be told out at once, and a second one would be let in."""
     monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(ChaosCluster, "standing", lambda cluster, name: "away")
+    monkeypatch.setattr(ChaosCluster, "member_state", lambda cluster, name: "away")
     kinds = ("freeze-until-out", "impostor")
     run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, kinds)
     run.under_faults(*(kill(number, kind=kind) for number, kind in enumerate(kinds)))

@@ -17,16 +17,16 @@ def record(iteration, *parts):
     return {"iteration": iteration, "total": sum(size for size, _ in parts), "workers": workers}
 
 
-def course(*times):
+def trajectory(*times):
     """Iterations with these times, (workers,) each, and batches of 10 for every worker."""
-    return equilibrium.course(
+    return equilibrium.trajectory(
         [record(i, *((10, seconds) for seconds in row)) for i, row in enumerate(times)], 10 * len(times[0])
     )
 
 
 def test_smaller_batches_are_left_out():
     """The last batch of an epoch is of another size, and so are its times."""
-    shown = equilibrium.course(
+    shown = equilibrium.trajectory(
         [record(0, (6, 1), (4, 2)), record(1, (2, 9), (1, 9)), record(2, (5, 3), (5, 4))], 10
     )
 
@@ -34,12 +34,12 @@ def test_smaller_batches_are_left_out():
     assert shown.batch_sizes.tolist() == [[6, 4], [5, 5]]
     assert shown.times.tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match="no iteration has a batch of 99"):
-        equilibrium.course([record(0, (1, 1))], 99)
+        equilibrium.trajectory([record(0, (1, 1))], 99)
 
 
 def test_equal_times_are_reached_once_a_whole_window_shows_them():
     """One slow iteration in a window of three does not count; unequal ones do until they are outnumbered."""
-    shown = course((1, 3), (1, 3), (2, 2), (2, 9), (2, 2))
+    shown = trajectory((1, 3), (1, 3), (2, 2), (2, 9), (2, 2))
     found = equilibrium.phase(shown, 3, 0.1)
 
     assert found.reached == 5
@@ -50,16 +50,16 @@ def test_equal_times_are_reached_once_a_whole_window_shows_them():
 
 def test_times_that_stay_unequal_never_reach_it():
     """The imbalance says by how much: the longest of 1 and 3 is half as much again as their mean."""
-    found = equilibrium.phase(course((1, 3), (1, 3), (1, 3)), 2, 0.4)
+    found = equilibrium.phase(trajectory((1, 3), (1, 3), (1, 3)), 2, 0.4)
 
     assert found.reached is None
     assert found.imbalance == 1.5
-    assert equilibrium.phase(course((1, 3), (1, 3)), 2, 0.5).reached == 2
+    assert equilibrium.phase(trajectory((1, 3), (1, 3)), 2, 0.5).reached == 2
 
 
 def test_a_change_shows_in_the_iterations_beside_it():
     """From 2 s before it to 6 s after it; what happens later does not count."""
-    shown = course((9, 1), (2, 1), (2, 1), (6, 1), (6, 1), (2, 1))
+    shown = trajectory((9, 1), (2, 1), (2, 1), (6, 1), (6, 1), (2, 1))
 
     assert equilibrium.slowdown(shown.part(0, 3), shown.part(3), "w0", 2) == 3
     assert equilibrium.slowdown(shown.part(0, 3), shown.part(3), "w1", 2) == 1
