@@ -1,4 +1,4 @@
-"""The command line. It reads options, and leaves the work to the modules that it names."""
+"""The command line of evenpace, which reads options and leaves the work to the modules that it names."""
 
 import os
 import signal
@@ -16,7 +16,6 @@ from evenpace.cli.dashboard import dashboard
 from evenpace.cli.demo import demo
 from evenpace.cli.doctor import doctor
 from evenpace.cli.experiment import experiment
-from evenpace.cli.figures import fig6, fig7, fig8
 from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
@@ -28,6 +27,7 @@ from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.trace import trace
+from evenpace.cli.unequal_figures import fig6, fig7, fig8
 from idl.errors import EvenpaceError
 
 _EXTRAS = {
@@ -35,14 +35,14 @@ _EXTRAS = {
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
     **dict.fromkeys(("demo", "bench", "trace", "experiment", "chaos"), "lab"),
 }
-"""What commands need that a worker's installation has not, as extras of pyproject.toml."""
+"""Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
 
 class _Group(click.Group):
-    """Turns our own errors into one clear line and status 1."""
+    """Command group that turns our own errors into one clear line and status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command, and print one line about an error of ours."""
         try:
             return super().invoke(ctx)
         except EvenpaceError as error:

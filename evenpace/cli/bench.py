@@ -203,7 +203,7 @@ def _schedule(texts: tuple[str, ...]) -> tuple[Change, ...]:
     """Read the values of `--change`.
 
     Raises:
-        ValueError: One is not of that form.
+        ValueError: A value is not of the form that the option's help gives.
     """
     if texts == ("none",):
         return ()

@@ -44,7 +44,7 @@ def dashboard(
             if own.token is not None:
                 raise ValueError("give --token-key or --token-file, not both")
             own = MintedCredentials.of(credentials, token_key)
-        job_of(own)  # a token that cannot be read is told now
+        job_of(own)  # a token that cannot be read is an error now, not at the first look
         own.check_target(config.manager)
         config = replace(config, credentials=own)
         config.check()

@@ -1,4 +1,4 @@
-"""`evenpace doctor`: looks over this machine and a cluster."""
+"""`evenpace doctor`: checks of this machine and of a cluster."""
 
 from dataclasses import replace
 

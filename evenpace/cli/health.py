@@ -1,4 +1,4 @@
-"""`evenpace health`: whether services answer, for health checks of containers and supervisors."""
+"""`evenpace health`: a call of services, for health checks of containers and supervisors."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def _call(
     timeout: float,
     credentials: Credentials | None,
 ) -> None:
-    """Ask for a job that there is not: to be told so is the sign of life, and costs the service nothing."""
+    """Call a service about a job that does not exist: its error shows that it runs, and costs it little."""
     from rpc.client import Client
 
     client = Client(
@@ -72,7 +72,7 @@ def _call(
     except (InvalidRequestError, NotMemberError):
         pass
     except UnauthorisedError:
-        if not client.connected:  # it was not the service that said so, but TLS
+        if not client.connected:  # the error is from TLS, not from the service
             raise
     finally:
         client.close()

@@ -1,4 +1,4 @@
-"""`evenpace job`: changes how a running job is run."""
+"""`evenpace job`: changes to a running job."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rpc.credentials import Credentials
 
 
 def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
-    """A command whose function is given a `ManagerClient`, and answers with what is to be printed."""
+    """Make a command of a function that takes a `ManagerClient`, and returns the text to be printed."""
 
     @click.option(
         "--manager",

@@ -1,4 +1,4 @@
-"""The options of all commands for what is logged, how, and where to."""
+"""Options of all commands for the log: its form, level and file."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def log_options(function: F) -> Callable[..., Any]:
-    """The options of the group; logging is set up before `function` is called."""
+    """Give the command group the options of the log, which is set up before `function` is called."""
 
     @click.option(
         "--log-format",
@@ -50,6 +50,6 @@ def log_options(function: F) -> Callable[..., Any]:
 
 
 def always_log(fields: Callable[[], Mapping[str, object]]) -> None:
-    """Have every line of this process say these fields; see `LogSetup.set_common_fields`."""
+    """Add fields to every line of this process's log, by `LogSetup.set_common_fields`."""
     setup: LogSetup = click.get_current_context().obj
     setup.set_common_fields(fields)

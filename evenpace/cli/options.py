@@ -1,4 +1,4 @@
-"""What several commands share: options, help, and how mistakes are told."""
+"""Options that several commands share, examples in help texts, and messages about mistakes."""
 
 import contextlib
 import functools
@@ -16,11 +16,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @contextlib.contextmanager
 def user_mistakes() -> Iterator[None]:
-    """Report what the user got wrong in one line, too; not for where a user's own code runs."""
+    """Turn errors by a user's mistake into `EvenpaceError`, of which one line is printed.
+
+    Not to be used around a user's own code, whose errors need their traceback.
+    """
     try:
         yield
     except ModuleNotFoundError:
-        raise  # the command line says what to install
+        raise  # the command group names the extra to install
     except (ValueError, OSError, ImportError) as error:
         raise EvenpaceError(str(error)) from error
 
@@ -36,7 +39,7 @@ def example(text: str) -> Callable[[F], F]:
 
 
 def json_path(function: F) -> F:
-    """The option for where a benchmark's figures go."""
+    """Add the option for the file of a benchmark's figures."""
     return click.option(
         "--json",
         "json_path",

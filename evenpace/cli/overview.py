@@ -1,4 +1,4 @@
-"""`evenpace status` and `evenpace top`: a manager's jobs, and who slows whom, once and live."""
+"""`evenpace status` and `evenpace top`: a manager's jobs and their stragglers, once and live."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evenpace.overview.feed import Feed, FollowedJob
 
 _TIMEOUT = 5.0  # seconds for each answer
-_CATCHING_UP = 10.0  # seconds of a long job's past that is waited for
+_CATCHING_UP = 10.0  # seconds in which a long job's past is read, at most
 _SUMMARY = (
     *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
     *("mode", "batch_size", "age"),
@@ -92,7 +92,7 @@ def top(
 
 
 def _look(client: "ManagerClient", job: str | None, manager: Address) -> "Feed":
-    """The jobs as they are, with their past, as far as it can be read in a few seconds."""
+    """Return the jobs as they are, with their past as far as it can be read in `_CATCHING_UP` seconds."""
     from evenpace.overview.feed import Feed
 
     feed = Feed(client, None if job is None else [job])
@@ -118,7 +118,7 @@ def _show(feed: "Feed", job: str | None) -> None:
 def _console() -> Any:
     from rich.console import Console
 
-    wide = None if sys.stdout.isatty() else 220  # for files and pipes
+    wide = None if sys.stdout.isatty() else 220  # columns, for files and pipes
     return Console(width=wide, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""How jobs and workers look on a terminal: values in, things to print out. It asks nobody."""
+"""Tables of jobs and workers for a terminal: values in, printable objects out. Nothing is fetched here."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ from evenpace.overview.figures import JobFigures, WorkerFigures
 _STATES = {"running": "green", "failed": "bold red", "recovering": "yellow", "paused": "yellow"}
 _VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
 _BARS = "▁▂▃▄▅▆▇█"
-_EVENTS = 10  # of `details`
-_WIDE = 130  # columns of a terminal, for all of the table of workers
-_LONGEST_NAME = 24
-_UNCUT = 0.97  # of the bars have their true height
-_BARS_KEPT = 400  # wider than terminals are
+_EVENTS = 10  # last events that `details` shows
+_WIDE = 130  # columns of a terminal from which on the table of workers is complete
+_LONGEST_NAME = 24  # characters
+_UNCUT = 0.97  # share of the bars that have their true height
+_BARS_KEPT = 400  # bars, more than a terminal has columns
 _UNKNOWN = "-"
-_GAP = 2  # between columns, as rich has it
+_GAP = 2  # characters between columns, as rich has it
 _JOB_COLUMNS = (
     *("job", "state", "iteration", "epoch", "members", "policy"),
     *("samples/s", "speedup", "saved", "stragglers"),
@@ -32,14 +32,14 @@ _LEFT_OUT = ("epoch", "policy", "members", "samples/s", "saved", "stragglers")  
 
 @dataclass(frozen=True)
 class Shown:
-    """A job as it was at a moment: what the functions below draw.
+    """Job at one moment, which the functions below draw.
 
     Attributes:
-        summary: The wire's `JobSummary`.
-        figures: With the workers that are to be seen.
-        behind: Iterations that the figures are without.
-        events: The wire's `Event`, oldest first.
-        durations: Of the last iterations, seconds.
+        summary: `JobSummary` of the wire.
+        figures: Figures of the job, with the workers to be shown.
+        behind: Number of iterations that the figures lack.
+        events: Last `Event`s of the wire, oldest first.
+        durations: Durations of the last iterations, in seconds.
     """
 
     summary: Any
@@ -50,14 +50,14 @@ class Shown:
 
 
 def shown(job: FollowedJob, limit: int | None = None) -> Shown:
-    """A job as it is now, with its slowest workers, as many as the limit says; None for all."""
+    """Return a job as it is now, with its `limit` slowest workers; None for all."""
     last = job.view.timeline(points=_BARS_KEPT, first=job.view.last - _BARS_KEPT + 1).durations
     figures = job.view.figures(job.states, limit)
     return Shown(job.summary, figures, job.behind, list(job.events), last)
 
 
 def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> Table:
-    """All jobs, a line for each; where the width is small, there are fewer columns."""
+    """Make a table of all jobs, a line for each, with as many columns as fit into `width` characters."""
     lines, styles = [], []
     for job in jobs:
         summary, figures = job.summary, job.figures
@@ -90,7 +90,7 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
 
 
 def details(job: Shown, width: int) -> RenderableType:
-    """One job with its workers and its last events."""
+    """Draw one job with its workers and its last events."""
     parts: list[RenderableType] = [*head(job), Text(), workers_table(job.figures.workers, width, wrap=True)]
     if job.events:
         parts += [Text(), *events(job, _EVENTS)]
@@ -98,7 +98,7 @@ def details(job: Shown, width: int) -> RenderableType:
 
 
 def head(job: Shown) -> list[Text]:
-    """A job's state and sums, in two lines."""
+    """Draw a job's state and sums, in two lines."""
     summary, figures = job.summary, job.figures
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
     if summary.reason:
@@ -125,9 +125,9 @@ def head(job: Shown) -> list[Text]:
 
 
 def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = False) -> Table:
-    """Workers in the order given; a line for each, unless long ones are to be wrapped.
+    """Make a table of workers in their order; a line for each, unless long ones are to be wrapped.
 
-    Where the width is small, there are fewer columns.
+    It has as many columns as fit into `width` characters.
     """
     table = _table()
     table.expand = True
@@ -159,7 +159,7 @@ def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = Fal
 
 
 def events(job: Shown, most: int) -> list[Text]:
-    """A job's last events, a line for each, oldest first."""
+    """Draw a job's last events, at most `most`, a line for each, oldest first."""
     return [
         Text.assemble(
             (time.strftime("%H:%M:%S ", time.localtime(one.at)), "dim"),
@@ -172,7 +172,7 @@ def events(job: Shown, most: int) -> list[Text]:
 
 
 def sparkline(durations: Sequence[float], width: int) -> Text:
-    """The last iterations' times as bars in a line, from 0; the few longest do not flatten the others."""
+    """Draw the last iterations' times as bars from 0; the few longest are cut, not to flatten the others."""
     durations = durations[-max(1, width) :]
     longest = max(durations, default=0.0)
     if not longest > 0:
@@ -185,12 +185,12 @@ def sparkline(durations: Sequence[float], width: int) -> Text:
 
 
 def state(name: str) -> Text:
-    """A job's state in its colour."""
+    """Draw a job's state in its colour."""
     return Text(name, style=_STATES.get(name, "dim"))
 
 
 def plain(text: str) -> str:
-    """A text of others' with nothing in it that moves a cursor."""
+    """Return a text from elsewhere without the characters that move a cursor."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
@@ -199,7 +199,7 @@ def _table() -> Table:
 
 
 def _that_fit(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
-    """The columns of jobs that a terminal has room for, and those that no table can be without."""
+    """Return the columns of jobs for which a terminal has room, and those that every table has."""
     widths = {
         title: max(len(title), *(line[title].cell_len for line in lines), 0) + _GAP for title in _JOB_COLUMNS
     }

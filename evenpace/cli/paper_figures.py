@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from evenpace.cli.experiment import fig9, fig11, table3
-from evenpace.cli.figures import fig6, fig8
 from evenpace.cli.options import example, user_mistakes
+from evenpace.cli.unequal_figures import fig6, fig8
 from idl.errors import EvenpaceError
 
 _SETTINGS = "settings.json"
@@ -21,10 +21,10 @@ _FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Part:
-    """An experiment that figures are drawn from.
+    """Experiment from which figures are drawn.
 
     Attributes:
-        command: A subcommand of `evenpace experiment`.
+        command: Subcommand of `evenpace experiment`.
         small: Its options by default: for minutes.
         full: Its options with --full: for an hour or more.
         result: Where its figures are, in its folder; empty if they go where --json says.
@@ -126,7 +126,7 @@ def paper_figures(full: bool, only: str, again: bool, changes: tuple[str, ...], 
 
 
 def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
-    """Run an experiment unless that was done, and note down what with and how it went."""
+    """Run an experiment unless that was done before, and write down its options and outcome."""
     from evenpace.reports.files import write_json
 
     part = PARTS[name]
@@ -155,7 +155,7 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
 
 
 def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settings: str) -> Path:
-    """The page of all that is complete, also from earlier."""
+    """Draw the page of all complete experiments, also earlier ones."""
     from evenpace.lab.experiments.paper_page import Outcome, write
 
     outcomes = {}
@@ -174,7 +174,7 @@ def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settin
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """What was noted down of an experiment that is complete; empty if there is none."""
+    """Return the options and the outcome of a complete experiment; empty if there is none."""
     try:
         notes: dict[str, Any] = json.loads((folder / _SETTINGS).read_text())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""The DataPartitionManager, for jobs whose workers each have a part of the data of their own."""
+"""`evenpace partitions`: the DataPartitionManager, for jobs whose workers hold parts of the data."""
 
 import click
 

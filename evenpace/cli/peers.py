@@ -1,4 +1,4 @@
-"""What commands share that listen to others or call them."""
+"""Options that commands share which serve or call others: addresses, TLS, tokens, the parent process."""
 
 import functools
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from rpc.limits import ServerLimits
 from rpc.server import Security
 
 MANAGER = "127.0.0.1:4300"
-"""Where a manager listens, and is looked for, unless it is said."""
+"""Default address of a manager, to listen on and to connect to."""
 
 _FILES = {"ca": CA_FILE, "certificate": CERTIFICATE_FILE, "key": KEY_FILE}
 
 
 def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every service, which get to the command as `security` and `limits`."""
+    """Add the options of every service, which the command takes as `security` and `limits`."""
 
     @_with_credentials("token")
     @configured(Security, "security")
@@ -35,12 +35,12 @@ def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_client(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of everything that calls services, which get to the command as `credentials`."""
+    """Add the options of every caller of services, which the command takes as `credentials`."""
     return _with_credentials()(function)
 
 
 def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of credentials, which get to the command as `credentials`: None if none is given."""
+    """Add the options of credentials, which the command takes as `credentials`: None if none is given."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @configured(Credentials, "credentials", without=without)
@@ -70,7 +70,7 @@ def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[
 
 
 def with_parent(function: F) -> F:
-    """The option that ties a process to the one that started it."""
+    """Add the option that ends a process with the one that started it."""
     return click.option(
         "--parent",
         type=int,
@@ -90,7 +90,7 @@ def _end_with_parent(context: click.Context, option: click.Parameter, parent: in
 
 
 def announce(address: Any) -> None:
-    """Say where a service listens, to whoever started it."""
+    """Print the address on which a service listens, for the process that started it."""
     from evenpace.processes import LISTENING
 
     click.echo(f"{LISTENING}{address}")

@@ -15,7 +15,7 @@ from evenpace.cli.settings import ADDRESS
 from rpc.address import Address
 from rpc.credentials import Credentials
 
-_LISTED = 50  # runs
+_LISTED = 50  # runs that are listed
 _ID = 8  # characters of a run's id: enough to tell it from others
 
 
@@ -86,7 +86,7 @@ def report(
 
 
 def _write(sources: Sequence[Any], out: Path | None, json_path: Path | None) -> Path:
-    """Write the page about one run, or about the second of two against the first; returns where it is."""
+    """Write the page about one run, or about the second of two against the first; return its path."""
     from evenpace.reports.files import write_json
     from evenpace.reports.run_page import write_run_page
     from evenpace.reports.two_runs import two_runs
@@ -113,7 +113,7 @@ def _write(sources: Sequence[Any], out: Path | None, json_path: Path | None) -> 
 
 
 def _gathered(source: Any) -> Any:
-    """Read a run through, and show how far it is."""
+    """Read all of a run, and show the progress."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -127,7 +127,7 @@ def _gathered(source: Any) -> Any:
 
 @contextlib.contextmanager
 def _opened(state: Path | None, manager: Address | None, credentials: Credentials | None) -> Iterator[Any]:
-    """The runs that there are, of a state or of a manager."""
+    """Yield the runs of a state folder or of a manager."""
     from evenpace.reports.run_list import LiveRuns, StoredRuns
 
     if state is not None:

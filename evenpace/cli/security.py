@@ -1,4 +1,4 @@
-"""`evenpace certs` and `evenpace token`: what a cluster's parts prove themselves with."""
+"""`evenpace certs` and `evenpace token`: certificates and tokens of a cluster's processes."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The parts of a cluster: manager, parameter server, worker."""
+"""Commands of a cluster's processes: manager, parameter server, worker."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from worker.config import SessionConfig
 
 
 def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give --sync ssp the staleness of the paper, unless there is one."""
+    """Give --sync ssp the paper's bound of staleness, unless one is given."""
 
     @functools.wraps(function)
     def command(**values: Any) -> Any:
@@ -127,7 +127,7 @@ def ps(
     torch.set_num_threads(threads)
     with user_mistakes():
         service = ParameterServerService(config)
-    optimizers.prepare()  # it would hold up everybody at the first job's opening
+    optimizers.prepare()  # at the first job's opening it would hold up all callers
     serve(service, listen, limits, security, announce, observing.shard(service))
 
 

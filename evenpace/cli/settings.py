@@ -1,4 +1,4 @@
-"""Make a command's options of a configuration's fields, and the configuration of the options' values.
+"""Options of commands, made of a configuration's fields, and configurations, made of the options' values.
 
 A field's description stands in the field itself; see `idl.settings`.
 """
@@ -55,9 +55,9 @@ def configured(
 
     Args:
         config: A dataclass.
-        into: The command's argument that gets the value.
-        without: Fields that get no option.
-        **defaults: The defaults of options, by their fields, where they are not those of the fields.
+        into: Argument of the command that takes the value.
+        without: Names of fields that get no option.
+        **defaults: Defaults of options, by field, where they differ from the fields' own.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,9 +79,9 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
 
     Args:
         config: A dataclass.
-        name: The field's.
-        default: In place of the field's own, in the field's unit; None for none.
-        text: The help, in place of the field's own.
+        name: Name of the field.
+        default: Default instead of the field's own, in the field's unit; None for none.
+        text: Help instead of the field's own.
     """
     setting = settings_of(config)[name]
     kind, several = _click_type(_types(config)[name], setting)
@@ -107,7 +107,7 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
 
 
 def _options(config: type, example: Any, without: Collection[str]) -> Iterator[tuple[type, str, Any]]:
-    """The configuration, name and default of each field that gets an option; see `_fields`."""
+    """Yield the configuration, name and default of each field that gets an option."""
     for field, setting, default in _fields(config, example, without):
         if setting is not None:
             yield config, field, default
@@ -116,7 +116,7 @@ def _options(config: type, example: Any, without: Collection[str]) -> Iterator[t
 
 
 def _built(config: type, example: Any, values: dict[str, Any], without: Collection[str]) -> Any:
-    """Take the options' values out of `values`, and make a configuration of them; see `_fields`."""
+    """Take the options' values out of `values`, and make a configuration of them."""
     chosen = {}
     for field, setting, default in _fields(config, example, without):
         if setting is None:
@@ -129,14 +129,14 @@ def _built(config: type, example: Any, values: dict[str, Any], without: Collecti
 def _fields(
     config: type, example: Any, without: Collection[str]
 ) -> Iterator[tuple[str, Setting | None, Any]]:
-    """The name, setting and default of fields that have an option, or are configurations with options.
+    """Yield the name, setting and default of fields that have an option or are configurations with options.
 
-    A field of the second kind comes without a setting.
+    A field that is a configuration comes with None as its setting.
 
     Args:
         config: A dataclass.
-        example: A configuration of that class that has the defaults; None: its fields have them.
-        without: Fields that are left out, by name.
+        example: Configuration of that class with the defaults; None for those of its fields.
+        without: Names of fields that are left out.
     """
     settings = settings_of(config)
     for field in fields(config):
@@ -151,7 +151,7 @@ def _fields(
 
 
 def _default(field: Field[Any]) -> Any:
-    """A field's default; MISSING if there is none, None if it is made for each value and no dataclass."""
+    """Return a field's default; MISSING without one, None for a factory's that is no dataclass."""
     if field.default_factory is MISSING:
         return field.default
     made = field.default_factory()
@@ -159,12 +159,12 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _parameter(name: str, setting: Setting) -> str:
-    """The name under which a field's option comes to the command."""
+    """Return the name of the command's argument for a field's option."""
     return (setting.name or name).replace("-", "_")
 
 
 def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
-    """The type of the option for a field with this annotation, and whether the option may be repeated."""
+    """Return the option's type for a field with this annotation, and whether it may be repeated."""
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in get_args(hint) if one is not types.NoneType)
     if setting.read is not None:
@@ -188,7 +188,7 @@ def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
 
 
 def _range(kind: type, setting: Setting) -> Any:
-    """The type of the option for a number."""
+    """Return the option's type for a number, with its bounds."""
     low = setting.above if setting.least is None else setting.least
     high = setting.below if setting.most is None else setting.most
     if high is not None and isinf(high):

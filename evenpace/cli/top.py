@@ -1,4 +1,4 @@
-"""`evenpace top`'s screen: a thread looks at the manager, the main one draws and listens to the keyboard."""
+"""Screen of `evenpace top`: a thread polls the manager, the main one draws and reads the keyboard."""
 
 import contextlib
 import logging
@@ -25,8 +25,8 @@ from idl.errors import EvenpaceError
 
 _TICK = 0.2  # seconds between looks at the keyboard, the terminal's size and what is new
 _CATCH_UP = 0.05  # seconds between looks at the manager while a long past is still to be read
-_EVENTS = 5
-_WORKERS = 500  # more than any terminal has lines
+_EVENTS = 5  # last events that are shown
+_WORKERS = 500  # workers, more than a terminal has lines
 _KEY = re.compile(rb"\x1b[\[O][A-Z]|.", re.DOTALL)  # an arrow is several bytes
 _KEYS = {
     b"q": "quit",
@@ -44,14 +44,14 @@ _KEYS = {
 
 
 def watch(console: Console, client: ManagerClient, job: str | None, manager: str, interval: float) -> None:
-    """Show it until q or Ctrl-C.
+    """Show the screen until q or Ctrl-C.
 
     Args:
-        console: On a terminal.
-        client: Of the manager.
-        job: The only one that is of interest; None for all.
-        manager: Its address, to be shown.
-        interval: Seconds between looks at it.
+        console: Console on a terminal.
+        client: Client of the manager.
+        job: Name of the job to show; None for all.
+        manager: Address of the manager, to be shown.
+        interval: Seconds between polls of the manager.
 
     Raises:
         EvenpaceError: The manager could not be reached the first time.
@@ -86,13 +86,13 @@ def watch(console: Console, client: ManagerClient, job: str | None, manager: str
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What was found at the last look.
+    """Result of the last poll.
 
     Attributes:
-        jobs: In the manager's order.
-        opened: The one to be shown with its workers, by name; None for the list.
-        lost: Why the manager could not be reached; empty if it could.
-        since: When it last could, in the monotonic clock's seconds.
+        jobs: Jobs in the manager's order.
+        opened: Name of the job to be shown with its workers; None for the list.
+        lost: Reason why the manager could not be reached; empty if it could.
+        since: When it was last reached, in the monotonic clock's seconds.
     """
 
     jobs: tuple[Shown, ...]
@@ -102,7 +102,7 @@ class _Seen:
 
 
 class _Watcher:
-    """Looks at the manager, in a thread of its own, as an answer may take long; the feed is for it alone."""
+    """Poller of the manager in a thread of its own, since an answer may take long; it alone uses the feed."""
 
     def __init__(self, feed: Feed, opened: str | None) -> None:
         self.seen = _Seen((), opened, "", time.monotonic())
@@ -116,7 +116,7 @@ class _Watcher:
         self._woken.set()
 
     def look(self) -> None:
-        """Look once.
+        """Poll the manager once.
 
         Raises:
             EvenpaceError: The manager cannot be reached.
@@ -125,7 +125,7 @@ class _Watcher:
         self._note("", time.monotonic())
 
     def run(self, interval: float) -> None:
-        """Look for ever."""
+        """Poll the manager for ever, at an interval in seconds."""
         while True:
             self._woken.wait(_CATCH_UP if self._feed.behind else interval)
             self._woken.clear()
@@ -156,7 +156,7 @@ def _draw(seen: _Seen, manager: str, chosen: str, width: int, height: int) -> Re
 
 
 def _all(seen: _Seen, chosen: str, width: int, lines: int) -> list[RenderableType]:
-    """The jobs, as many as fit below a line of titles; the chosen one is among them."""
+    """Draw as many jobs as fit below a line of titles; the chosen one is among them."""
     if seen.opened is not None:
         return [Text(f"no job {seen.opened!r} yet", style="dim")]
     room, cut = _fit(len(seen.jobs), lines - 1)
@@ -166,7 +166,7 @@ def _all(seen: _Seen, chosen: str, width: int, lines: int) -> list[RenderableTyp
 
 
 def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
-    """A job: its head, its iterations' times, its slowest workers, as many as fit, and its last events."""
+    """Draw a job: its head, its iterations' times, its slowest workers that fit, and its last events."""
     top = [*head(job), sparkline(job.durations, width), Text()]
     said = events(job, min(_EVENTS, max(0, lines - len(top) - 5)))
     bottom = [Text(), *said] if said else []
@@ -177,7 +177,7 @@ def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
 
 
 def _fit(count: int, lines: int) -> tuple[int, bool]:
-    """How many of so many fit into lines, and whether one of these must say that there are more."""
+    """Return how many of `count` items fit into lines, and whether a line must count the others."""
     return (count, False) if count <= lines else (max(1, lines - 1), True)
 
 
@@ -187,7 +187,7 @@ def _more(count: int, cut: bool) -> list[Text]:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """The keyboard, which says each key at once and shows none; None where the input is no terminal."""
+    """Yield the keyboard's descriptor, set to give each key at once without echo; None for no terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -201,7 +201,7 @@ def _keyboard() -> Iterator[int | None]:
 
 
 def _keys(keyboard: int | None, seconds: float) -> list[str]:
-    """What was asked for within so long."""
+    """Return the actions of the keys pressed within some seconds."""
     if keyboard is None:
         time.sleep(seconds)
         return []

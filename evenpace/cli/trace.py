@@ -1,4 +1,4 @@
-"""`evenpace trace`: makes traces of workers' speeds, on which `evenpace bench predictors` works."""
+"""`evenpace trace`: traces of workers' speeds, for `evenpace bench predictors`."""
 
 import contextlib
 import time
@@ -27,7 +27,7 @@ from worker.config import SessionConfig
 if TYPE_CHECKING:  # importing it takes a while
     from evenpace.observer import Observer
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5  # seconds between two looks at the job
 
 
 @click.group()
@@ -46,7 +46,7 @@ def _out(function: F) -> F:
 
 
 def _made(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of all traces that are made up."""
+    """Give a command the options of all generated traces."""
     options = (
         click.option("--iterations", type=int, default=2000, show_default=True),
         configured(Perturbation, "perturbation"),
@@ -169,7 +169,7 @@ def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: 
 
 
 def _follow(observer: "Observer", recorder: TraceRecorder, job: str, idle: float) -> tuple[int, str]:
-    """Record until the job ends; how many rows, and why it was the end.
+    """Record until the job ends; return the number of rows, and the reason of the end in words.
 
     Raises:
         EvenpaceError: The job was never seen.

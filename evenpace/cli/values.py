@@ -1,4 +1,4 @@
-"""Reads values that options take as text: numbers, and one value for each workload."""
+"""Readers of options' values that are text: numbers, and one value for each workload."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 def by_workload(
     option: str, values: Sequence[str], workloads: Sequence[str], read: Callable[[str], T]
 ) -> dict[str, T]:
-    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and goes before.
+    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails.
 
     Raises:
         ValueError: There is no such workload, or a value is not allowed.
@@ -31,10 +31,10 @@ def by_workload(
 
 
 def whole_number(text: str) -> int:
-    """A whole number from 0.
+    """Read a whole number from 0.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such number.
     """
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"{text!r}: must be a whole number from 0")
@@ -42,10 +42,10 @@ def whole_number(text: str) -> int:
 
 
 def positive_number(text: str) -> int:
-    """A whole number from 1.
+    """Read a whole number from 1.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such number.
     """
     number = whole_number(text)
     if not number:
@@ -54,10 +54,10 @@ def positive_number(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A number above 0 and up to 1.
+    """Read a number above 0 and up to 1.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such number.
     """
     try:
         number = float(text)

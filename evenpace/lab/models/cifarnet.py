@@ -12,7 +12,7 @@ _IMAGE_SIZE = 32  # pixels, both ways
 
 
 class CifarNet(nn.Sequential):
-    """CNN with two convolutions and three linear layers; images (samples, 3, 32, 32) in, (samples, classes) out."""
+    """CNN of five layers: images (samples, 3, 32, 32) to logits (samples, classes)."""
 
     def __init__(self, classes: int = 10) -> None:
         # TensorFlow's radius of 4 is a window of 9 channels; PyTorch divides alpha by it itself.

@@ -15,12 +15,12 @@ from evenpace.cli.settings import configured, option
 from evenpace.cli.values import by_workload, positive_number, share
 from evenpace.lab.experiments.config import CoordinationConfig, Cut, MigrationConfig
 
-_ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}  # until they learn no more on default data
-_OTHER_ITERATIONS = 150
+_ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}  # until accuracy stays level, on default data
+_OTHER_ITERATIONS = 150  # of the other workloads
 
 
 def _comparison_options(name: str, workloads: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that Figures 6 and 7 share."""
+    """Give a command the options that Figures 6 and 7 share."""
     options: list[Callable[[Any], Any]] = [
         click.option(
             "--workloads",
