@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Fixtures and options that several tests share."""
 
 import functools
 import os
@@ -68,7 +68,7 @@ def needs_network():
 
 @pytest.fixture
 def disk_calls(monkeypatch, tmp_path):
-    """What is asked of the disk within `tmp_path` from now on, in order; it is done all the same.
+    """Record the calls on the disk within `tmp_path` from now on, in order; they take effect as usual.
 
     A list of ("fsync", path), with the size that it has then if it is a file, ("replace", path, new path) and
     ("unlink", path).
@@ -156,7 +156,7 @@ def pusher(shard) -> Iterator[ShardWorker]:
 
 @pytest.fixture(scope="module")
 def time_to_close() -> Iterator[None]:
-    """However long this machine is held up, a manager's store that is closed has written what was put."""
+    """Give a manager's store enough time to write all that was put when it is closed, on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("batchsize_manager.storage.state_writer._CLOSE_SECONDS", 240.0)
         yield
@@ -204,13 +204,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_sessionfinish(session):
-    """With `--all-tools`, fail for what could have been installed."""
+    """Fail for tools that could have been installed, with `--all-tools`."""
     if _skips(session.config, wanted=True):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """With `--all-tools`, tell every skip, those of earlier runs too."""
+    """List every skip, those of earlier runs too, with `--all-tools`."""
     file = config.getoption("--all-tools")
     if file is None:
         return

@@ -15,7 +15,7 @@ class Double:
     number: float
 
     def run(self):
-        """See `predictors.Fit`."""
+        """Run the fit, as `predictors.Fit` describes."""
         return {"doubled": np.array([2 * self.number]), "process": np.array([os.getpid()])}
 
 
@@ -26,7 +26,7 @@ class Sum:
     arrays: list[np.ndarray]
 
     def run(self):
-        """See `predictors.Fit`."""
+        """Run the fit, as `predictors.Fit` describes."""
         return {"sum": np.array([sum(array.sum() for array in self.arrays)])}
 
 
@@ -35,7 +35,7 @@ class Refuse:
     """Cannot learn."""
 
     def run(self):
-        """See `predictors.Fit`."""
+        """Run the fit, as `predictors.Fit` describes."""
         raise ValueError("nothing to be learnt here")
 
 
@@ -44,7 +44,7 @@ class Die:
     """Takes its process with it."""
 
     def run(self):
-        """See `predictors.Fit`."""
+        """Run the fit, as `predictors.Fit` describes."""
         os._exit(3)
 
 
@@ -55,7 +55,7 @@ class Endless:
     started: str
 
     def run(self):
-        """See `predictors.Fit`."""
+        """Run the fit, as `predictors.Fit` describes."""
         with open(self.started, "w") as stream:
             stream.write(str(os.getpid()))
         while True:

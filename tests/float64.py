@@ -15,7 +15,7 @@ EPOCHS = 7  # of 8 iterations each, the last of them on a smaller batch
 
 
 def train_alone(optimizer_name, shares=(1.0,), weighted=True, epochs=EPOCHS):
-    """One process on the whole batches; or on parts of them, averaged by size or naively."""
+    """Train in one process on the whole batches, or on parts of them, averaged by size or naively."""
     inputs, labels = script.make_data()
     model = script.make_model()
     optimizer = script.make_optimizer(optimizer_name, model)

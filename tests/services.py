@@ -83,7 +83,7 @@ class RestartableService(Process):
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Return the address on which it listens."""
         return self._own
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ def _our_ports() -> tuple[Iterator[int], socket.socket]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether somebody else's child has, waited for or not."""
+    """Return whether another process's child has ended, waited for or not."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -148,7 +148,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def is_frozen(popen: "subprocess.Popen[Any]") -> bool:
-    """Whether a process, which must not have ended, has stopped itself; see `scripts/freeze_and_run.py`."""
+    """Return whether a process has stopped itself by `scripts/freeze_and_run.py`; it must not have ended."""
     assert popen.poll() is None
     return bool(psutil.Process(popen.pid).status() == psutil.STATUS_STOPPED)
 
@@ -300,7 +300,7 @@ class ShardWorker:
         return (np.arange(self.elements) % 7 + self.version).astype(np.float32)
 
     def push_request(self, start: int = 0, count: int = 8, total: int = 8) -> Any:
-        """For a slice of the batch of the version that is next."""
+        """Make the push request for a slice of the next version's batch."""
         assignment = idl.common.Assignment(self.version, 0, start, count, total)
         return idl.parameter_server.PushRequest(self.identity, assignment)
 
@@ -343,7 +343,7 @@ def send_back(session: Any, manager: Address, iteration: int) -> None:
 
 
 def join_request(identity: Any, **changes: Any) -> Any:
-    """What `MemberWorker` asks for, with other fields of the job or the bounds where given."""
+    """Make the join request of `MemberWorker`, with other fields of the job or the bounds where given."""
     job = {"dataset_size": MemberWorker.DATASET, "total_batch_size": MemberWorker.BATCH, "seed": 1}
     bounds = {"minimum": 1, "maximum": 10**6, "granularity": 1}
     job |= {name: value for name, value in changes.items() if name not in bounds}
@@ -356,7 +356,7 @@ def join_request(identity: Any, **changes: Any) -> Any:
 
 
 def open_request(identity: Any, elements: int, **changes: Any) -> Any:
-    """What `ShardWorker` asks for, with other fields where given."""
+    """Make the open request of `ShardWorker`, with other fields where given."""
     group = idl.parameter_server.ParameterGroup(elements, {"lr": 1.0})
     fields = {"identity": identity, "dtype": "float32", "optimizer": "sgd", "groups": [group]}
     return idl.parameter_server.OpenRequest(**fields | changes)
@@ -410,7 +410,7 @@ class Raw:
         return self.read(codec.LENGTH.unpack(word)[0]) if len(word) == 4 else None
 
     def is_closed(self) -> bool:
-        """Whether the server ends the connection without another word."""
+        """Return whether the server ends the connection without sending anything."""
         return self.read(1) == b""
 
 

@@ -64,7 +64,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_nothing_leads_into_the_lab_but_the_command_line():
-    """What services, pages and workers need is not in it."""
+    """The lab has nothing that services, pages and workers need."""
     entrances = (Path("evenpace/lab"), Path("evenpace/cli"))
     wrong = {
         f"{path.relative_to(ROOT)}: {name}"

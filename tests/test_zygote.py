@@ -34,7 +34,7 @@ def test_what_is_forked_says_and_ends_with_the_same(tmp_path, arguments):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_what_is_forked_is_a_child_of_its_own(tmp_path, number, status):
-    """It has the folder, session and parent that it was to have, and ends by its own signals."""
+    """A forked process has the folder, session and parent asked for, and ends by its own signals."""
     arguments = [*COMMAND, "manager", "--listen", "127.0.0.1:0", "--parent", str(os.getpid())]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=tmp_path, start_new_session=True) as popen:
         assert popen.stdout.readline().decode().startswith(LISTENING)
@@ -59,7 +59,7 @@ def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
 
 
 def test_other_commands_are_executed():
-    """What is no module of ours gets an interpreter of its own."""
+    """A command that is no module of ours gets an interpreter of its own."""
     said = "import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -187,7 +187,7 @@ _PARAMETERS = _code.co_varnames[2 : _code.co_argcount]
 
 
 def _is_plain(given: Mapping[str, Any]) -> bool:
-    """Whether a process is to have nothing that the zygote cannot give it."""
+    """Return whether a process is to have nothing that the zygote cannot give it."""
     unusual = ("executable", "preexec_fn", "shell", "pass_fds")
     return not any(given[name] for name in unusual) and (given["cwd"] is None or os.path.isdir(given["cwd"]))
 
@@ -202,7 +202,7 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _command(args: Any) -> tuple[str | None, list[str]] | None:
-    """What a command line is that runs one of `MODULES`; None for any other.
+    """Parse a command line that runs one of `MODULES`; None for any other.
 
     Returns:
         The file of the network namespace that it is to run in, if any; the module and its arguments.

@@ -1,4 +1,4 @@
-"""What the tests with containers need: an engine, without which they skip."""
+"""Fixture of the tests with containers: an engine, without which they skip."""
 
 import pytest
 

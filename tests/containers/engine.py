@@ -36,7 +36,7 @@ print(digest.hexdigest())
 
 
 def docker(*arguments: str, timeout: float = 240.0) -> str:
-    """What a command of Docker's prints; its errors are ours."""
+    """Run a command of Docker's, and return its output; its failure is an error of the test."""
     done = subprocess.run(
         ["docker", *arguments], capture_output=True, text=True, check=False, timeout=timeout
     )
@@ -82,7 +82,7 @@ def compose_command() -> list[str] | None:
 
 
 def labelled(label: str) -> dict[str, list[str]]:
-    """What there is with a label: ids of containers, networks and volumes."""
+    """Return the ids of containers, networks and volumes with a label."""
     found = {
         kind: docker(
             kind, "ls", "--quiet", *(["--all"] if kind == "container" else []), "--filter", f"label={label}"
@@ -103,7 +103,7 @@ def remove(label: str) -> None:
 
 @dataclass(frozen=True)
 class Container:
-    """One container, which may have ended."""
+    """Container that runs or has ended."""
 
     id: str
     network: str
@@ -113,7 +113,7 @@ class Container:
         return json.loads(docker("inspect", "--format", "{{json ." + path + "}}", self.id))
 
     def run(self, *command: str) -> str:
-        """What a command in the container prints."""
+        """Run a command in the container, and return its output."""
         return docker("exec", self.id, *command)
 
     def logs(self) -> str:
@@ -133,7 +133,7 @@ class Container:
         return int(docker("wait", self.id, timeout=seconds))
 
     def address(self, port: int) -> Address:
-        """Where this machine reaches a port of it."""
+        """Return the address at which this machine reaches a port of it."""
         return Address(self.inspect("NetworkSettings.Networks")[self.network]["IPAddress"], port)
 
 

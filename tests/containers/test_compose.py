@@ -41,7 +41,7 @@ class Project:
 
     @property
     def label(self):
-        """What compose marks everything with that it makes."""
+        """Return the label that compose puts on everything it makes."""
         return f"com.docker.compose.project={self.name}"
 
     def containers(self, service):
@@ -56,7 +56,7 @@ class Project:
         return [container for name in names for container in self.containers(name)]
 
     def end_well(self):
-        """Whether no worker runs any more, and each has ended with status 0."""
+        """Return whether no worker runs any more, and each has ended with status 0."""
         states = [worker.inspect("State") for worker in self.workers()]
         return all(state["Status"] == "exited" and state["ExitCode"] == 0 for state in states)
 

@@ -42,5 +42,5 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
 
 
 def mean(rows, column):
-    """Of a column of a worker's rows: batch size, speed, predicted speed, usage."""
+    """Return the mean of a column of a worker's rows: batch size, speed, predicted speed, usage."""
     return sum(row[column] for row in rows) / len(rows)

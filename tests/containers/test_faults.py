@@ -1,4 +1,4 @@
-"""What happens to a job when a container goes: a worker's, the manager's, a shard's."""
+"""A job whose containers are killed: a worker's, the manager's, a shard's."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ OFTEN = ["--health-interval=1s", "--health-retries=1", "--health-start-period=0s
 
 
 def health(container):
-    """What the engine makes of the image's health check."""
+    """Return the engine's result of the image's health check."""
     return container.inspect("State.Health.Status")
 
 

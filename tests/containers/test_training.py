@@ -41,7 +41,7 @@ def test_uneven_containers_equal_one_process_on_the_big_batch(tmp_path, wait_unt
 
 
 def in_network_of(container, *command):
-    """What a command prints that sees a container's network as its own."""
+    """Run a command in a container's network, and return its output."""
     pid = str(container.inspect("State.Pid"))
     return subprocess.run(
         ["nsenter", "--target", pid, "--net", *command],
@@ -55,7 +55,7 @@ def in_network_of(container, *command):
 @pytest.mark.skipif(os.geteuid() != 0, reason="cutting a container's bandwidth needs root")
 @pytest.mark.skipif(not shutil.which("tc"), reason="cutting a container's bandwidth needs tc, of iproute2")
 def test_a_worker_with_little_bandwidth(tmp_path, wait_until):
-    """It gets fewer samples as its gradients take long, and the parameters are those of one process."""
+    """A slow link makes a worker's batches smaller, and the parameters are those of one process."""
     with Cluster(tmp_path / "out", workers=2) as cluster:
         workers = {"cut": cluster.start_worker("cut")}
         observer = cluster.observer()

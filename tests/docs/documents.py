@@ -65,7 +65,7 @@ _COMMENT = re.compile(r"<!-- run: (.*?)-->", re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """One block of code of a document.
+    """Block of code in a document.
 
     Attributes:
         path: The document.
@@ -85,16 +85,16 @@ class Block:
 
     @property
     def place(self) -> str:
-        """For messages, as in `docs/data.md:17`."""
+        """Return the block's place for messages, as in `docs/data.md:17`."""
         return f"{self.path.relative_to(ROOT)}:{self.line}"
 
     @property
     def runs(self) -> bool:
-        """Whether the tests run it."""
+        """Return whether the tests run the block."""
         return self.language in RUN and not {"skip", "file"} & set(self.directives)
 
     def tolerances(self) -> dict[str, float]:
-        """For `prints`: by word, how far a number after it may be from the document's, as a share of it."""
+        """Return the tolerances of `prints`: by word, that of the number after it, as a share of it."""
         share, _, words = self.directives.get("within", "0% after").partition("% after")
         return dict.fromkeys(words.split(), float(share) / 100)
 

@@ -20,7 +20,7 @@ _KEEP = "ip link set lo up && echo up && exec cat"  # cat ends when nobody is le
 
 @contextlib.contextmanager
 def own_network() -> Iterator[list[str]]:
-    """What to put before a command so that all ports of 127.0.0.0/8 are free for it.
+    """Return the command to put before another, so that all ports of 127.0.0.0/8 are free for that.
 
     That is a network namespace with nothing but a loopback device. Where none can be made, for lack of rights
     or of iproute2, it is the machine's own network, which one process at a time gets.

@@ -150,5 +150,5 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def without_styles(text: str) -> str:
-    """What was printed, without colours and moves of the cursor."""
+    """Return the printed text, without colours and moves of the cursor."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

@@ -61,7 +61,7 @@ def test_commands_parse(words):
 
 
 def test_options_in_the_text_exist():
-    """Whatever the documents call `--an-option` is one of some command of evenpace."""
+    """Each `--an-option` in the documents is an option of some command of evenpace."""
     commands, ours = [cli], {"--help"}
     while commands:
         command = commands.pop()
@@ -117,7 +117,7 @@ def test_each_block_says_what_it_is(path):
 
 
 def test_a_block_is_skipped_for_a_good_reason_only(capsys):
-    """What tests do not run says why, for a reason from a short list, and which test runs the like of it."""
+    """A block that tests do not run gives a reason from a short list, and a test that runs a similar one."""
     found = [block for path in DOCUMENTS for block in blocks(path) if block.language in RUN]
     skipped = [block for block in found if "skip" in block.directives]
     for block in skipped:

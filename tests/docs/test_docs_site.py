@@ -35,7 +35,7 @@ def site(tmp_path_factory):
 
 
 def text(page):
-    """What a reader sees of a page."""
+    """Return the text that a reader sees of a page."""
     return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
 
 

@@ -27,7 +27,7 @@ _SERVICE = re.compile(r"^ *evenpace (?:manager|ps|partitions)\b", re.MULTILINE)
 
 
 class Page:
-    """One document that is gone through.
+    """Document whose commands are run, block by block.
 
     Args:
         blocks: Of the document, in order.
@@ -200,7 +200,7 @@ def _is_shown(line: str, printed: str, tolerances: Mapping[str, float]) -> bool:
 
 
 def _furnish(folder: Path) -> None:
-    """What a document expects to find: the repository's files, a script of the user's, and the command."""
+    """Make what a document expects to find: the repository's files, a script of the user's, the command."""
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     example = (ROOT / "examples" / "train_digits_evenpace.py").read_text()

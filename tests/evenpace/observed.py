@@ -37,11 +37,11 @@ class Observed:
     popens: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     def log(self, name):
-        """What a part has logged so far."""
+        """Return the lines that a process has logged so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def metrics(self, name):
-        """Where a part's figures are, or None while it has not said so."""
+        """Return the address of a process's metrics; None before it has printed it."""
         found = re.search(r"metrics at https?://(\S+)/metrics", self.log(name))
         return found and found[1]
 

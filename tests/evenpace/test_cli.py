@@ -114,7 +114,7 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
     ],
 )
 def test_wrong_options_of_a_worker_are_named(tmp_path, arguments, message):
-    """What is wrong with an option is said in one line."""
+    """A wrong option is an error of one line that names it."""
     (tmp_path / "train.py").write_text("")
     done = python("-m", "evenpace", "worker", *arguments, cwd=tmp_path)
     assert done.returncode in (1, 2)
@@ -151,7 +151,7 @@ def test_three_lines_make_the_example_distributed():
 
 
 def test_the_ordinary_example_learns_as_much(tmp_path):
-    """It ends with about the accuracy that the page on clusters shows of two workers."""
+    """The example ends with about the accuracy that the page on clusters shows of two workers."""
     shown = re.search(r"^accuracy ([\d.]+)%$", (EXAMPLES.parent / "docs" / "cluster.md").read_text(), re.M)
     done = python(str(EXAMPLES / "train_digits.py"), cwd=tmp_path)
     accuracy = re.fullmatch(r"accuracy ([\d.]+)%\n", done.stdout)

@@ -14,7 +14,7 @@ SPIKES = 0.03  # of the iterations: twice as slow, once, and nothing announces i
 
 @dataclass(frozen=True)
 class Series:
-    """What happened: (iterations, workers) each.
+    """Measurements of a played job, (iterations, workers) each.
 
     Attributes:
         speeds: As measured.

@@ -24,7 +24,7 @@ Field = tuple[str, tuple[int, Any]]
 
 
 class Struct:
-    """What the compiler generates for a struct: a constructor, `read` and `write`."""
+    """Struct as the compiler generates it: a constructor, `read` and `write`."""
 
     thrift_spec: tuple
 

@@ -86,7 +86,7 @@ def services(workers, policy="even", **job):
 
 
 def slices_follow_each_other(parts, iteration):
-    """Whether the parts of one iteration cover its batch."""
+    """Return whether the parts of one iteration cover its batch."""
     _, start, total = SPEC.batch(iteration)
     position = start
     for part in sorted(parts, key=lambda part: part.start):

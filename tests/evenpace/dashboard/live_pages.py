@@ -48,7 +48,7 @@ class Page:
 
     @property
     def host(self) -> str:
-        """What a browser sends as `Host`."""
+        """Return the `Host` header that a browser sends."""
         return urlsplit(self.url).netloc
 
     def connect(self) -> http.client.HTTPConnection:
@@ -73,13 +73,13 @@ class Page:
             return answer.status, json.loads(data) if is_json else data.decode(), answer.headers
 
     def get(self, path: str) -> Any:
-        """What a good question is answered with."""
+        """Return the answer to a request, which must succeed."""
         status, value, _ = self.ask(path)
         assert status == 200, value
         return value
 
     def shows(self, job: str, iterations: int = 0) -> Any:
-        """What it tells of a job; None as long as it knows no such job, or fewer iterations of it."""
+        """Return the page's data of a job; None while it has no such job, or fewer iterations of it."""
         status, value, _ = self.ask(f"/api/jobs/{job}")
         return value if status == 200 and value["figures"]["iterations"] >= iterations else None
 
@@ -139,7 +139,7 @@ def _started(log: Path, *arguments: str) -> Process:
 
 
 def _page_of(process: Process) -> str:
-    """Where it says that its page is."""
+    """Return the address of its page, from its output."""
     line = process.popen.stdout.readline().decode()
     assert line.startswith(_PAGE), line + process.log.read_text()
     return line.removeprefix(_PAGE).strip()

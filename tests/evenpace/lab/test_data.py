@@ -230,7 +230,7 @@ def test_a_bad_gzip_file_is_named(tmp_path: Path, damage) -> None:
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch) -> None:
-    """What the file system refuses is a DataError too, with its reason."""
+    """A file that cannot be read is a DataError too, with the reason."""
     write(tmp_path, mnist_files())
 
     def refuse(path: Path) -> bytes:
@@ -281,7 +281,7 @@ def densified(data) -> np.ndarray:
     ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress)], ids=["", "gz", "bz2"]
 )
 def test_svmlight_files_are_read(tmp_path: Path, zero_based: bool, suffix: str, pack) -> None:
-    """What scikit-learn writes is read back, packed or not, counted from 0 or from 1."""
+    """Files that scikit-learn writes are read back, packed or not, counted from 0 or from 1."""
     dense, labels = dense_samples(30, 8)
     plain, path = tmp_path / "plain", tmp_path / f"data.svm{suffix}"
     dump_svmlight_file(dense, labels, str(plain), zero_based=zero_based)

@@ -56,7 +56,7 @@ def typical_speeds(run):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """What a whole demo of two epochs has printed, its summary and its report, and where they are."""
+    """Run a demo of two epochs; return its output, summary and report, and their folder."""
     folder = tmp_path_factory.mktemp("demo")
     command = demo(folder, "--epochs", "2", "--batch-size", "180")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1000)

@@ -17,7 +17,7 @@ from evenpace.lab.models.transformer import ByteTransformer
 
 
 def parameters(model):
-    """How many parameters a model has."""
+    """Return the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -40,7 +40,7 @@ def test_resnet32_has_the_published_size():
 
 
 def test_resnet32_halves_images_twice():
-    """Its last convolution sees 64 channels of 8 by 8 pixels, as in the paper's table."""
+    """The last convolution takes 64 channels of 8 by 8 pixels, as in the paper's table."""
     model = ResNet32()
     shapes = []
     model.features[-3].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
@@ -55,7 +55,7 @@ def test_resnet32_names_the_norms():
 
 
 def test_cifarnet_has_the_size_of_its_source():
-    """Its parameters are those of the five layers, counted by hand."""
+    """The number of parameters is that of the five layers, counted by hand."""
     layers = [(3 * 25 + 1) * 64, (64 * 25 + 1) * 64, (64 * 8 * 8 + 1) * 384, (384 + 1) * 192, (192 + 1) * 10]
     assert parameters(CifarNet()) == sum(layers) == 1_756_426
     assert CifarNet()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -76,7 +76,7 @@ def test_cifarnet_normalises_as_tensorflow_does():
 
 
 def test_the_transformer_has_the_size_of_its_layers():
-    """Its parameters are those of the embedding, which the output shares, the positions and the layers."""
+    """The parameters are those of the embedding, which the output shares, the positions and the layers."""
     width = 32
     attention = 4 * width * (width + 1)
     feed_forward = 4 * width * (width + 1) + width * (4 * width + 1)
@@ -162,7 +162,7 @@ def test_an_uneven_split_gives_the_whole_batchs_gradient(make, inputs):
 
 
 def test_batch_normalisation_makes_the_split_matter():
-    """What the documentation warns of: with batch norm, the same parts add up to something else."""
+    """With batch norm, the same parts add up to another gradient, as the documentation warns."""
     torch.manual_seed(1)
     model = ResNet32(norm="batch").double()
     whole = gradient(model, IMAGES, [])

@@ -38,7 +38,7 @@ def ours(pid):
 
 
 def send_seconds(net, place):
-    """How long a process in a place takes to send some data to the host; longer if somebody is held up."""
+    """Return the seconds that a process in a place takes to send data to the host; more on a busy machine."""
     received = []
 
     def receive(server):
@@ -127,7 +127,7 @@ def test_without_root_the_error_says_so(monkeypatch):
 
 
 def test_without_the_tools_the_error_says_what_to_install(monkeypatch):
-    """It names the tools that are missing."""
+    """The error names the tools that are missing."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nowhere")
 

@@ -363,7 +363,7 @@ def test_wrong_options_are_one_clear_line(tmp_path, usage_file):
 
 
 class Worker:
-    """One of a job's two workers: reports times and usage that follow from the iteration."""
+    """Worker, one of a job's two, that reports times and usage that follow from the iteration."""
 
     def __init__(self, address, name, job="job"):
         self.identity = idl.common.Identity(job, name, f"{name:0>32}".replace("w", "0"))
@@ -548,7 +548,7 @@ def test_a_job_that_stands_still_ends_the_recording(tmp_path, observed):
 
 
 def test_a_manager_that_goes_ends_the_recording(tmp_path, wait_until):
-    """What was recorded until then is kept, and the command says why it ends."""
+    """The rows recorded so far are kept, and the command gives the reason of its end."""
     out = tmp_path / "trace.csv"
     with manager_process("--workers", "2") as address:
         recording = live_process(address, out)

@@ -75,7 +75,7 @@ class Job:
 
 
 def train_alone(workload, options):
-    """One process on whole batches, in the job's order; the trained model's state."""
+    """Train in one process on whole batches, in the job's order; return the model's state."""
     spec = JobSpec(len(workload.train_set), options.batch_size, options.seed)
     iteration = 0
     while iteration < options.iterations:
@@ -157,7 +157,7 @@ RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
 
 @pytest.mark.slow
 def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_until):
-    """On real images the loss goes down, and only batch norm's running means differ between workers."""
+    """The loss on real images goes down, and only batch norm's running means differ between workers."""
     if not CIFAR10.is_dir():
         pytest.skip("needs the cifar10 files in ../shared/data/cifar10")
     images = tmp_path / "cifar10"
@@ -173,7 +173,7 @@ def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_unti
 
 @pytest.mark.slow
 def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
-    """On generated images the loss goes down, and both workers end with one model."""
+    """The loss on generated images goes down, and both workers end with one model."""
     job = Job(cluster, wait_until, tmp_path, "resnet32", "--norm", "group", *RESNET32)
     job.learned([0, 4, 8])
     job.equal()

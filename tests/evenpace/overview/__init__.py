@@ -1,1 +1,1 @@
-"""Tests of what is told of a job: stragglers, speed-ups, timelines."""
+"""Tests of a job's figures: stragglers, speed-ups, timelines."""

@@ -19,7 +19,7 @@ def iteration(
     predicted: Sequence[float] | None = None,
     attempt: int = 0,
 ) -> IterationRecord:
-    """One iteration; all wait for the slowest."""
+    """Play one iteration, in which all wait for the slowest."""
     slowest = float(max(times))
     names = names or [f"worker-{i}" for i in range(len(sizes))]
     nothing = [math.nan] * len(sizes)
@@ -59,5 +59,5 @@ def play(
 
 
 def seconds(iterations: Sequence[IterationRecord]) -> float:
-    """That they took."""
+    """Return the seconds that the iterations took."""
     return sum(one.duration for one in iterations)

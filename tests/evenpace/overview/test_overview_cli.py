@@ -53,7 +53,7 @@ def test_status_lists_the_jobs(busy):
 
 
 def test_status_of_a_job_shows_its_workers(busy):
-    """One job comes with its workers, why they are judged so, and what happened."""
+    """One job is shown with its workers, the reasons for their verdicts, and its events."""
     done = run("status", "first", "--manager", busy)
     assert done.exit_code == 0
     assert "one worker: nothing to balance" in done.output
@@ -158,7 +158,7 @@ class Terminal:
         os.write(self._end, keys)
 
     def read(self):
-        """Take what there is to read; whether it goes on."""
+        """Read its output so far; return whether it goes on."""
         for _ in range(50):
             if not select.select([self._end], [], [], 0.02)[0]:
                 break
@@ -172,13 +172,13 @@ class Terminal:
         return True
 
     def shows(self, text):
-        """Whether the last screen that was drawn, or is being drawn, has a text."""
+        """Return whether the last screen that was drawn, or is being drawn, has a text."""
         self.read()
         screens = self.raw[-_SCREENS:].decode(errors="replace").split("\x1b[H")
         return any(re.search(text, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen)) for screen in screens[-2:])
 
     def ends(self):
-        """Its exit status, once it has ended and all is read."""
+        """Wait until it has ended and all is read; return its exit status."""
         while self.read():
             pass
         return self._popen.wait(timeout=120)
@@ -201,7 +201,7 @@ def terminal(*arguments, **options):
 
 
 def test_top_without_a_terminal_shows_it_once(busy):
-    """It says so, and ends."""
+    """Without a terminal, `top` prints the jobs once and ends."""
     done = subprocess.run(
         [sys.executable, "-m", "evenpace", "top", "--manager", str(busy)],
         capture_output=True,
@@ -214,7 +214,7 @@ def test_top_without_a_terminal_shows_it_once(busy):
 
 
 def test_top_is_live_and_obeys_keys(busy, wait_until):
-    """It lists the jobs, shows the one that is chosen, follows it, goes back, and leaves a clean screen."""
+    """`top` lists the jobs, shows the chosen one, follows it, goes back, and leaves a clean screen."""
     with terminal("--manager", busy, "--interval", 0.1) as screen:
         wait_until(lambda: screen.shows(r"first +running +30"), "the list")
         screen.press(b"\x1b[B")
@@ -238,7 +238,7 @@ def test_top_is_live_and_obeys_keys(busy, wait_until):
 
 
 def test_top_fits_the_terminal_whatever_its_size(wait_until):
-    """What does not fit is counted, and another size is taken up."""
+    """Jobs that do not fit are counted, and a new size of the terminal is used."""
     with serving(manager_service()) as address:
         workers = [MemberWorker(address, f"job-{i:02}") for i in range(30)]
         with terminal("--manager", address, "--interval", 0.1, lines=20) as screen:
@@ -274,7 +274,7 @@ def test_top_outlives_its_manager(tmp_path, wait_until):
 
 
 def test_narrow_terminals_get_fewer_columns(busy, wait_until):
-    """In 60 columns nothing is cut off; what matters least is left out."""
+    """A terminal of 60 columns lacks the least important columns, and cuts nothing off."""
     with terminal("--manager", busy, "--interval", 0.1, columns=60) as screen:
         wait_until(lambda: screen.shows(r"first +running +30 .*1\.00×"), "the list")
         assert not screen.shows("…")

@@ -1,4 +1,4 @@
-"""What a manager tells those who look at its jobs, over real connections."""
+"""A manager's answers about its jobs, over real connections."""
 
 import uuid
 
@@ -16,7 +16,7 @@ from tests.services import MemberWorker, in_threads, join_request, manager_servi
 _wire = idl.batchsize_manager
 
 
-def test_a_job_is_told_of_from_its_beginning_to_its_end():
+def test_a_job_is_reported_from_its_beginning_to_its_end():
     """Summaries, members, events and records follow a job; what has ended is listed after what runs."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         assert client.jobs().jobs == []
@@ -54,7 +54,7 @@ def test_a_job_is_told_of_from_its_beginning_to_its_end():
         other.close()
 
 
-def test_who_waits_for_others_is_seen(wait_until):
+def test_a_worker_that_waits_for_others_is_seen(wait_until):
     """A member whose report is not answered yet is waiting, the other one works."""
     with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
         identities = [idl.common.Identity("pair", name, uuid.uuid4().hex) for name in ("early", "late")]
@@ -96,7 +96,7 @@ def test_long_answers_come_in_parts():
 
 
 def test_earlier_records_come_from_the_state(tmp_path):
-    """What a new start of the manager has only in its file is told as what it has in memory."""
+    """Records that a restarted manager has only in its file are answered like those in memory."""
     for iterations in (700, 3):
         with (
             serving(ManagerService(ManagerConfig(state=tmp_path))) as address,
@@ -115,7 +115,7 @@ def test_earlier_records_come_from_the_state(tmp_path):
 
 
 def test_records_are_those_that_the_job_keeps():
-    """What goes over the wire is what is in memory, to the last bit."""
+    """Records over the wire are those in memory, to the last bit."""
     service = manager_service()
     with serving(service) as address, ManagerClient(address) as client:
         worker = MemberWorker(address, "both")
@@ -128,7 +128,7 @@ def test_records_are_those_that_the_job_keeps():
 
 
 def test_a_token_of_all_jobs_opens_all_of_them(tmp_path):
-    """One of a single job shows that job alone; one of all jobs shows the list, too."""
+    """A token of a single job shows that job alone; one of all jobs shows the list, too."""
     key = tmp_path / "tokens.key"
     tokens.write_new_key(key, add=False)
 

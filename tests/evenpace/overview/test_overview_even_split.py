@@ -1,4 +1,4 @@
-"""What an even split would have taken: estimated from a balanced job, against what it takes when played."""
+"""Times with an even split: estimated from a balanced job, against those of the even split when played."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
 
 
 def test_of_an_even_split_nothing_is_saved():
-    """Where shares are even, but for what cannot be divided, the estimate is the measured duration itself."""
+    """The estimate is the measured duration itself where shares are even, to rounding."""
     view = JobView()
     view.add(played("even", [0.01, 0.02, 0.015], 5, 0.1, total=100))
     figures = view.figures()
@@ -92,8 +92,8 @@ def test_of_an_even_split_nothing_is_saved():
     assert figures.headline == "as fast as even"
 
 
-def test_a_bad_split_is_told_as_such():
-    """Where the slowest has been given most, it says so, and what was lost."""
+def test_a_bad_split_is_called_slower():
+    """The headline of a split that gives the slowest most says that, and the time lost."""
     view = JobView()
     splits = [([80, 20], [1.6, 0.2]), ([90, 10], [1.8, 0.1])]
     view.add(iteration(k, *splits[k >= 10]) for k in range(110))
@@ -104,7 +104,7 @@ def test_a_bad_split_is_told_as_such():
 
 
 def test_where_shares_never_vary_only_bounds_are_known():
-    """From one split alone time curves cannot be told: what is told is at least so much."""
+    """Time curves are unknown from one split alone, so the headline gives a bound."""
     view = JobView()
     view.add(iteration(k, [44, 316], [1.0, 1.0]) for k in range(50))
     figures = view.figures()
@@ -116,7 +116,7 @@ def test_where_shares_never_vary_only_bounds_are_known():
 
 @pytest.mark.parametrize(("noise", "within"), [(0.1, 0.05), (0.2, 0.08)])
 def test_noise_does_not_make_it_too_high(noise, within):
-    """With much noise and large fixed costs, estimates are as often too low as too high, by little."""
+    """Estimates with much noise and large fixed costs are as often too low as too high, by little."""
     slopes = [0.010, 0.014, 0.020, 0.030]
     errors = []
     for seed in range(5):
@@ -136,7 +136,7 @@ def test_noise_does_not_make_it_too_high(noise, within):
     st.sampled_from([0.0, 0.01]),
 )
 def test_no_more_is_claimed_than_is_true(policy, slopes, share, noise, slowed, spikes):
-    """Whatever the workers, their fixed costs, noise, hiccups and slow times: what is told at least holds."""
+    """The bound in the headline holds for any workers, fixed costs, noise, hiccups and slow times."""
     fixed = 64 * share / (1 - share)
     balanced = played(policy, slopes, fixed, noise, slowed, iterations=120, spikes=spikes)
     even = played("even", slopes, fixed, noise, slowed, iterations=120, spikes=spikes)
@@ -149,7 +149,7 @@ def test_no_more_is_claimed_than_is_true(policy, slopes, share, noise, slowed, s
     assert figures.saved_seconds <= truth + 3 * slack
 
 
-def test_whoever_has_no_sample_would_have_some():
+def test_a_worker_without_samples_would_have_some():
     """A worker that is given nothing any more counts in an even split, as fast as it was last."""
     view = JobView()
     view.add([iteration(0, [50, 50], [0.5, 5.0]), iteration(1, [100, 0], [1.0, 0.001])])
@@ -194,7 +194,7 @@ def test_gpus_that_were_measured_are_estimated_well():
     st.sampled_from([0.25, 8.0]),
 )
 def test_estimates_are_positive_and_know_no_unit(parts, scale):
-    """Whatever workers do, an estimate is above 0; in another unit of time it is the same."""
+    """An estimate is above 0 for any times, and the same in another unit of time."""
     views = []
     for factor in (1.0, scale):
         view = JobView()
@@ -216,7 +216,7 @@ def test_estimates_are_positive_and_know_no_unit(parts, scale):
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8), st.floats(0, 100))
 def test_more_samples_never_take_less(sizes, fixed):
-    """Who has less than an even share would have taken longer with it, and who has more, shorter."""
+    """A worker with less than an even share would take longer with it, and one with more, shorter."""
     sizes = np.array(sizes, dtype=float)
     times = np.ones(len(sizes))
     one = np.ones(len(sizes))

@@ -38,7 +38,7 @@ def test_a_job_is_followed_from_its_beginning_to_its_end():
         assert job.events[-1].text == "good left"
 
 
-def test_a_new_run_of_a_name_begins_anew():
+def test_a_new_run_of_a_name_replaces_the_earlier_one():
     """A job that has ended and is started again under its name has nothing of the earlier one."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         feed = Feed(client, ["again"])
@@ -52,7 +52,7 @@ def test_a_new_run_of_a_name_begins_anew():
 
 
 def test_an_earlier_run_of_a_name_is_not_taken_for_the_running_one():
-    """Where the manager lists a job and one that has ended under its name, the job that runs is followed."""
+    """The running job is followed where the manager also lists one that has ended under its name."""
     with serving(manager_service()) as address, ManagerClient(address) as client:
         for iterations in (7, 2):
             worker = MemberWorker(address, "again")
@@ -80,7 +80,7 @@ def test_only_the_jobs_asked_for_are_followed():
 
 
 def test_a_long_past_comes_in_pieces(tmp_path):
-    """Of a run that is in the manager's file only, all iterations come in, over as many polls as it takes."""
+    """All iterations of a run that is in the manager's file only come in, over several polls."""
     for name, iterations in (("long", 2500), ("short", 1)):
         with (
             serving(ManagerService(ManagerConfig(state=tmp_path))) as address,
@@ -114,7 +114,7 @@ def test_a_manager_that_is_away_leaves_what_was_known():
     client.close()
 
 
-def test_a_rewound_job_is_read_anew():
+def test_a_rewound_job_is_read_again():
     """After a rewind the view has the iterations of the later attempt, each of them once."""
     wire = idl.batchsize_manager
     with serving(manager_service()) as address, ManagerClient(address) as client:

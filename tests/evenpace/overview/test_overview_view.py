@@ -1,4 +1,4 @@
-"""A job's course: what is made of its iterations, whatever they are, and how much of them is kept."""
+"""Views of jobs: the figures of their iterations, whatever these are, and how many are kept."""
 
 import json
 from dataclasses import asdict
@@ -19,7 +19,7 @@ MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
 
 
 def viewed(iterations):
-    """A view of them."""
+    """Make a view of iterations."""
     view = JobView()
     view.add(iterations)
     return view
@@ -47,12 +47,12 @@ def noisy(per_sample, iterations, sizes=None, noise=0.1, factor=lambda worker, n
 
 
 def by_name(figures):
-    """The workers' figures."""
+    """Return the workers' figures by name."""
     return {one.worker: one for one in figures.workers}
 
 
 def test_a_chronic_straggler_is_named_with_its_reason():
-    """Who takes 2.5 times as long per sample as the others, always, is chronic, in spite of noise."""
+    """A worker that always takes 2.5 times as long per sample as the others is chronic, despite noise."""
     figures = viewed(noisy([0.01] * 5 + [0.025], 150)).figures()
     worst = figures.workers[0]
     assert (worst.worker, worst.verdict) == ("worker-5", "chronic")
@@ -70,7 +70,7 @@ def test_noise_makes_no_straggler():
 
 
 def test_a_passing_straggler_is_named_while_it_lasts():
-    """Who is slower than at its best for 12 iterations is passing, with what others take of its CPUs."""
+    """A worker slower than at its best for 12 iterations is passing; the text has its CPUs' share taken."""
 
     def slow(worker, number):
         return 1.8 if worker == 2 and 188 <= number < 200 else 1.0
@@ -94,8 +94,8 @@ def test_a_hiccup_is_no_verdict():
     assert viewed(slow).figures().verdicts["even"] == 4
 
 
-def test_who_takes_fewer_samples_is_not_slower_for_that():
-    """With fixed costs, samples cost more in a small batch; that makes nobody slower than at its best."""
+def test_a_worker_with_fewer_samples_is_not_slower_for_that():
+    """Samples cost more in a small batch with fixed costs; that makes no worker slower than at its best."""
     random = np.random.default_rng(4)
 
     def times(sizes):
@@ -107,14 +107,14 @@ def test_who_takes_fewer_samples_is_not_slower_for_that():
 
 
 def test_the_fastest_leads():
-    """Who is clearly faster than the others is the leader, and says by how much."""
+    """A worker clearly faster than the others is the leader, and its text says by how much."""
     one = by_name(viewed(noisy([0.01, 0.01, 0.005, 0.01], 50, noise=0.02)).figures())["worker-2"]
     assert one.verdict == "leader"
     assert one.verdict_text == "the fastest: 2.0 times as fast as the others' median"
 
 
-def test_what_the_balancer_did_is_told():
-    """A smaller batch is told with what it saves a straggler, a larger one with what it costs."""
+def test_the_text_says_what_the_balancer_did():
+    """The text of a smaller batch has the time it saves a straggler, that of a larger one its cost."""
     before = [iteration(k, [300, 60], [300 / 44, 60 / 316]) for k in range(5)]
     after = [iteration(k, [44, 316], [1.0, 1.0]) for k in range(5, 25)]
     figures = by_name(viewed(before + after).figures())
@@ -175,22 +175,22 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
 
 
 def test_workers_come_and_go():
-    """Who has left is gone, and then forgotten; who has come is compared over what it took part in."""
+    """A worker that left is gone, later dropped; one that joined is compared over its own iterations."""
     view = JobView()
     view.add(iteration(k, [10, 10], [1.0, 1.0], ["stays", "leaves"]) for k in range(50))
     view.add(iteration(50 + k, [10, 10], [1.0, 1.0], ["comes", "stays"]) for k in range(60))
     states = {one.worker: one.state for one in view.figures({"stays": "working", "comes": "away"}).workers}
     assert states == {"stays": "working", "comes": "away", "leaves": "gone"}
-    course = view.timeline(workers=["leaves", "comes", "nobody"]).workers
-    assert course["leaves"].batch_sizes == [10.0] * 50 + [None] * 60
-    assert course["comes"].speeds == [None] * 50 + [10.0] * 60
-    assert course["nobody"].batch_processing_times == [None] * 110
+    timeline = view.timeline(workers=["leaves", "comes", "nobody"]).workers
+    assert timeline["leaves"].batch_sizes == [10.0] * 50 + [None] * 60
+    assert timeline["comes"].speeds == [None] * 50 + [10.0] * 60
+    assert timeline["nobody"].batch_processing_times == [None] * 110
     view.add(iteration(110 + k, [10, 10], [1.0, 1.0], ["comes", "stays"]) for k in range(40))
     assert {one.worker for one in view.figures().workers} == {"stays", "comes"}
 
 
 def test_memory_is_bounded_where_many_come_and_go():
-    """Of three thousand workers over time, ten of which are there at once, most are forgotten."""
+    """Most of three thousand workers over time, ten of which are there at once, are dropped."""
     view = JobView()
     for k in range(3000):
         names = [f"w{k + i}" for i in range(10)]
@@ -200,8 +200,8 @@ def test_memory_is_bounded_where_many_come_and_go():
     assert len(view.figures().workers) == 109
 
 
-def test_a_long_course_is_thinned_and_its_sums_are_exact():
-    """Of 25,000 iterations at most 20,000 are kept, the last ones all; sums know of all of them."""
+def test_a_long_job_is_thinned_and_its_sums_are_exact():
+    """At most 20,000 of 25,000 iterations are kept, all the last ones among them; sums are over all."""
     view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(25_000))
     figures = view.figures()
     assert figures.iterations == 25_000
@@ -218,7 +218,7 @@ def test_a_long_course_is_thinned_and_its_sums_are_exact():
 
 
 def test_points_stay_where_they_are_while_a_job_goes_on():
-    """A plot that is drawn anew has the same points but for the last, until it has too many."""
+    """A plot that is drawn again has the same points but for the last, until it has too many."""
     view = viewed(iteration(k, [1, 1], [1.0, 1.0]) for k in range(1000))
     before = view.timeline().iterations
     view.add([iteration(1000, [1, 1], [1.0, 1.0])])
@@ -227,7 +227,7 @@ def test_points_stay_where_they_are_while_a_job_goes_on():
 
 
 def test_a_rewind_voids_what_was_done():
-    """What is done again replaces what was, and sums count it once."""
+    """Iterations that are done again replace the earlier ones, and sums count them once."""
     first = [iteration(k, [10, 30], [1.0, 1.0]) for k in range(100)]
     again = [iteration(k, [20, 20], [0.5, 0.5], attempt=1) for k in range(60, 80)]
     view, clean = viewed(first), viewed(first[:60])
@@ -277,12 +277,12 @@ def test_whatever_was_recorded_makes_values_that_json_has(records):
     for number, parts in records:
         names, sizes, times, cpu, predicted = zip(*parts, strict=True)
         view.add([iteration(number, sizes, times, names, cpu, predicted)])
-    figures, course = view.figures({"a": "working"}), view.timeline(workers=["a", "b"])
-    json.dumps([asdict(figures), asdict(course)], allow_nan=False)
+    figures, timeline = view.figures({"a": "working"}), view.timeline(workers=["a", "b"])
+    json.dumps([asdict(figures), asdict(timeline)], allow_nan=False)
     assert figures.speedup is None or figures.speedup > 0
     assert sum(figures.verdicts.values()) == len(figures.workers)
-    for lists in (course.durations, course.batch_sizes, course.workers["a"].speeds):
-        assert len(lists) == len(course.iterations)
+    for lists in (timeline.durations, timeline.batch_sizes, timeline.workers["a"].speeds):
+        assert len(lists) == len(timeline.iterations)
     for one in figures.workers:
         assert one.waiting_share is None or 0 <= one.waiting_share <= 1
         assert one.seconds_per_sample.median is None or (
@@ -302,7 +302,7 @@ values = st.lists(
 
 @given(values, st.floats(0, 1))
 def test_quantiles_are_those_of_numpy(array, share):
-    """Of each column, without NaN."""
+    """Quantiles are of each column, without NaN."""
     for column, found in zip(array.T, quantile(array, share), strict=True):
         known = column[~np.isnan(column)]
         if len(known):
@@ -313,7 +313,7 @@ def test_quantiles_are_those_of_numpy(array, share):
 
 @given(values)
 def test_others_are_all_but_oneself(array):
-    """For each value, the median of the row's others."""
+    """Each value gets the median of the others in its row."""
     found = others_median(array)
     for row, medians in zip(array, found, strict=True):
         for i, ours in enumerate(medians):

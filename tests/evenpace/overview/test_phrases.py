@@ -42,12 +42,12 @@ def test_times_have_the_unit_that_suits_them(value, text):
     ],
 )
 def test_speedups_are_honest(factor, text):
-    """What is slower is called so, and what cannot be told apart is the same."""
+    """A slower job is called so, and a difference too small to tell is called the same."""
     assert phrases.speedup(factor) == text
 
 
 def test_headlines():
-    """What there is to say, and no more."""
+    """The headline has the speed-up and the time saved, or why there is none."""
     assert phrases.headline(4, None, 0.0) == "no iteration is complete yet"
     one, nothing = phrases.Estimate(1.0, 1.0, 1.0), phrases.Estimate(0.0, 0.2, 0.3)
     assert phrases.headline(1, one, nothing) == "one worker: nothing to balance"
@@ -59,7 +59,7 @@ def test_headlines():
 
 
 def test_a_headline_says_no_more_than_is_known():
-    """What is not known well is told as at least so much, the side that is nearer to an even split."""
+    """A quantity not known well is given as a bound, the one nearer to an even split."""
     saved, lost = phrases.Estimate(90.0, 600.0, 900.0), phrases.Estimate(-900.0, -600.0, -90.0)
     wide = phrases.Estimate(1.3, 1.9, 2.6)
     assert phrases.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved so far"

@@ -20,7 +20,7 @@ BOUNDS = Bounds(1, 10**6, 1)
 
 
 def worker_names(count: int) -> list[str]:
-    """As in all these runs."""
+    """Return the workers' names in all these runs."""
     return [f"worker-{i}" for i in range(count)]
 
 

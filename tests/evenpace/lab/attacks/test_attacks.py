@@ -111,6 +111,6 @@ def test_lurkers_come_and_are_sent_away():
 
 @pytest.mark.parametrize(("changes", "message"), [({"seconds": 0}, "seconds 0"), ({"inputs": 0}, "inputs 0")])
 def test_bad_config(changes, message):
-    """What is out of range is named."""
+    """The error names the value that is out of range."""
     with pytest.raises(InvalidRequestError, match=message):
         HostileConfig(**{"seconds": 1, "inputs": None, "seed": 0} | changes)

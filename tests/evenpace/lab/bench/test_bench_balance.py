@@ -90,7 +90,7 @@ def test_clusters_name_their_workers_and_check_the_batch():
     st.randoms(use_true_random=False),
 )
 def test_best_split_against_brute_force(workers, random):
-    """Of all splits within the tables, none has a shorter longest time, steps and flat parts included."""
+    """No split within the tables has a shorter longest time, steps and flat parts included."""
     minima = [minimum for minimum, _ in workers]
     tables = [np.cumsum(np.array(steps, dtype=float) % 4) + steps[0] for _, steps in workers]
     ranges = [range(minimum, minimum + len(table)) for minimum, table in zip(minima, tables, strict=True)]

@@ -87,7 +87,7 @@ def test_measured_leaves_the_warm_up_out():
     [({"jobs": 0}, "jobs 0"), ({"generators": 9}, "at most the workers, 8"), ({"compute": -1}, "compute -1")],
 )
 def test_bad_config(changes, message):
-    """What is out of range is named."""
+    """The error names the value that is out of range."""
     with pytest.raises(InvalidRequestError, match=message):
         LoadConfig(**{"jobs": 1, "workers": 8, "seconds": 1, "generators": 1} | changes)
 

@@ -53,7 +53,7 @@ def failing(monkeypatch):
 
 
 def series(iterations, speeds, expected=None):
-    """One worker's, with usage that tells the iteration."""
+    """Make one worker's series, with usage that tells the iteration."""
     iterations = np.array(iterations)
     nothing = np.full(len(iterations), NAN)
     return Series(
@@ -171,7 +171,7 @@ def test_the_gap_closed_hand_worked(rmse, reference, floor, share):
 
 
 def test_without_a_gap_there_is_no_share():
-    """Where the floor is not known, or EMA reaches it, nothing can be said."""
+    """The share of the gap is unknown where the floor is not known, or EMA reaches it."""
     assert math.isnan(bench.gap_closed(1.0, 2.0, NAN))
     assert math.isnan(bench.gap_closed(1.0, 2.0, 2.0))
 
@@ -366,7 +366,7 @@ if __name__ == "__main__":  # which the process that learns is not
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_until, number):
-    """However the benchmark is stopped, the process that learns ends with it."""
+    """The process that learns ends with the benchmark, in whichever way that is stopped."""
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     command = [sys.executable, script, "bench", "predictors", "--no-timing"]

@@ -74,7 +74,7 @@ def test_what_is_not_installed_is_skipped(tmp_path):
 
 
 def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
-    """On a device that is not there, each part says so, and the exit status says that some failed."""
+    """Each part fails with a message on a missing device, and the exit status says that some failed."""
     code, results, done = run(tmp_path, "--device", "cuda:7", "--parts", "machine", "timing")
     assert code == 1
     assert [part["status"] for part in results.values()] == ["failed", "failed"]

@@ -1,4 +1,4 @@
-"""What `evenpace chaos` needs before and after a run: settings, faults by seed, ledgers that are read."""
+"""Parts of `evenpace chaos` before and after a run: settings, faults by seed, reading of ledgers."""
 
 import itertools
 import os
@@ -43,13 +43,13 @@ def test_faults_follow_from_the_seed(seed, kinds):
     st.integers(0, 2**32), st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True), st.floats(1, 90)
 )
 def test_each_kind_comes_in_the_first_half(seed, kinds, seconds):
-    """However short a run is, a kind that is asked for is not left out by chance."""
+    """A kind that is asked for is not left out by chance, in however short a run."""
     faults = schedule(seed, kinds, SITES, 5.0, seconds)
     assert {fault.kind for fault in faults if fault.at < 0.51 * seconds} == set(kinds)
 
 
 def test_every_target_comes():
-    """In a run that is long enough; and some faults come at the same moment."""
+    """A run that is long enough has every target, and some faults at the same moment."""
     faults = list(schedule(1, list(KINDS), SITES, 5.0, 1800.0))
     assert {fault.kind for fault in faults} == set(KINDS)
     assert {fault.targets[0] for fault in faults if fault.kind == "kill"} == {
@@ -65,7 +65,7 @@ def test_every_target_comes():
 
 
 def targets(kind, seconds=1e5):
-    """What faults of a kind would befall first."""
+    """Return the first targets of the faults of a kind."""
     return {fault.targets[0] for fault in schedule(1, [kind], SITES, 5.0, seconds)}
 
 
@@ -75,7 +75,7 @@ def test_a_black_hole_is_a_link_or_a_whole_service():
 
 
 def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
-    """Whoever has lost the one can reach the others, and the reverse."""
+    """A worker that has lost the manager can reach the shards, and the reverse."""
     some = [",".join(names) for count in (1, 2, 3) for names in itertools.combinations(WORKERS, count)]
     assert targets("partition") == {
         f"{names}>{services}" for names in some for services in ("manager", "ps-0,ps-1")
@@ -107,12 +107,12 @@ def test_faults_last_for_a_part_of_the_run_at_most(minutes):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_hour_has_its_faults(seed):
-    """As many as are to come in one, with some to spare for those that find nothing to befall."""
+    """An hour has as many faults as are required of one, with spare ones for those without a target."""
     assert len(list(schedule(seed, list(KINDS), SITES, Settings.gap, 3600.0))) > 1000
 
 
 def test_wrong_settings_are_refused():
-    """What is wrong is named."""
+    """The error names the wrong value."""
     with pytest.raises(ValueError, match="faults flood: there are kill"):
         Settings(1, 0, ("flood", "kill"))
     with pytest.raises(ValueError, match="minutes 0: must be above 0"):
@@ -126,7 +126,7 @@ def test_wrong_settings_are_refused():
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
-    """With the kinds that were named, if any were."""
+    """The command that repeats a run has the kinds that were named, if any were."""
     assert Settings(0.5, 7, ("kill", "cut")).command == (
         "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
@@ -136,7 +136,7 @@ def test_a_run_says_how_to_have_the_same_faults_again():
 
 
 def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):
-    """Whoever names it wants it to fire: there is no run without it, and no file of one."""
+    """A kind that is named must fire: without it there is no run, and no file of one."""
     monkeypatch.setattr(clocks, "_PLACES", ())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
     (tmp_path / "cluster").mkdir()
@@ -154,7 +154,7 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
 
 
 def test_a_line_that_a_kill_left_unfinished_is_passed_over(tmp_path):
-    """At the end of a file, or where its writer was started again."""
+    """An unfinished line may be at the end of a file, or where its writer was started again."""
     path = tmp_path / "ledger"
     path.write_text(
         '{"iteration":0,"attempt":0,"slices":[[0,8,"w0"]]}\n{"iter\n{"attempt":0,"restored":0}\n'

@@ -91,12 +91,12 @@ def supervised(tmp_path):
 
 
 def fault(kind, seconds=0.0, amount=0.0):
-    """One that the tests bring about."""
+    """Make a fault of a kind."""
     return Fault(0, 0.0, kind, ("w0",), seconds, amount)
 
 
 def is_broken(connection):
-    """Whether it has ended, one way or the other."""
+    """Return whether a connection has ended, by a reset or a close."""
     try:
         return connection.recv(100) == b""
     except TimeoutError:
@@ -120,7 +120,7 @@ def test_a_killed_process_is_started_again(supervised, wait_until):
 
 
 def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
-    """By what the kernel says; it goes on afterwards, and killing it before does no harm."""
+    """The kernel says that it is stopped; it goes on afterwards, and killing it before does no harm."""
     process = supervised.processes["w0"]
     freeze = Freeze(process)
     assert "has state T" in freeze.fired()
@@ -134,7 +134,7 @@ def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
 
 
 def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wait_until):
-    """That it is stopped is no evidence of that."""
+    """A stopped process is no evidence that its worker is out."""
     said = []
     freeze = FreezeUntilOut(supervised.processes["w0"], lambda name: said[-1] if said else None)
     assert state(supervised.processes["w0"].pid) == "T"
@@ -148,7 +148,7 @@ def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wa
 
 
 def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
-    """It says who has it."""
+    """The error names the process that has the state."""
     command = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
     command += ["--state", str(tmp_path / "state")]
     with Process("manager", command, tmp_path / "manager.log", "manager") as manager:
@@ -175,7 +175,7 @@ def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_pat
 
 
 def test_a_link_is_cut(proxy, connection):
-    """At once, with new connections refused, until it ends."""
+    """Connections are cut at once, and new ones are refused until the fault ends."""
     link = proxy.links["w0>echo"]
     cut = Cut(fault("cut", amount=0.1), proxy, link)
     assert cut.fired() == "1 connections reset"
@@ -213,7 +213,7 @@ def test_a_stalled_link_holds_bytes_back(proxy, connection, wait_until):
 
 
 def test_a_throttled_link_is_slow(proxy, connection):
-    """As slow as it should be, and nothing is lost."""
+    """A throttled link has the bandwidth that was set, and loses nothing."""
     slow = Slow(fault("throttle", amount=0.0), proxy, proxy.links["w0>echo"], stall=False)
     began = time.monotonic()
     connection.sendall(b"x" * 400)
@@ -262,7 +262,7 @@ def test_the_end_that_a_half_open_link_left_may_end_by_itself(wait_until):
 
 
 def test_a_link_of_limited_bandwidth_takes_its_time(echo):
-    """Which is no evidence of a fault; a throttle goes below it."""
+    """Limited bandwidth is no evidence of a fault; a throttle goes below it."""
     with Proxy(100_000.0) as proxy:
         proxy.add("w0>echo", echo)
         link = proxy.links["w0>echo"]
@@ -285,7 +285,7 @@ def test_a_link_of_limited_bandwidth_takes_its_time(echo):
 
 
 def test_a_link_becomes_a_black_hole(proxy, connection, wait_until):
-    """What comes is lost, on old and new connections; these stay dead, and others come through afterwards."""
+    """Bytes are lost on old and new connections, which stay dead; later connections work."""
     link = proxy.links["w0>echo"]
     hole = BlackHole(proxy, link)
     assert (hole.fired(), hole.moot) == (None, True)
@@ -340,7 +340,7 @@ def test_faults_come_together(proxy, connection, echo, wait_until):
 
 
 def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
-    """Its wall clock alone, which it tells itself; and back."""
+    """The process's own wall clock jumps, as it says itself, and back."""
     try:
         library = clocks.find_library()
     except NotPossibleHereError as error:

@@ -75,7 +75,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
 
 
 def test_a_violation_is_told_with_how_to_repeat_it(capsys):
-    """What was violated, where the files are, and the command."""
+    """The output has the violations, the folder of the files, and the command that repeats the run."""
     fault = {"kind": "kill", "target": "w0", "evidence": None}
     faults = [fault, {**fault, "evidence": "gone"}]
     outcome = Outcome(

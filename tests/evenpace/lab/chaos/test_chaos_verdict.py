@@ -148,7 +148,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
     (folder / "stop").write_text(str(iterations))
 
     def work(name):
-        """What one worker does."""
+        """Do one worker's part of the run."""
         with contextlib.closing(Session(SessionConfig(manager, tuple(shards), JOB, name))) as session:
             finish = session.finish_iteration
 
@@ -198,7 +198,7 @@ def run(faultless, tmp_path):
 
 
 def said_of(run, *patterns):
-    """See that a verdict has these among its violations."""
+    """Check that a verdict has these among its violations."""
     found = run.judged().violations
     for pattern in patterns:
         assert any(re.match(pattern, line) for line in found), found
@@ -221,7 +221,7 @@ def test_a_training_without_a_fault_has_no_violation(faultless):
 
 @pytest.mark.parametrize("factor", [0, 2])
 def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch, factor):
-    """Its ledger says that all is well; the parameters of later versions are not those of one process."""
+    """The shard's ledger is in order; the parameters of later versions are not those of one process."""
     add = Shard.add
 
     def wrong(shard, part, piece):
@@ -240,7 +240,7 @@ def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch,
 
 
 def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypatch, wait_until):
-    """Its ledger has one slice of two; the other worker comes too late."""
+    """The shard's ledger has one slice of two; the other worker comes too late."""
     complete, is_due = Shard.complete.fget, ShardJob.is_due.fget
 
     def early(shard):
@@ -262,7 +262,7 @@ def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypa
 
 
 def test_a_worker_that_trains_on_a_slice_twice_is_seen(tmp_path, monkeypatch):
-    """It takes the samples of its slice before once more, in place of those that it was given."""
+    """The worker takes the samples of its previous slice again, instead of those that it was assigned."""
     indices = Slices._indices
 
     def wrong(slices, assignment):
@@ -283,7 +283,7 @@ def test_a_worker_that_trains_on_a_slice_twice_is_seen(tmp_path, monkeypatch):
     [(0, "manager: no record from 7 to 7"), (2, "manager: iteration 7 of 12 after iteration 7")],
 )
 def test_a_manager_that_misses_or_repeats_an_iteration_is_seen(tmp_path, monkeypatch, times, said):
-    """In its history."""
+    """The manager's history lacks an iteration, or has it twice."""
     add = History.add
 
     def wrong(history, record):
@@ -298,7 +298,7 @@ def test_a_manager_that_misses_or_repeats_an_iteration_is_seen(tmp_path, monkeyp
 
 
 def step_of(lines, iteration):
-    """Where in a ledger the step of an iteration is that holds."""
+    """Return the index of the ledger's line with the step of an iteration that holds."""
     return max(place for place, line in enumerate(lines) if line.get("iteration") == iteration)
 
 
@@ -444,19 +444,19 @@ def not_computed(lines):
 
 
 def half_computed(lines):
-    """It took fewer samples."""
+    """Journal a slice without its last samples."""
     _, _, _, start, count, _ = computed_in(lines)
     computes(lines, start, count // 2)
 
 
 def half_computed_at_the_end(lines):
-    """It took fewer samples, and not the first."""
+    """Journal a slice without its first samples."""
     _, _, _, start, count, _ = computed_in(lines)
     computes(lines, start + 1, count - 1)
 
 
 def reached_in(lines, attempt, version):
-    """Where it says that parameters of a version have come."""
+    """Return the index of the journal's line about the parameters of a version."""
     return next(i for i, line in enumerate(lines) if line[:3] == ["reached", attempt, version])
 
 
@@ -508,24 +508,24 @@ def test_a_fault_in_a_journal_is_seen(run, plant, said):
 
 
 def test_a_worker_that_the_ledgers_know_and_nobody_else_is_seen(run):
-    """It has no journal."""
+    """The ledgers have a worker without a journal."""
     with run.ledger() as lines:
         lines[step_of(lines, 30)]["slices"][0][2] = "w7"
     said_of(run, r"ps-0: iteration 30 has \d+ to \d+ from w7, which computed \[\]")
 
 
 def last_version(values):
-    """It ended before the others."""
+    """End a worker before the others."""
     values["version"] -= 1
 
 
 def nudge(values):
-    """One parameter is off."""
+    """Change one parameter a little."""
     values["parameters"][100] += 1e-6
 
 
 def not_a_number(values):
-    """One parameter is lost."""
+    """Replace one parameter by NaN."""
     values["parameters"][100] = np.nan
 
 
@@ -545,7 +545,7 @@ def too_few(values):
     ],
 )
 def test_final_parameters_that_are_not_those_of_one_process_are_seen(run, worker, plant, said):
-    """Of any worker."""
+    """Final parameters of any worker are compared with those of one process."""
     with run.parameters(worker) as values:
         plant(values)
     (violation,) = run.judged().violations
@@ -568,20 +568,20 @@ def twin(faultless, tmp_path):
 
 
 def test_a_run_with_the_bits_of_one_without_faults_has_no_violation(twin):
-    """That they are the same is said."""
+    """The verdict says that the bits are the same."""
     outcome = twin.judged()
     assert outcome.violations == []
     assert outcome.jobs[JOB].same_bits
 
 
 def last_bit(values):
-    """One parameter is another number, and no number is closer to it."""
+    """Replace one parameter by the next number."""
     values["parameters"][100] = np.nextafter(values["parameters"][100], 1.0)
 
 
 @pytest.mark.parametrize("worker", WORKERS)
 def test_another_last_bit_is_seen(twin, worker):
-    """It is far below what may differ from one process."""
+    """A change of one last bit is seen, far below the tolerance against one process."""
     with twin.parameters(worker) as values:
         last_bit(values)
     outcome = twin.judged()
@@ -600,7 +600,7 @@ def test_two_zeros_are_not_the_same_bits():
 
 
 def test_a_run_without_faults_that_ended_elsewhere_or_not_at_all_is_no_proof(twin):
-    """It is said what is missing."""
+    """The violations name what is missing."""
     (file,) = (twin.folder / CALM / "parameters").glob("w0.npz")
     with np.load(file) as saved:
         np.savez(file, version=ITERATIONS - 1, parameters=saved["parameters"])
@@ -612,7 +612,7 @@ def test_a_run_without_faults_that_ended_elsewhere_or_not_at_all_is_no_proof(twi
 
 
 def test_each_job_has_a_verdict_of_its_own(faultless, tmp_path):
-    """What is wrong in one is said of that one, and does not spoil the other."""
+    """A violation of one job is reported for that job alone."""
     run = faultless.copied(tmp_path, jobs=2)
     for mine, theirs in zip(WORKERS, run.cluster.jobs["job-1"], strict=True):
         for file in run.folder.glob(f"*/{mine}*"):
@@ -682,7 +682,7 @@ def test_a_fault_in_the_managers_history_is_seen(run, plant, said):
 
 
 def test_iterations_that_workers_did_without_the_manager_are_counted(run):
-    """Their records may be missing before another attempt, with which the manager comes back."""
+    """Records may be missing before another attempt, with which the manager comes back."""
     del run.history[BACK - 3 : BACK]
     outcome = run.judged()
     assert outcome.violations == []
@@ -705,7 +705,7 @@ def silenced(run, seconds, target="w0", until=100.0):
 
 @pytest.mark.parametrize("target", ["w0", "manager", "w0>manager"])
 def test_a_worker_may_be_taken_out_after_a_long_silence(run, target):
-    """It is no violation then, nor that it does not come to the end."""
+    """A worker's end after a long silence is no violation, nor that it lacks final parameters."""
     silenced(run, 31, target)
     run.supervisor.endings.append(ended())
     (run.folder / "parameters" / "w0.npz").unlink()
@@ -728,7 +728,7 @@ def test_a_worker_may_be_taken_out_after_a_long_silence(run, target):
     ],
 )
 def test_a_process_that_ends_by_itself_is_seen(run, seconds, target, ending):
-    """With its status and its log, unless it is a worker whose silence made the manager take it out."""
+    """The violation has its status and its log, unless it is a worker that was taken out for its silence."""
     silenced(run, seconds, target)
     run.supervisor.endings.append(ending)
     outcome = run.judged()
@@ -774,7 +774,7 @@ def test_a_fault_that_does_not_fire_is_told(faultless, tmp_path, monkeypatch):
 
 
 def test_a_kind_that_never_fires_is_told(faultless, tmp_path, monkeypatch):
-    """It may have found nothing to befall, or may not have come at all."""
+    """A kind may have found nothing to befall, or may not have come at all."""
     monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
     run = faultless.copied(tmp_path, ("kill", "cut", "stall"))
     with run.cluster.proxy as proxy:
@@ -789,7 +789,7 @@ def test_a_kind_that_never_fires_is_told(faultless, tmp_path, monkeypatch):
 
 
 def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, monkeypatch):
-    """However short it was to last; if the manager never does, with nothing else in its way, that is told."""
+    """A freeze lasts until the worker is out, however short it was to be; else that is reported."""
     monkeypatch.setattr(storms, "_OUT_SECONDS", 1.0)
     run = faultless.copied(tmp_path, ("kill", "freeze-until-out"))
     asked = []
@@ -818,7 +818,7 @@ def test_who_is_not_in_is_not_frozen_until_out_nor_impersonated(faultless, tmp_p
 
 
 def test_one_of_each_kind_comes_though_the_time_is_up(faultless, tmp_path):
-    """What held the run up must not keep a kind from coming; a kind that has come needs not come again."""
+    """A kind that has not come yet comes even if the run was held up; the others need not come again."""
     run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, ("kill", "freeze"))
     faults = [kill(), kill(1, at=1000.0), *(kill(n, at=1000.0 * n, kind="freeze") for n in (2, 3))]
     run.under_faults(*faults, ended=True)

@@ -1,4 +1,4 @@
-"""What a run's records say, worked out by hand."""
+"""Figures of a run's records, computed by hand."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_the_oracle_splits_by_the_speeds_of_that_iteration():
 
 
 def test_the_oracle_deals_in_whole_samples():
-    """Of 3 samples at equal speeds one worker takes two."""
+    """One of two workers with equal speeds takes two of three samples."""
     assert analysis.oracle_times([record((1, 1.0, 0, None), (2, 2.0, 0, None))]) == pytest.approx([2.0])
 
 

@@ -21,14 +21,14 @@ def test_with_barriers_an_update_takes_its_part_of_the_iteration():
 
 
 def test_without_barriers_updates_are_counted():
-    """From the snapshot with 10 updates at 3 s to that with 50 at 11 s: a fifth of a second each."""
+    """Updates take a fifth of a second each from a snapshot with 10 at 3 s to one with 50 at 11 s."""
     shown = curve((0, 0, 0), (3, 10, 0), (5, 18, 0), (11, 50, 0))
 
     assert efficiency.per_update_seconds([], shown, 2, False, settle=5) == pytest.approx(0.2)
 
 
 def test_without_barriers_the_last_snapshot_before_the_settling_counts():
-    """Where none has exactly so many updates, the one before is taken rather than none."""
+    """The snapshot before is taken where none has exactly the updates of the settling."""
     shown = curve((0, 0, 0), (4, 40, 0))
 
     assert efficiency.per_update_seconds([], shown, 2, False, settle=10) == pytest.approx(0.1)
@@ -44,7 +44,7 @@ def test_a_run_that_settles_to_its_end_shows_nothing(synchronous):
 
 
 def test_updates_to_an_accuracy_lie_between_snapshots():
-    """From 50% at 100 updates to 90% at 200: 60% after a quarter of the way."""
+    """An accuracy of 60% is a quarter of the way from 50% at 100 updates to 90% at 200."""
     shown = curve((0, 0, 0.1), (10, 100, 0.5), (30, 200, 0.9), (50, 300, 0.7))
 
     assert efficiency.crossing(shown, 0.6) == (pytest.approx(125), pytest.approx(15))
@@ -81,7 +81,7 @@ def test_a_mean_takes_all_runs_or_none():
 
 
 def test_figures_are_shares_of_bsps():
-    """What is missing, on either side, has no share."""
+    """A figure that is missing on either side has no share."""
     schemes = {
         "bsp": {"per_update_s": 2.0, "updates_to_target": 100, "seconds_to_target": None},
         "asp": {"per_update_s": 1.0, "updates_to_target": None, "seconds_to_target": 30},

@@ -1,4 +1,4 @@
-"""When workers take equal times, worked out by hand."""
+"""Equilibrium of workers' times, computed by hand."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_smaller_batches_are_left_out():
 
 
 def test_equal_times_are_reached_once_a_whole_window_shows_them():
-    """One slow iteration in a window of three does not count; unequal ones do until they are outnumbered."""
+    """A slow iteration in a window of three does not count; unequal ones do until they are outnumbered."""
     shown = trajectory((1, 3), (1, 3), (2, 2), (2, 9), (2, 2))
     found = equilibrium.phase(shown, 3, 0.1)
 
@@ -58,7 +58,7 @@ def test_times_that_stay_unequal_never_reach_it():
 
 
 def test_a_change_shows_in_the_iterations_beside_it():
-    """From 2 s before it to 6 s after it; what happens later does not count."""
+    """The slowdown is from 2 s before a change to 6 s after it; later iterations do not count."""
     shown = trajectory((9, 1), (2, 1), (2, 1), (6, 1), (6, 1), (2, 1))
 
     assert equilibrium.slowdown(shown.part(0, 3), shown.part(3), "w0", 2) == 3

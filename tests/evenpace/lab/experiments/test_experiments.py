@@ -41,7 +41,7 @@ def test_each_scheme_has_its_baseline_before_it():
 
 
 def test_there_is_a_scheme_for_each_predictor():
-    """Whoever adds a predictor can compare it."""
+    """Each predictor in the table can be compared."""
     assert {f"lb-bsp:{name}" for name in PREDICTORS} <= set(SCHEMES)
 
 
@@ -119,7 +119,7 @@ def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_obse
 
 
 def batch_sizes(figures):
-    """Of each worker, in each iteration."""
+    """Return each worker's batch size in each iteration."""
     return [[row[0] for row in rows] for rows in figures["workers"].values()]
 
 

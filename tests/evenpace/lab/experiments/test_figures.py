@@ -24,7 +24,7 @@ def experiment(*arguments):
 
 @pytest.fixture
 def samples(tmp_path):
-    """What a workload trains and is tested on: 640 samples with 20,000 features, of which few occur."""
+    """Make a workload's data: 640 samples with 20,000 features, of which few occur."""
     train, test = tmp_path / "train.svm", tmp_path / "test.svm"
     write_svmlight(train, 640, features=20_000)
     write_svmlight(test, 100, features=20_000, seed=1)
@@ -56,7 +56,7 @@ def wait_for_the_first_snapshot(seen, monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What the runs of an experiment showed, by the scheme's name."""
+    """Make an experiment's runs, by the scheme's name."""
     kept = {}
 
     def keep(scheme, *arguments):

@@ -18,7 +18,7 @@ _CONTEXT = multiprocessing.get_context("fork")
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.data())
 def test_every_position_comes_exactly_once(tmp_path_factory, counts, data):
-    """However the workers' steps interleave, and whoever is slow, nothing is lost or done twice."""
+    """No position is lost or done twice, however the workers' steps interleave."""
     board = Board(tmp_path_factory.mktemp("board") / "board", len(counts))
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
     running = {rank: positions(board, rank, 0, starts[rank], count) for rank, count in enumerate(counts)}
@@ -96,7 +96,7 @@ def _write_slowly(path, half_way, go_on):
 
 
 def _waits_for_a_lock():
-    """Whether this process does, for a lock on any file."""
+    """Return whether this process waits for a lock on any file."""
     waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
     return any(str(os.getpid()) in words for words in waiting)
 

@@ -43,7 +43,7 @@ def phase(sizes):
 
 
 def measured():
-    """What every experiment could have found, by part."""
+    """Make possible figures of every experiment, by part."""
     curve = [{"seconds": s, "updates": 4 * s, "epochs": s / 9, "accuracy": 0.1 * s} for s in range(9)]
     of_bsp = {"per_update_s": 0.44, "updates_to_target": None, "seconds_to_target": 0.77}
     coordination = {

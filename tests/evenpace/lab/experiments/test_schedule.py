@@ -37,7 +37,7 @@ def write_usage(path, *machines):
 @settings(deadline=None)
 @given(st.lists(TASKS, max_size=20))
 def test_round_trip(tmp_path_factory, tasks):
-    """What is written is what is read."""
+    """A schedule that is written and read stays the same."""
     path = tmp_path_factory.mktemp("schedule") / "schedule.csv"
     schedule = Schedule(tuple(tasks), "iterations", "made up")
     write_schedule(schedule, path)
@@ -57,7 +57,7 @@ def test_active_tasks_are_those_that_have_begun_and_not_ended(tasks, now):
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 1000), st.integers(1, 30), st.integers(0, 60), st.integers(60, 500))
 def test_random_phases_keep_their_bounds(seed, shortest, more, iterations):
-    """On one worker, tasks and the pauses between them last as long as asked, but at the ends."""
+    """Tasks of one worker, and the pauses between them, last as long as asked, except at the ends."""
     longest = shortest + more
     tasks = random_schedule([2], iterations, seed, shortest, longest).tasks
 
