@@ -138,10 +138,12 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _SETTINGS).unlink(missing_ok=True)  # until it is complete, it is not there
     where = () if part.command is fig11 else ("--out", str(folder))
-    told = () if part.result else ("--json", str(folder / _FIGURES))
+    json_option = () if part.result else ("--json", str(folder / _FIGURES))
     began, why_not = time.monotonic(), ""
     try:
-        part.command.main([*options, *where, *told], f"evenpace experiment {name}", standalone_mode=False)
+        part.command.main(
+            [*options, *where, *json_option], f"evenpace experiment {name}", standalone_mode=False
+        )
     except (EvenpaceError, OSError) as error:
         why_not = str(error)
         click.echo(f"{name}: not measured: {why_not}", err=True)

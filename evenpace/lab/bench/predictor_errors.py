@@ -1,7 +1,7 @@
 """Predictors replayed on a trace, as a manager would use them, and timed.
 
 A replay takes the predictors as they are: names in `PREDICTORS`, the contract of `predictors.base`. In each
-iteration k that the trace has, a predictor names the speeds of k, is then told them, with the usage that is
+iteration k that the trace has, a predictor predicts the speeds of k, then gets them, with the usage that is
 known as k + 1 begins, and learns if learning is due. Fits are run to their end before the replay goes on,
 in another process; a manager would go on meanwhile.
 

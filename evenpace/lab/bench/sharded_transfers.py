@@ -139,7 +139,7 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(most))
-        # The network is this process's alone: nobody else can reach the shards.
+        # The network is this process's alone: no other machine can reach the shards.
         shards = [
             stack.enter_context(
                 service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))

@@ -19,7 +19,7 @@ from evenpace.lab.experiments.contention_schedule import Schedule, Task
 from idl.errors import EvenpaceError
 from worker.resources import cgroups
 
-_LONGEST = 86_400  # seconds; bounds what a stressor that nobody stops can do
+_LONGEST = 86_400  # seconds; bounds the time of a stressor that is not stopped
 
 # Joins the control groups that come before "--", then becomes the command after it.
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
@@ -64,7 +64,7 @@ class ProcessPlace:
     cpu: int | None = None
 
     def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """See `Place`."""
+        """Run a command beside the worker, in its control groups and on its CPU."""
         pin = ["--taskset", str(self.cpu)] if self.cpu is not None else []
         line = ["sh", "-c", _JOIN, "join", *map(str, self._groups()), "--", *command, *pin]
         return subprocess.Popen(
@@ -81,7 +81,7 @@ class ProcessPlace:
             os.killpg(popen.pid, signal.SIGKILL)
 
     def _groups(self) -> list[Path]:
-        """Return the worker's control groups that limit or count CPU time, without the root groups."""
+        """Return the worker's control groups that limit or count CPU time; none if it has ours."""
         membership, own = cgroups.membership(self.pid), cgroups.membership()
         if membership == own:
             return []
@@ -104,7 +104,7 @@ class ContainerPlace:
     memory_bytes: int
 
     def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """See `Place`."""
+        """Run a command in the worker's container."""
         # The engine's client does not pass signals on: the command itself says what to stop.
         line = ["docker", "exec", self.container, "sh", "-c", 'echo "$$"; exec "$@"', "join", *command]
         return subprocess.Popen(
@@ -116,7 +116,7 @@ class ContainerPlace:
         )
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
-        """See `Place`."""
+        """End what `start` began, by its process group in the container."""
         assert popen.stdout is not None
         pid = popen.stdout.readline().decode().strip()
         if pid:

@@ -106,7 +106,7 @@ def is_broken(connection):
 
 
 def test_a_killed_process_is_started_again(supervised, wait_until):
-    """And what nobody killed is told, with its status and its log."""
+    """The supervisor starts it again, and notes the end of a process that was not killed."""
     process = supervised.processes["w0"]
     first = process.pid
     kill = Kill(fault("kill"), supervised, "w0")

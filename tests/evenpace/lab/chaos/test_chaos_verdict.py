@@ -205,7 +205,7 @@ def said_of(run, *patterns):
 
 
 def test_a_training_without_a_fault_has_no_violation(faultless):
-    """And the verdict says what there was: two shards went back for the same iterations."""
+    """The verdict counts the rewinds: two shards went back for the same iterations."""
     outcome = faultless.judged()
     assert outcome.violations == []
     found = outcome.jobs[JOB]
