@@ -1,4 +1,4 @@
-"""Script of an honest worker: that of the chaos runs, after it has written its incarnation to a file."""
+"""Script of an honest worker, which prints its incarnation and then runs the script of the chaos runs."""
 
 import click
 

@@ -22,7 +22,7 @@ from rpc.address import Address
 
 _NOISE = 0.05  # relative deviation of a batch processing time
 _READ = 65536  # bytes
-_TURN_SECONDS = 0.1  # seconds that one turn waits for answers, at most
+_TURN_SECONDS = 0.1  # seconds that a turn waits for answers while no report is due
 
 
 @dataclass(frozen=True)

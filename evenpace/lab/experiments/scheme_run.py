@@ -103,7 +103,7 @@ def training(
 
 
 def followed(cluster: LocalCluster, observer: Observer) -> Iterator[None]:
-    """Yield after each look of the observer at the job, the last time after its workers' end.
+    """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
     Raises:
         EvenpaceError: A process failed, or the manager does not answer.
