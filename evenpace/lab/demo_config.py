@@ -1,4 +1,4 @@
-"""What the demo is told: a value that checks itself, and imports little."""
+"""The configuration of the demo: a value that checks itself, and imports little."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ _ANY_PORT = Address("127.0.0.1", 0)
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What the demo trains, and on what.
+    """The configuration of the demo: the training, its workers and its outputs.
 
     Attributes:
         epochs: Passes over the data; None for about 84 iterations.
@@ -53,7 +53,7 @@ class DemoConfig:
 
     @property
     def ideal_speedup(self) -> float:
-        """What the shares alone allow: the even split goes at the pace of the slowest worker."""
+        """The speed-up that the shares alone allow: the even split goes at the pace of the slowest worker."""
         return sum(self.shares) / (len(self.shares) * min(self.shares))
 
     @property

@@ -22,10 +22,10 @@ def styles(two: TwoRuns) -> dict[str, WorkerStyle]:
 
 
 def panels(two: TwoRuns) -> dict[str, Panel]:
-    """Return the plots by name: each worker's course in each run, then both runs in one."""
+    """Return the plots by name: each worker's timeline in each run, then both runs in one."""
     looks = styles(two)
     made = [
-        _course(quantity, number, two, looks)
+        _timeline(quantity, number, two, looks)
         for quantity in QUANTITIES
         if quantity.name != "waiting"
         for number in range(len(two.runs))
@@ -37,7 +37,7 @@ def panels(two: TwoRuns) -> dict[str, Panel]:
     return {panel.name: panel for panel in made}
 
 
-def _course(quantity: Quantity, number: int, two: TwoRuns, looks: Mapping[str, WorkerStyle]) -> Panel:
+def _timeline(quantity: Quantity, number: int, two: TwoRuns, looks: Mapping[str, WorkerStyle]) -> Panel:
     """A line for each worker of one run, on the scale of both."""
     run = two.runs[number]
     lines, others = (_lines(quantity, one, looks) for one in (run, two.runs[1 - number]))

@@ -1,4 +1,4 @@
-"""What an attack is told: a value that checks itself, and imports little."""
+"""The configuration of an attack: a value that checks itself, and imports little."""
 
 from dataclasses import dataclass
 from math import inf
@@ -9,7 +9,7 @@ from idl.settings import Setting, check_settings
 
 @dataclass(frozen=True)
 class HostileConfig:
-    """How long to attack.
+    """The length and the size of an attack.
 
     Attributes:
         seconds: The attack's duration at most.

@@ -1,4 +1,4 @@
-"""What each benchmark is told: values that check themselves, and import little."""
+"""The configurations of the benchmarks: values that check themselves, and import little."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -15,7 +15,7 @@ from idl.settings import Setting, check_settings
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """What `evenpace bench recovery` measures.
+    """The configuration of `evenpace bench recovery`.
 
     Attributes:
         events: What happens, by their names in `evenpace.lab.bench.recovery.EVENTS`, in this order; all if
@@ -43,7 +43,7 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class ShardsConfig:
-    """What `evenpace bench ps` measures.
+    """The configuration of `evenpace bench ps`.
 
     Attributes:
         shards: How many shards the parameters are spread over, one measurement for each.
@@ -125,7 +125,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What `evenpace bench train` trains, and on what.
+    """The configuration of `evenpace bench train`.
 
     Attributes:
         epochs: Passes over the data; each leaves its last, smaller batch out.
@@ -158,7 +158,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """What `evenpace bench balance` plays.
+    """The configuration of `evenpace bench balance`.
 
     Attributes:
         curves: A file for `read_step_times`; None for made-up ones.

@@ -27,7 +27,7 @@ _TURN_SECONDS = 0.1  # seconds that a turn waits for answers while no report is 
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """What one generator does.
+    """The configuration of one generator.
 
     Attributes:
         host: The manager's.

@@ -1,4 +1,4 @@
-"""What a run under faults is made of: a value that checks itself."""
+"""The configuration of a run under faults: a value that checks itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

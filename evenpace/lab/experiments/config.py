@@ -1,4 +1,4 @@
-"""What users choose of the experiments: values that check themselves, and import little."""
+"""The configurations of the experiments: values that check themselves, and import little."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ UnequalShares = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedOptions:
-    """What is chosen of an experiment under contention.
+    """The options of an experiment under contention.
 
     Attributes:
         settle: First iterations, which are left out of means and errors.
@@ -74,7 +74,7 @@ class ContendedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinationConfig:
-    """What is the same for all jobs of Figures 6 and 7.
+    """The configuration of all jobs of Figures 6 and 7.
 
     Attributes:
         settle: The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
@@ -137,7 +137,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationConfig:
-    """What is chosen of Figure 8.
+    """The configuration of Figure 8.
 
     Raises:
         InvalidRequestError: A value is not allowed.

@@ -35,7 +35,7 @@ _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves o
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedConfig(ContendedOptions, RunConfig):
-    """What is the same for every scheme; each worker makes all iterations, whatever the scheme.
+    """The configuration that all schemes share; each worker makes all iterations, whatever the scheme.
 
     Attributes:
         schedule: Who is disturbed when.

@@ -101,7 +101,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """What users say of who is disturbed when: in a file, as machines were used, or at random.
+    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random.
 
     Raises:
         InvalidRequestError: A value is not allowed, or there are two schedules.

@@ -27,7 +27,7 @@ class RunTooShortError(EvenpaceError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What is the same for every scheme.
+    """The configuration that all schemes share.
 
     Attributes:
         training: What is trained.

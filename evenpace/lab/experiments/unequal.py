@@ -34,7 +34,7 @@ _BEYOND = 10  # multiple of a run's updates after which a worker without barrier
 
 @dataclass(frozen=True, kw_only=True)
 class UnequalConfig(RunConfig):
-    """What is the same for every scheme; an asynchronous one makes as many updates as a synchronous one.
+    """The configuration that all schemes share; asynchronous ones make as many updates as synchronous ones.
 
     Attributes:
         snapshots: Of the parameters in a run, about; 0 for none.

@@ -13,7 +13,7 @@ from idl.plan import Assignment, JobSpec
 from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Driver, asp, backup, ssp
 
-# -- the course of a job
+# -- from the first join to the end
 
 
 def test_starts_when_all_workers_have_joined():

@@ -204,9 +204,9 @@ def test_batch_sizes_stay_in_the_steady_state():
     for seed in range(5):
         cluster = Cluster(four(), 400, seed)
         cluster.run(50)
-        course = [cluster.iterate().counts for _ in range(100)]
-        assert sum(one != other for one, other in itertools.pairwise(course)) <= 12
-        assert cluster.longest(course[-1]) <= 1.05 * cluster.best()
+        splits = [cluster.iterate().counts for _ in range(100)]
+        assert sum(one != other for one, other in itertools.pairwise(splits)) <= 12
+        assert cluster.longest(splits[-1]) <= 1.05 * cluster.best()
 
 
 def test_a_tolerance_changes_less():
@@ -214,9 +214,9 @@ def test_a_tolerance_changes_less():
     changes = {}
     for tolerance in (0.0, 0.1):
         cluster = Cluster(four(), 400, tolerance=tolerance)
-        course = [cluster.iterate().counts for _ in range(150)]
-        changes[tolerance] = sum(one != other for one, other in itertools.pairwise(course))
-        assert cluster.longest(course[-1]) <= (1.06 + tolerance) * cluster.best()
+        splits = [cluster.iterate().counts for _ in range(150)]
+        changes[tolerance] = sum(one != other for one, other in itertools.pairwise(splits))
+        assert cluster.longest(splits[-1]) <= (1.06 + tolerance) * cluster.best()
     assert changes[0.1] < changes[0.0]
 
 

@@ -184,9 +184,9 @@ TWO_TIMES = {"slow": 2.0, "fast": 1.0}
 def test_first_move_after_five_iterations_then_one_each():
     """Five iterations pass at the even split, then 5 samples move in each iteration."""
     policy = policy_of(LeaderStraggler(), *TWO)
-    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(8)]
+    splits = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(8)]
 
-    assert course == [[32, 32]] * 5 + [[27, 37], [22, 42], [17, 47]]
+    assert splits == [[32, 32]] * 5 + [[27, 37], [22, 42], [17, 47]]
 
 
 def test_splits_without_a_new_observation_do_not_move():
@@ -212,9 +212,9 @@ def test_leader_must_have_led_through_the_whole_window():
     """A worker behind once within the last five iterations gets nothing yet, but is fine-tuned."""
     policy = policy_of(LeaderStraggler(), *TWO)
     times = [TWO_TIMES] * 4 + [{"slow": 1.0, "fast": 2.0}] + [TWO_TIMES] * 4
-    course = [iterate(policy, TWO, 64, t) for t in times]
+    splits = [iterate(policy, TWO, 64, t) for t in times]
 
-    assert course == [[32, 32]] * 9
+    assert splits == [[32, 32]] * 9
     assert (policy.step_size, policy.observation_window) == (1, 20)
 
 
@@ -225,11 +225,11 @@ def test_oscillation_switches_to_fine_tuning():
         iterate(policy, TWO, 64, TWO_TIMES)
     assert (policy.step_size, policy.observation_window) == (5, 5)
     turned = {"slow": 1.0, "fast": 2.0}
-    course = [iterate(policy, TWO, 64, turned) for _ in range(22)]
+    splits = [iterate(policy, TWO, 64, turned) for _ in range(22)]
 
     assert (policy.step_size, policy.observation_window) == (1, 20)
     # The first split still follows the old order; then the window must fill with the new one.
-    assert course == [[22, 42]] * 20 + [[23, 41], [24, 40]]
+    assert splits == [[22, 42]] * 20 + [[23, 41], [24, 40]]
 
 
 def test_the_algorithm_begins_again_with_other_members():
@@ -252,9 +252,9 @@ def test_the_algorithm_begins_again_with_other_members():
 def test_equal_times_move_nothing():
     """Equal times give neither a leader ahead of a straggler nor an oscillation."""
     policy = policy_of(LeaderStraggler(), *TWO)
-    course = [iterate(policy, TWO, 64, {"slow": 1.0, "fast": 1.0}) for _ in range(30)]
+    splits = [iterate(policy, TWO, 64, {"slow": 1.0, "fast": 1.0}) for _ in range(30)]
 
-    assert course == [[32, 32]] * 30
+    assert splits == [[32, 32]] * 30
     assert policy.step_size == 5
 
 
@@ -286,10 +286,10 @@ def test_nobody_moves_when_all_others_are_short_of_memory():
 def test_warning_at_the_floor_names_the_straggler():
     """A straggler with no more than a step to give keeps its samples, and the user is told to remove it."""
     policy = policy_of(LeaderStraggler(), *TWO)
-    course = [iterate(policy, TWO, 30, TWO_TIMES) for _ in range(10)]
+    splits = [iterate(policy, TWO, 30, TWO_TIMES) for _ in range(10)]
     split = policy.split(30)
 
-    assert course[4:] == [[15, 15], [10, 20], [5, 25], [5, 25], [5, 25], [5, 25]]
+    assert splits[4:] == [[15, 15], [10, 20], [5, 25], [5, 25], [5, 25], [5, 25]]
     assert split.counts == [5, 25]
     assert len(split.warnings) == 1
     assert split.warnings[0].startswith("slow is the straggler with 5 samples")
@@ -310,17 +310,17 @@ def test_minimum_is_a_floor_too():
 def test_what_is_left_may_be_the_minimum_exactly():
     """A straggler gives a step as long as its minimum batch size remains (Alg. 2, line 8)."""
     policy = policy_of(LeaderStraggler(), *TWO, slow=Bounds(17))
-    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
+    splits = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
 
-    assert course[4:] == [[32, 32], [27, 37], [22, 42], [17, 47], [17, 47]]
+    assert splits[4:] == [[32, 32], [27, 37], [22, 42], [17, 47], [17, 47]]
 
 
 def test_a_leader_may_come_to_its_maximum_exactly():
     """A worker leads as long as there is room for the step."""
     policy = policy_of(LeaderStraggler(), *TWO, fast=Bounds(1, 42))
-    course = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
+    splits = [iterate(policy, TWO, 64, TWO_TIMES) for _ in range(9)]
 
-    assert course[4:] == [[32, 32], [27, 37], [22, 42], [22, 42], [22, 42]]
+    assert splits[4:] == [[32, 32], [27, 37], [22, 42], [22, 42], [22, 42]]
 
 
 def test_observations_before_the_first_split_do_not_break_bounds():
@@ -378,14 +378,14 @@ def test_a_change_of_members_keeps_proportions_and_empties_the_window():
     names = [*TWO, "new"]
     policy.set_members(members(*names))
     times = {**TWO_TIMES, "new": 1.5}
-    course = [iterate(policy, names, 60, times) for _ in range(6)]
-    assert [sum(counts) for counts in course] == [60] * 6
-    assert course[:5] == [course[0]] * 5
-    slow, fast, new = course[0]  # shares of 25, 35 and 30 out of 90
+    splits = [iterate(policy, names, 60, times) for _ in range(6)]
+    assert [sum(counts) for counts in splits] == [60] * 6
+    assert splits[:5] == [splits[0]] * 5
+    slow, fast, new = splits[0]  # shares of 25, 35 and 30 out of 90
     assert abs(slow - 50 / 3) < 1
     assert abs(fast - 70 / 3) < 1
     assert new == 20
-    assert course[5] == [slow - 5, fast + 5, new]
+    assert splits[5] == [slow - 5, fast + 5, new]
 
     policy.set_members(members("slow", "new"))
     assert sum(policy.split(60).counts) == 60
@@ -441,36 +441,36 @@ def test_figure_8():
     """Batch sizes go from even to (89, 21, 12, 6), into fine-tuning, and to a new equilibrium."""
     extra = dict.fromkeys(GPUS, 0.0)
     policy = policy_of(LeaderStraggler(), *GPUS)
-    course, fine_tuned_at = [], None
+    splits, fine_tuned_at = [], None
 
     def run(iterations):
         nonlocal fine_tuned_at
         for _ in range(iterations):
             counts = dict(zip(GPUS, policy.split(128).counts, strict=True))
-            course.append(tuple(counts.values()))
+            splits.append(tuple(counts.values()))
             observe(policy, counts, {gpu: gpu_time(gpu, counts[gpu], extra[gpu]) for gpu in GPUS})
             if fine_tuned_at is None and policy.step_size == 1:
-                fine_tuned_at = len(course)
+                fine_tuned_at = len(splits)
 
     def assert_near_the_best():
         best = best_split([lambda x, gpu=gpu: gpu_time(gpu, x, extra[gpu]) for gpu in GPUS], 128)
-        assert all(abs(count - good) <= 5 for count, good in zip(course[-1], best, strict=True))
-        slowest = max(gpu_time(gpu, x, extra[gpu]) for gpu, x in zip(GPUS, course[-1], strict=True))
+        assert all(abs(count - good) <= 5 for count, good in zip(splits[-1], best, strict=True))
+        slowest = max(gpu_time(gpu, x, extra[gpu]) for gpu, x in zip(GPUS, splits[-1], strict=True))
         shortest = max(gpu_time(gpu, x, extra[gpu]) for gpu, x in zip(GPUS, best, strict=True))
         assert slowest <= shortest + max(per_sample for _, _, per_sample in CURVES.values())
         return best
 
     run(150)
-    assert course[0] == (32, 32, 32, 32)
+    assert splits[0] == (32, 32, 32, 32)
     assert 10 <= fine_tuned_at <= 40
     assert assert_near_the_best() == [89, 21, 12, 6]
-    before = course[-1]
+    before = splits[-1]
 
     extra["m60"] = 0.3
     run(450)
     assert_near_the_best()
-    assert course[-1][2] < before[2]
-    assert {sum(counts) for counts in course} == {128}
+    assert splits[-1][2] < before[2]
+    assert {sum(counts) for counts in splits} == {128}
 
 
 # -- properties
