@@ -32,7 +32,7 @@ _CLOCKS_APART = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedCertificate:
     """The contents of a certificate.
 
     Attributes:
@@ -139,7 +139,7 @@ def issue(folder: Path, name: str, hosts: Sequence[str], days: int, *, force: bo
     return files
 
 
-def describe(file: Path) -> list[Described]:
+def describe(file: Path) -> list[DescribedCertificate]:
     """Return the contents of the certificates in a file.
 
     Raises:
@@ -154,7 +154,7 @@ _USAGES = (
 )
 
 
-def _describe(certificate: x509.Certificate) -> Described:
+def _describe(certificate: x509.Certificate) -> DescribedCertificate:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = tuple(str(name.value) for name in names)
@@ -164,7 +164,7 @@ def _describe(certificate: x509.Certificate) -> Described:
         authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         authority = False
-    return Described(
+    return DescribedCertificate(
         certificate.subject.rfc4514_string(),
         certificate.issuer.rfc4514_string(),
         hosts,

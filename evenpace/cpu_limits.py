@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from evenpace import duty_cycle
 from worker.resources import cgroups
-from worker.resources.cgroups import Group
+from worker.resources.cgroups import Cgroup
 
 # The kernel's default of 100 ms makes short iterations pure noise; it grants no less than 1 ms.
 _PERIOD_US = 10_000
@@ -143,14 +143,14 @@ def _limit_by_cgroup(pid: int, share: float, name: str) -> CpuLimit:
         if home.version == 2:
             _confine(_make_v2(home, label), home, pid, share, undo)
         else:
-            group = Group(1, home.top, home.path / label)
+            group = Cgroup(1, home.top, home.path / label)
             group.path.mkdir()
             _confine(group, home, pid, share, undo)
             _count_apart(home, membership, label, pid, undo)
         return CpuLimit(f"cgroup v{home.version}", share, undo.pop_all().close)
 
 
-def _make_v2(home: Group, label: str) -> Group:
+def _make_v2(home: Cgroup, label: str) -> Cgroup:
     """Make a group with the cpu controller as near to `home` as the kernel allows.
 
     A group of version 2 that holds processes cannot hand its controllers down, so that the new one
@@ -158,7 +158,7 @@ def _make_v2(home: Group, label: str) -> Group:
     """
     refusal: OSError | None = None
     for parent in home.lineage():
-        group = Group(2, home.top, parent.path / label)
+        group = Cgroup(2, home.top, parent.path / label)
         try:
             control = parent.path / "cgroup.subtree_control"
             if "cpu" not in control.read_text().split():
@@ -174,7 +174,7 @@ def _make_v2(home: Group, label: str) -> Group:
     raise refusal or FileNotFoundError(errno.ENOENT, "no control group to stand in")
 
 
-def _confine(group: Group, home: Group, pid: int, share: float, undo: contextlib.ExitStack) -> None:
+def _confine(group: Cgroup, home: Cgroup, pid: int, share: float, undo: contextlib.ExitStack) -> None:
     """Set the quota of a new group and move the process in; `undo` gets the steps that undo it."""
     undo.callback(_remove, group.path, home.path)
     # The wanted period, or longer where the quota would fall below what the kernel grants.
@@ -188,7 +188,7 @@ def _confine(group: Group, home: Group, pid: int, share: float, undo: contextlib
     (group.path / "cgroup.procs").write_text(str(pid))
 
 
-def _count_apart(home: Group, membership: str, label: str, pid: int, undo: contextlib.ExitStack) -> None:
+def _count_apart(home: Cgroup, membership: str, label: str, pid: int, undo: contextlib.ExitStack) -> None:
     """Count the group's CPU time where version 1 counts in a hierarchy of its own.
 
     The limit holds without it; but a monitor in the process reads its usage there.

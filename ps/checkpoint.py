@@ -20,7 +20,7 @@ import torch
 from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
 from ps.model_tensors import ModelTensors
-from ps.optimizer_state import Snapshot
+from ps.optimizer_state import ShardSnapshot
 from ps.optimizers import DTYPES
 
 _FIRST_LINE = b"evenpace shard checkpoint 1\n"
@@ -49,7 +49,7 @@ class ShardCheckpoint:
     attempt: int
     synchronisation: Synchronisation
     model: ModelTensors | None
-    snapshot: Snapshot
+    snapshot: ShardSnapshot
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:
@@ -172,5 +172,5 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
             model["worker"],
             [Tensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in model["tensors"]],
         ),
-        Snapshot(laid_out, header["version"], header["steps"], parameters, state),
+        ShardSnapshot(laid_out, header["version"], header["steps"], parameters, state),
     )

@@ -29,7 +29,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ShardSnapshot:
     """Parameters and optimiser's state, from which a shard continues as if it had not been interrupted.
 
     Attributes:
@@ -47,7 +47,7 @@ class Snapshot:
     parameters: torch.Tensor
     state: Sequence[Mapping[str, torch.Tensor | float]]
 
-    def copied(self) -> "Snapshot":
+    def copied(self) -> "ShardSnapshot":
         """Copy the snapshot, so that the shard can continue; other threads are not blocked meanwhile."""
         state = [
             {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in own.items()}

@@ -16,7 +16,7 @@ from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from ps import optimizer_state
-from ps.optimizer_state import Snapshot, State
+from ps.optimizer_state import ShardSnapshot, State
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
 
 
@@ -102,9 +102,9 @@ class Parameters(ABC):
         self.drop()
         self.initialised = False
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ShardSnapshot:
         """Return all that the next steps depend on except their gradients; valid until the next step."""
-        return Snapshot(
+        return ShardSnapshot(
             replace(self.layout, groups=self._groups),
             self.version,
             self.steps,
@@ -112,7 +112,7 @@ class Parameters(ABC):
             optimizer_state.full_state(self._optimizer),
         )
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: ShardSnapshot) -> None:
         """Continue from a snapshot, whose tensors are not copied, and drop gradients that have arrived."""
         self.layout = snapshot.layout
         self._groups = snapshot.layout.groups

@@ -27,7 +27,7 @@ _wire = idl.parameter_server
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
 
-class Observer(Protocol):
+class ShardObserver(Protocol):
     """Callbacks of what a shard does; times are of the monotonic clock in nanoseconds."""
 
     def pushed(self, job: ShardJob, request: Any, began: int) -> None:
@@ -48,7 +48,7 @@ class ParameterServerService:
     bulk_methods = frozenset({"initialise", "push"})
 
     def __init__(self, config: ParameterServerConfig) -> None:
-        self.observer: Observer | None = None
+        self.observer: ShardObserver | None = None
         self._jobs = Jobs(config)
         self._handlers = {
             "open": self._open,

@@ -31,7 +31,7 @@ _LINGER_SECONDS = 1.0
 _TURN_SECONDS = 0.01  # of CPU time, for one connection's calls before other connections are served
 
 
-class PeerServer(Protocol):
+class ConnectionServer(Protocol):
     """The server of a connection, as the connection knows it; see `rpc.server.Server`."""
 
     service: Service
@@ -71,7 +71,7 @@ class Peer(asyncio.BufferedProtocol):
         name: The peer's address.
     """
 
-    def __init__(self, server: PeerServer) -> None:
+    def __init__(self, server: ConnectionServer) -> None:
         self._server = server
         self._service = server.service
         self._limits = server.limits

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from evenpace.lab.network import Network, NetworkError
+from evenpace.lab.network import NetworkError, WorkerNetwork
 from evenpace.lab.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
@@ -60,7 +60,7 @@ def wait_until():
 def needs_network():
     """Skip where no network can be made: it takes root, iproute2 and a kernel with veth, bridge and tbf."""
     try:
-        with Network(1):
+        with WorkerNetwork(1):
             pass
     except NetworkError as error:
         pytest.skip(f"no network namespaces here: {error}")

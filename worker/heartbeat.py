@@ -22,7 +22,7 @@ _CONNECT_SECONDS = 1.0
 _END_SECONDS = 2.0
 
 
-class Member(Protocol):
+class HeartbeatMember(Protocol):
     """The member whose heartbeats are sent; see `worker.membership.Membership`."""
 
     attempt: int
@@ -53,7 +53,7 @@ class Heartbeat:
         client: Client,
         identity: Any,
         seconds: float,
-        member: Member,
+        member: HeartbeatMember,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         client.set_connect_timeout(_CONNECT_SECONDS)

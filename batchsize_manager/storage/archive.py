@@ -23,7 +23,7 @@ from batchsize_manager.storage.changes import (
     Ended,
     Learnt,
     Logged,
-    Members,
+    MembersChanged,
     Rewound,
 )
 from batchsize_manager.storage.retention import Retention
@@ -98,7 +98,7 @@ class Archive:
             self.writer.put(Logged(run, event, now))
         if effects.keep:
             changes = job.planner.batches.changes
-            self.writer.put(Members(run, job.attempts.number, job.members.saved, changes))
+            self.writer.put(MembersChanged(run, job.attempts.number, job.members.saved, changes))
             controlled = _controlled(managed)
             if kept != controlled:
                 self._kept[run] = controlled

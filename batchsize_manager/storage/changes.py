@@ -40,7 +40,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MembersChanged:
     """The members and the attempt from now on.
 
     Attributes:
@@ -116,7 +116,7 @@ class Ended:
     at: float
 
 
-Change = Begun | Members | Controlled | Completed | Rewound | Logged | Learnt | Ended
+Change = Begun | MembersChanged | Controlled | Completed | Rewound | Logged | Learnt | Ended
 
 
 def weight(change: Change) -> int:
@@ -129,7 +129,7 @@ def compact(changes: Sequence[Change]) -> list[Change]:
     seen: set[tuple[type, str]] = set()
     kept: list[Change] = []
     for change in reversed(changes):
-        if isinstance(change, Members | Controlled | Learnt):
+        if isinstance(change, MembersChanged | Controlled | Learnt):
             if (type(change), change.run) in seen:
                 continue
             seen.add((type(change), change.run))

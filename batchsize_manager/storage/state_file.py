@@ -20,7 +20,7 @@ from batchsize_manager.storage.changes import (
     Ended,
     Learnt,
     Logged,
-    Members,
+    MembersChanged,
     Rewound,
 )
 from batchsize_manager.storage.state_format import (
@@ -204,7 +204,7 @@ class StateFile:
                         at,
                     ),
                 )
-            case Members(run, attempt, members, batch_changes):
+            case MembersChanged(run, attempt, members, batch_changes):
                 changes = json.dumps([astuple(change) for change in batch_changes])
                 execute(
                     "UPDATE runs SET attempt = ?, batch_changes = ? WHERE id = ?",

@@ -20,7 +20,7 @@ _FIGURES = "figures.json"
 
 
 @dataclass(frozen=True)
-class Part:
+class FigureExperiment:
     """Experiment from which figures are drawn.
 
     Attributes:
@@ -39,13 +39,13 @@ class Part:
 # The sums of shares leave a part of two cores to the services.
 _DISTURBED = ("--workload", "svm", "--batch-size", "4000", "--iterations", "60", "--settle", "10")
 PARTS = {
-    "fig6": Part(
+    "fig6": FigureExperiment(
         fig6,
         ("--workloads", "digits", "--iterations", "80"),
         ("--workloads", "digits,cifarnet,resnet32"),
     ),
-    "fig8": Part(fig8, ("--iterations", "120", "--shares", "0.4,0.28,0.2,0.12"), ()),
-    "fig9": Part(
+    "fig8": FigureExperiment(fig8, ("--iterations", "120", "--shares", "0.4,0.28,0.2,0.12"), ()),
+    "fig9": FigureExperiment(
         fig9,
         (
             *("--workloads", "svm", "--batch-size", "1000", "--iterations", "50", "--first-fit", "20"),
@@ -54,13 +54,13 @@ PARTS = {
         ("--workloads", "svm", "--batch-size", "1600"),
         "svm/report.json",
     ),
-    "table3": Part(
+    "table3": FigureExperiment(
         table3,
         (*_DISTURBED, "--first-fit", "25", "--refit-every", "20", "--phases", "8", "20"),
         ("--iterations", "600", "--first-fit", "200", "--settle", "200"),
         "report.json",
     ),
-    "fig11": Part(
+    "fig11": FigureExperiment(
         fig11, ("--iterations", "150", "--first-fit", "60", "--refit-every", "60"), ("--iterations", "1000")
     ),
 }
@@ -158,7 +158,7 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
 
 def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settings: str) -> Path:
     """Draw the page of all complete experiments, also earlier ones."""
-    from evenpace.lab.experiments.paper_page import Outcome, write
+    from evenpace.lab.experiments.paper_page import ExperimentOutcome, write
 
     outcomes = {}
     for name, part in PARTS.items():
@@ -168,10 +168,12 @@ def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settin
         given = notes.get("options", options[name])
         command = f"evenpace experiment {part.command.name} {' '.join(given)}".strip()
         if not notes or notes["why_not"]:
-            outcomes[name] = Outcome(command, None, notes.get("why_not") or "it has not been run to its end")
+            outcomes[name] = ExperimentOutcome(
+                command, None, notes.get("why_not") or "it has not been run to its end"
+            )
             continue
         figures = json.loads((out / name / (part.result or _FIGURES)).read_text())
-        outcomes[name] = Outcome(command, figures, "", notes["seconds"], notes["made"])
+        outcomes[name] = ExperimentOutcome(command, figures, "", notes["seconds"], notes["made"])
     return write(outcomes, out, settings)
 
 

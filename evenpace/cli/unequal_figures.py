@@ -13,7 +13,7 @@ from evenpace.cli.experiment import BATCH_SIZES
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
 from evenpace.cli.values import by_workload, positive_number, share
-from evenpace.lab.experiments.config import CoordinationConfig, Cut, MigrationConfig
+from evenpace.lab.experiments.config import BandwidthCut, CoordinationConfig, MigrationConfig
 
 _ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}  # until accuracy stays level, on default data
 _OTHER_ITERATIONS = 150  # of the other workloads
@@ -157,7 +157,7 @@ def fig7(
 @example("evenpace experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="digits", show_default=True)
 @configured(MigrationConfig, "config", without=("iteration",), out=Path("runs/fig8"))
-@option(Cut, "iteration", None)
+@option(BandwidthCut, "iteration", None)
 @click.option("--no-cut", is_flag=True, help="Without a cut and without network namespaces.")
 @_plot_option
 @json_path
@@ -229,7 +229,7 @@ def _compare(
     target: tuple[str, ...],
     arguments: tuple[str, ...],
 ) -> dict[str, Any]:
-    from evenpace.lab.experiments.coordination import Job, choose, compare
+    from evenpace.lab.experiments.coordination import TrainedWorkload, choose, compare
     from evenpace.lab.workloads.by_name import Training
 
     names = list(dict.fromkeys(workloads.split(",")))
@@ -242,7 +242,7 @@ def _compare(
         spec = ("--data", specs[name]) if name in specs else ()
         training = Training(name, (*arguments, *spec))
         length = counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS))
-        jobs.append(Job(training, length, sizes.get(name, BATCH_SIZES[name]), targets.get(name)))
+        jobs.append(TrainedWorkload(training, length, sizes.get(name, BATCH_SIZES[name]), targets.get(name)))
     chosen = choose(schemes.split(","), policies)
     _make_folders(config.out, json_path)
     return compare(jobs, chosen, config, json_path, console)

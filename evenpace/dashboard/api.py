@@ -21,7 +21,7 @@ from evenpace.dashboard.event_stream import EventStream, Viewers
 from evenpace.dashboard.manager_poller import ManagerPoller
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
-from evenpace.dashboard.worker_table import Part, cut
+from evenpace.dashboard.worker_table import TableRows, cut
 from evenpace.overview.feed import FollowedJob
 from idl.errors import (
     EvenpaceError,
@@ -124,13 +124,13 @@ class Api:
 
     async def _workers(self, request: Request) -> Response:
         asked = request.query_params
-        part = Part(
-            sort=asked.get("sort", Part.sort),
+        part = TableRows(
+            sort=asked.get("sort", TableRows.sort),
             descending=asked.get("descending", "1") not in ("0", "false"),
             contains=asked.get("filter", ""),
             verdict=asked.get("verdict", ""),
-            offset=_number(request, "offset", Part.offset, _MOST_ITERATION),
-            limit=_number(request, "limit", Part.limit, _MOST_ITERATION),
+            offset=_number(request, "offset", TableRows.offset, _MOST_ITERATION),
+            limit=_number(request, "limit", TableRows.limit, _MOST_ITERATION),
         )
 
         def rows(name: str, job: FollowedJob) -> Any:

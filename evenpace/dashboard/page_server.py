@@ -17,7 +17,7 @@ from evenpace.dashboard.event_stream import Viewers
 from evenpace.dashboard.hosts import own_names
 from evenpace.dashboard.listening import address_of
 from evenpace.dashboard.manager_poller import ManagerPoller
-from evenpace.dashboard.request_guard import Guard
+from evenpace.dashboard.request_guard import RequestGuard
 from evenpace.dashboard.request_timeout import TimeLimitedConnection
 from rpc.reloaded_files import Reloaded
 
@@ -42,7 +42,7 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
 
     poller, viewers = ManagerPoller(config), Viewers(config.viewers)
     names = own_names(config.http, config.names)
-    app = Guard(Api(config, poller, viewers).app(), names, config.scheme)
+    app = RequestGuard(Api(config, poller, viewers).app(), names, config.scheme)
     server = _Server(_settings(config, app))
     if config.credentials.tls:
         _follow_certificate(config, server)

@@ -22,7 +22,7 @@ _HEADERS = {
 }
 
 
-class Guard:
+class RequestGuard:
     """Middleware that refuses requests of foreign sites or names, and adds security headers to answers.
 
     Args:

@@ -17,7 +17,7 @@ VERDICTS = ("chronic", "passing", "leader", "even")
 
 
 @dataclass(frozen=True)
-class Part:
+class TableRows:
     """The rows of the table that a viewer asks for.
 
     Attributes:
@@ -54,7 +54,7 @@ class Part:
             raise InvalidRequestError(f"limit {self.limit}: must be 1 to {MOST_ROWS}")
 
 
-def cut(rows: Sequence[dict[str, Any]], part: Part) -> dict[str, Any]:
+def cut(rows: Sequence[dict[str, Any]], part: TableRows) -> dict[str, Any]:
     """Return the rows of a part, with the number of all rows and of those that match.
 
     Args:

@@ -11,7 +11,7 @@ import psutil
 from evenpace.doctor.findings import GIB, MIB, Finding, Subject, note, ok, problem, size, warning
 from rpc.limits import ServerLimits
 from worker.resources import cgroups
-from worker.resources.cgroups import Group
+from worker.resources.cgroups import Cgroup
 
 _OTHER_FILES = 1000  # besides connections, as in `evenpace.serve`
 _FEW_FILES = 256
@@ -138,11 +138,11 @@ def shared_memory(subject: Subject) -> Iterator[Finding]:
         yield ok("shared memory", summary)
 
 
-def _group(subject: Subject, controller: str) -> Group | None:
+def _group(subject: Subject, controller: str) -> Cgroup | None:
     return cgroups.find_group(controller, cgroups.membership(root=subject.root), subject.root)
 
 
-def _quota(subject: Subject) -> tuple[float, Group] | None:
+def _quota(subject: Subject) -> tuple[float, Cgroup] | None:
     """Return the smallest quota in cores, and the group that has it; None without a quota."""
     group = _group(subject, "cpu")
     quotas = [(cgroups.cpu_quota(level), level) for level in (group.lineage() if group else ())]
@@ -150,7 +150,7 @@ def _quota(subject: Subject) -> tuple[float, Group] | None:
     return min(set_ones, key=lambda one: one[0], default=None)
 
 
-def _period(group: Group) -> float | None:
+def _period(group: Cgroup) -> float | None:
     """Return the seconds of a quota's period; None if it cannot be read."""
     try:
         if group.version == 2:

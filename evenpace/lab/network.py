@@ -33,7 +33,7 @@ class NetworkError(EvenpaceError):
     """The network cannot be made on this machine; the message says why, and what is needed."""
 
 
-class Network:
+class WorkerNetwork:
     """Places on one bridge, from `with` to its end.
 
     One process has one network at a time. Its devices carry the process in their names, so that the next

@@ -44,7 +44,7 @@ class _Connection:
             writer.transport.abort()
 
 
-class Link:
+class ProxyLink:
     """Link from one worker to one service: its connections, and how they fail at present.
 
     Attributes:
@@ -204,7 +204,7 @@ class Proxy:
 
     def __init__(self, rate: float = math.inf) -> None:
         self._rate = rate
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, ProxyLink] = {}
         self._loop = uvloop.new_event_loop()
         self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="evenpace-proxy", daemon=True)
@@ -223,7 +223,7 @@ class Proxy:
 
     def add(self, name: str, target: Address) -> Address:
         """Make a link; return the address on which it listens."""
-        link = Link(name, target, self._rate)
+        link = ProxyLink(name, target, self._rate)
         link.address = self._run(self._listen(link))
         self.links[name] = link
         return link.address
@@ -239,7 +239,7 @@ class Proxy:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
 
-    async def _listen(self, link: Link) -> Address:
+    async def _listen(self, link: ProxyLink) -> Address:
         server = await asyncio.start_server(link.serve, "127.0.0.1", 0, limit=_CHUNK)
         self._servers.append(server)
         return Address(*server.sockets[0].getsockname()[:2])

@@ -18,7 +18,7 @@ SPREAD = ("min", "median", "max")  # over the workers of a job
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedMetric:
     """A metric's description.
 
     Attributes:
@@ -43,15 +43,15 @@ class Described:
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-def _described() -> Iterator[Described]:
-    def gauge(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> Described:
-        return Described(f"evenpace_{name}", "gauge", tuple(labels.split()), unit, parts, meaning)
+def _described() -> Iterator[DescribedMetric]:
+    def gauge(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
+        return DescribedMetric(f"evenpace_{name}", "gauge", tuple(labels.split()), unit, parts, meaning)
 
-    def counter(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> Described:
-        return Described(f"evenpace_{name}", "counter", tuple(labels.split()), unit, parts, meaning)
+    def counter(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
+        return DescribedMetric(f"evenpace_{name}", "counter", tuple(labels.split()), unit, parts, meaning)
 
-    def histogram(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> Described:
-        return Described(f"evenpace_{name}", "histogram", tuple(labels.split()), unit, parts, meaning)
+    def histogram(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
+        return DescribedMetric(f"evenpace_{name}", "histogram", tuple(labels.split()), unit, parts, meaning)
 
     yield gauge(PARTS, "build_info", "part version", "", "1; part and version of this process")
 

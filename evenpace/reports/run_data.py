@@ -8,7 +8,7 @@ from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.job_view import JobView
 from evenpace.reports.run_samples import SampledIterations
 from evenpace.reports.run_source import RunEvent, RunFacts, RunSource
-from evenpace.reports.run_totals import Presence, RunTotals, SizeChange, SplitChange
+from evenpace.reports.run_totals import RunTotals, SizeChange, SplitChange, WorkerPresence
 
 _POINTS = 500  # of a timeline
 _WORKERS = 5000  # the most workers with figures
@@ -37,7 +37,7 @@ class RunReport:
     figures: JobFigures
     timeline: Timeline
     shown: tuple[str, ...]
-    presences: list[Presence]
+    presences: list[WorkerPresence]
     splits: int
     split_changes: list[SplitChange]
     sizes: list[SizeChange]

@@ -8,7 +8,7 @@ from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
 from evenpace.reports.run_data import RunReport
 from evenpace.reports.run_panels import prediction_panels, styles, timeline_panels
-from evenpace.reports.run_totals import Presence
+from evenpace.reports.run_totals import WorkerPresence
 from evenpace.reports.templates import write_page
 
 _CARDS = 10  # workers described in words; the others are in the table
@@ -94,7 +94,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
     ]
 
 
-def _always_there(presence: Presence, report: RunReport) -> bool:
+def _always_there(presence: WorkerPresence, report: RunReport) -> bool:
     return presence.iterations == report.figures.iterations
 
 

@@ -16,7 +16,7 @@ _SIZES = 50  # of the whole batch that are kept: the last ones
 
 
 @dataclass(slots=True)
-class Presence:
+class WorkerPresence:
     """A worker's part in a run; times in seconds of training since the run's first iteration.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunTotals:
         self.seconds = 0.0
         self.splits = 0
         self.sizes: list[SizeChange] = []
-        self._present: dict[str, Presence] = {}
+        self._present: dict[str, WorkerPresence] = {}
         self._changes: list[tuple[int, int, SplitChange]] = []  # a heap, the smallest first
         self._before: IterationRecord | None = None
         self._pending: SizeChange | None = None
@@ -99,7 +99,7 @@ class RunTotals:
             for worker in iteration.workers:
                 if worker not in self._present:
                     number, at = iteration.iteration, self.seconds
-                    self._present[worker] = Presence(worker, number, number, at, at)
+                    self._present[worker] = WorkerPresence(worker, number, number, at, at)
             self._counted = (iteration.workers, 0, np.zeros(len(iteration.workers), np.int64))
         elif iteration.total == self._before.total:
             self._compare(self._before, iteration)
@@ -111,7 +111,7 @@ class RunTotals:
         self._before = iteration
 
     @property
-    def presences(self) -> list[Presence]:
+    def presences(self) -> list[WorkerPresence]:
         """The workers, in the order in which they joined."""
         self._settle()
         return list(self._present.values())

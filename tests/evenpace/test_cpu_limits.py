@@ -20,7 +20,7 @@ from evenpace.duty_cycle import PERIOD, Budget
 from tests import ROOT
 from tests.services import cpu_seconds, has_ended
 from worker.resources import cgroups
-from worker.resources.cgroups import Group
+from worker.resources.cgroups import Cgroup
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SPIN_TWICE = f"import threading\nthreading.Thread(target=exec, args=('while True: pass',)).start()\n{SPIN}"
@@ -419,7 +419,7 @@ def test_without_control_groups_auto_stops_and_continues(start, monkeypatch):
 def test_version_2_sets_cpu_max_in_a_group_of_its_own(tmp_path, monkeypatch, share, cpu_max):
     """A child group of version 2 gets quota and period, and the process is moved back at the end."""
     (tmp_path / "cgroup.subtree_control").write_text("memory")
-    home = Group(2, tmp_path, tmp_path)
+    home = Cgroup(2, tmp_path, tmp_path)
     monkeypatch.setattr(cgroups, "find_group", lambda *_: home)
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
     with limit_cpu(os.getpid(), share, "a/b", "cgroup") as limit:
@@ -438,7 +438,7 @@ def test_version_2_does_not_let_a_process_escape_from_a_limit(tmp_path, monkeypa
     inner.mkdir()
     (tmp_path / "cgroup.subtree_control").write_text("cpu")
     (inner / "cpu.max").write_text("5000 10000")  # and no control over what is below
-    monkeypatch.setattr(cgroups, "find_group", lambda *_: Group(2, tmp_path, inner))
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: Cgroup(2, tmp_path, inner))
     with pytest.raises(OSError, match=r"cgroup\.subtree_control"):
         limit_cpu(os.getpid(), 0.9, "escape", "cgroup")
     assert list(tmp_path.glob("evenpace-*")) == []

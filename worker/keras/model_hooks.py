@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from idl.errors import InvalidRequestError
 from worker.keras.loader import DataLoader
-from worker.keras.optimizer import Link
+from worker.keras.optimizer import VariableLink
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,10 @@ def distribute(
     return target
 
 
-def _link(optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None) -> Link:
-    link = Link(optimizer, loader, variables, _statistics(model) if model is not None else ())
+def _link(
+    optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None
+) -> VariableLink:
+    link = VariableLink(optimizer, loader, variables, _statistics(model) if model is not None else ())
     optimizer.apply = link.apply
 
     def save_own_variables(optimizer: Any, store: Any) -> None:
@@ -105,7 +107,7 @@ def _distribute_model(model: Any, loader: DataLoader) -> None:
 
 
 def _train_function(
-    model: Any, step: Callable[[Any], Any], link: Link, loader: DataLoader
+    model: Any, step: Callable[[Any], Any], link: VariableLink, loader: DataLoader
 ) -> Callable[[Iterator[Any]], Any]:
     """Return the function that `fit` calls for each step of an epoch.
 

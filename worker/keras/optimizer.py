@@ -15,7 +15,7 @@ from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
 
 
-class Link:
+class VariableLink:
     """The link of a Keras optimiser's variables to the parameter server: gradients out, parameters back.
 
     Args:

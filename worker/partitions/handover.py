@@ -19,7 +19,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from rpc.service import Call, Connection, Sink
-from worker.partitions.partition import Chunk, Outcome, Peer, ReceivedSample
+from worker.partitions.partition import Chunk, OtherWorker, ReceivedSample, TransferOutcome
 from worker.partitions.samples import SampleForm
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ MAX_CHUNK_BYTES = 64 * 2**20
 CALL_SECONDS = 5.0  # until a call is given up, to be repeated
 _LIMITS = ServerLimits(frame_bytes=MAX_CHUNK_BYTES, bulk_bytes=1, connections=1000)
 
-Take = Callable[[Peer, str, int, Sequence[ReceivedSample], Sequence[int]], None]
+Take = Callable[[OtherWorker, str, int, Sequence[ReceivedSample], Sequence[int]], None]
 
 
 def pack(identity: Any, chunk: Chunk, form: SampleForm, read: Callable[[int], Any]) -> Any:
@@ -61,7 +61,7 @@ def send(
     request: Any,
     credentials: Credentials,
     log_fields: Mapping[str, object],
-) -> Outcome | None:
+) -> TransferOutcome | None:
     """Hand a chunk over, and return the outcome; None if it is unknown whether the receiver has it."""
     name = f"worker {chunk.receiver.worker}"
     client = Client(
@@ -78,16 +78,16 @@ def send(
         if reply.identity != request.identity or reply.number != chunk.number:
             raise ProtocolError(f"an answer for chunk {reply.number}, not {chunk.number}")
     except NotMemberError:
-        return Outcome.GONE
+        return TransferOutcome.GONE
     except InvalidRequestError as error:
         log.warning("%s takes no samples: %s", name, error, extra=log_fields)
-        return Outcome.REFUSED
+        return TransferOutcome.REFUSED
     except EvenpaceError as error:
         log.warning("%s may not have its samples yet: %s", name, error, extra=log_fields)
         return None
     finally:
         client.close()
-    return Outcome.TAKEN
+    return TransferOutcome.TAKEN
 
 
 class PeerService:
@@ -120,7 +120,7 @@ class PeerService:
         for name, chunk in (("samples", request.samples), ("returned", request.returned)):
             if type(chunk) is not list or len(chunk) > MAX_CHUNK:
                 raise InvalidRequestError(f"{name}: must be a list of at most {MAX_CHUNK}")
-        sender = Peer(worker, incarnation)
+        sender = OtherWorker(worker, incarnation)
         received = [ReceivedSample(sender, *self._form.unpack(sample)) for sample in request.samples]
         returned = [check.integer("returned", index, 0) for index in request.returned]
         self._take(sender, receiver, number, received, returned)

@@ -28,7 +28,7 @@ from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.server import Security
 from worker.partitions.handover import CALL_SECONDS, PeerServer, PeerService, pack, send
-from worker.partitions.partition import Chunk, Outcome, Partition, Peer, ReceivedSample
+from worker.partitions.partition import Chunk, OtherWorker, Partition, ReceivedSample, TransferOutcome
 from worker.partitions.samples import SampleForm
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class PartitionLink:
 
     def _take(
         self,
-        sender: Peer,
+        sender: OtherWorker,
         receiver: str,
         number: int,
         received: Sequence[ReceivedSample],
@@ -295,7 +295,7 @@ class PartitionLink:
                     packed = (chunk, pack(self._identity(), chunk, self._form, self._read))
             except Exception as error:  # noqa: BLE001 - whatever a data set raises
                 log.warning("samples of this worker cannot be moved: %s", error, extra=self._log_fields)
-                outcome: Outcome | None = Outcome.REFUSED
+                outcome: TransferOutcome | None = TransferOutcome.REFUSED
             else:
                 outcome = send(chunk, address, packed[1], self._credentials, self._log_fields)
             with self._change:

@@ -18,7 +18,7 @@ from idl.traversal import Traversal
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class OtherWorker:
     """Another worker, in one incarnation."""
 
     worker: str
@@ -36,7 +36,7 @@ class ReceivedSample:
         size: Bytes of memory that it takes.
     """
 
-    origin: Peer
+    origin: OtherWorker
     index: int
     sample: Any
     size: int
@@ -54,7 +54,7 @@ class Chunk:
     """
 
     number: int
-    receiver: Peer
+    receiver: OtherWorker
     own: tuple[int, ...]
     returned: tuple[ReceivedSample, ...]
 
@@ -62,7 +62,7 @@ class Chunk:
         return len(self.own) + len(self.returned)
 
 
-class Outcome(Enum):
+class TransferOutcome(Enum):
     """The outcome of a chunk's handover."""
 
     TAKEN = auto()
@@ -91,13 +91,14 @@ class Partition:
         self._room = room
         self._members: dict[str, str] = {}  # name to incarnation
         self._here = np.ones(samples, dtype=bool)  # which of its own it may use
-        self._away: dict[int, Peer] = {}  # by index, the holders of the others that are not on their way
+        self._away: dict[int, OtherWorker] = {}  # by index, the holders of samples that have arrived there
         self._received: dict[tuple[str, int], ReceivedSample] = {}  # by origin's name and index
         self._moves: dict[str, int] = {}  # by receiver's name, the samples still to be handed over
         self._planned = False  # whether moves were planned in this generation
         self._chunk: Chunk | None = None  # on its way
         self._number = 0  # of the last chunk
-        self._answered: dict[Peer, tuple[int, EvenpaceError | None]] = {}  # last chunk's number and refusal
+        # The last chunk's number and refusal, by its sender.
+        self._answered: dict[OtherWorker, tuple[int, EvenpaceError | None]] = {}
         self._order: list[int | ReceivedSample] = []  # the rest of this traversal, last first
         self._drawn = 0  # in this generation
         self._iterations: tuple[int, int] | None = None  # the first and the last in this generation
@@ -142,7 +143,7 @@ class Partition:
         self.generation = generation
         self._members = dict(members)
         if self._chunk is not None and not self._is_member(self._chunk.receiver):
-            self.settle(self._chunk, Outcome.GONE)
+            self.settle(self._chunk, TransferOutcome.GONE)
         for index, holder in list(self._away.items()):
             if not self._is_member(holder):
                 self._take_back(index)
@@ -161,7 +162,7 @@ class Partition:
     def evict(self, incarnation: str) -> None:
         """Drop all received samples, since the worker was removed; it will rejoin as another incarnation."""
         if self._chunk is not None:
-            self.settle(self._chunk, Outcome.TAKEN)  # as it may have been
+            self.settle(self._chunk, TransferOutcome.TAKEN)  # as it may have been
         self._received.clear()
         self._members.clear()
         self._moves.clear()
@@ -201,17 +202,17 @@ class Partition:
                 del self._moves[worker]
         return self._chunk
 
-    def settle(self, chunk: Chunk, outcome: Outcome) -> None:
+    def settle(self, chunk: Chunk, outcome: TransferOutcome) -> None:
         """Note the outcome of the chunk on its way; other chunks are ignored."""
         if chunk is not self._chunk:
             return
         self._chunk = None
-        if outcome is Outcome.TAKEN:
+        if outcome is TransferOutcome.TAKEN:
             self._away.update(dict.fromkeys(chunk.own, chunk.receiver))
             return
         self._here[list(chunk.own)] = True
         self._moves.pop(chunk.receiver.worker, None)
-        if outcome is Outcome.REFUSED:
+        if outcome is TransferOutcome.REFUSED:
             # A receiver that has left may or may not have them: since they are its own, they are dropped.
             self._received.update({(sample.origin.worker, sample.index): sample for sample in chunk.returned})
 
@@ -219,7 +220,7 @@ class Partition:
         incarnation = self._members.get(worker)
         if incarnation is None:
             return None
-        receiver = Peer(worker, incarnation)
+        receiver = OtherWorker(worker, incarnation)
         returned = [sample for sample in self._received.values() if sample.origin == receiver][:count]
         own = self._random.permutation(np.flatnonzero(self._here))[1:][: count - len(returned)]
         if not returned and not own.size:
@@ -234,7 +235,7 @@ class Partition:
 
     def take(
         self,
-        sender: Peer,
+        sender: OtherWorker,
         receiver: str,
         number: int,
         received: Sequence[ReceivedSample],
@@ -274,7 +275,7 @@ class Partition:
     # -- inside
 
     def _refusal(
-        self, sender: Peer, received: Sequence[ReceivedSample], returned: Sequence[int]
+        self, sender: OtherWorker, received: Sequence[ReceivedSample], returned: Sequence[int]
     ) -> InvalidRequestError | None:
         for index in returned:
             if self._away.get(index) != sender:
@@ -300,5 +301,5 @@ class Partition:
         del self._away[index]
         self._here[index] = True
 
-    def _is_member(self, peer: Peer) -> bool:
+    def _is_member(self, peer: OtherWorker) -> bool:
         return self._members.get(peer.worker) == peer.incarnation

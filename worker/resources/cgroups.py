@@ -14,7 +14,7 @@ _V1_UNLIMITED_BYTES = 2**62
 
 
 @dataclass(frozen=True)
-class Group:
+class Cgroup:
     """One control group.
 
     Attributes:
@@ -32,11 +32,11 @@ class Group:
         """The path below the mount, "." for the mount's root."""
         return PurePosixPath(self.path.relative_to(self.top))
 
-    def lineage(self) -> list["Group"]:
+    def lineage(self) -> list["Cgroup"]:
         """Return this group and its ancestors up to the root of the mount, nearest first."""
         depth = len(self.inner_path.parts)
         paths = [self.path, *self.path.parents][: depth + 1]
-        return [Group(self.version, self.top, path) for path in paths]
+        return [Cgroup(self.version, self.top, path) for path in paths]
 
 
 def membership(pid: int | None = None, root: Path = Path("/")) -> str:
@@ -52,7 +52,7 @@ def membership(pid: int | None = None, root: Path = Path("/")) -> str:
     return _read(root / "proc" / ("self" if pid is None else str(pid)) / "cgroup")
 
 
-def find_group(controller: str, membership: str, root: Path = Path("/")) -> Group | None:
+def find_group(controller: str, membership: str, root: Path = Path("/")) -> Cgroup | None:
     """Find the group that holds a process for one controller, such as "cpu" or "memory".
 
     Inside a container the path that the kernel names may lie outside of what is mounted there; the
@@ -85,7 +85,7 @@ def find_group(controller: str, membership: str, root: Path = Path("/")) -> Grou
     return None
 
 
-def cpu_quota(group: Group) -> float | None:
+def cpu_quota(group: Cgroup) -> float | None:
     """Return the CPU quota that is set on this very group, in cores; `None` where there is none."""
     if group.version == 2:
         quota, _, period = _read(group.path / "cpu.max").partition(" ")
@@ -96,7 +96,7 @@ def cpu_quota(group: Group) -> float | None:
     return microseconds / per if microseconds and per else None
 
 
-def cpu_seconds(group: Group) -> float | None:
+def cpu_seconds(group: Cgroup) -> float | None:
     """Return the CPU time that the group's processes have used so far, in seconds.
 
     Args:
@@ -112,14 +112,14 @@ def cpu_seconds(group: Group) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
-def memory_limit(group: Group) -> int | None:
+def memory_limit(group: Cgroup) -> int | None:
     """Return the memory limit that is set on this very group, in bytes; `None` without one."""
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
     limit = _whole(_read(group.path / name))
     return limit if limit and limit < _V1_UNLIMITED_BYTES else None
 
 
-def memory_in_use(group: Group) -> int | None:
+def memory_in_use(group: Cgroup) -> int | None:
     """Return the group's memory in bytes, without file cache that the kernel would drop first."""
     if group.version == 2:
         usage, cache = "memory.current", "inactive_file"
@@ -144,14 +144,14 @@ def _mounts(root: Path) -> Iterator[tuple[int, list[str], Path, PurePosixPath]]:
         yield 2 if kind == "cgroup2" else 1, names, top, PurePosixPath(top_path)
 
 
-def _place(version: int, path: PurePosixPath, top: Path, top_path: PurePosixPath) -> Group:
+def _place(version: int, path: PurePosixPath, top: Path, top_path: PurePosixPath) -> Cgroup:
     """Return the group with `path`, or the mount's root where that does not show it."""
     if path.is_relative_to(top_path):
         inner = path.relative_to(top_path)
         # Seen from another namespace, a path climbs: "/../sibling".
         if ".." not in inner.parts and (top / inner).is_dir():
-            return Group(version, top, top / inner)
-    return Group(version, top, top)
+            return Cgroup(version, top, top / inner)
+    return Cgroup(version, top, top)
 
 
 def _unescape(field: str) -> str:

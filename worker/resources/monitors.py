@@ -13,7 +13,7 @@ from time import monotonic, process_time
 import psutil
 
 from worker.resources import cgroups
-from worker.resources.cgroups import Group
+from worker.resources.cgroups import Cgroup
 
 _INTERVAL = 0.1  # seconds between readings of the counters
 _WINDOW = 0.2  # seconds that a sample covers, if the computing has lasted that long
@@ -37,8 +37,8 @@ class Usage:
 class _CpuLevel:
     """A group that may carry a quota, and the group that counts the same processes' CPU time."""
 
-    group: Group
-    counter: Group | None
+    group: Cgroup
+    counter: Cgroup | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ResourceMonitor:
         self._root = root
         self._membership: str | None = None
         self._cpu_levels: list[_CpuLevel] = []
-        self._memory_levels: list[Group] = []
+        self._memory_levels: list[Cgroup] = []
         self._busy_cpus = 0.0  # cores of the affinity mask, as seen last
         self._lock = threading.Lock()
         self._computing = threading.Event()

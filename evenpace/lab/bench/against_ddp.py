@@ -21,7 +21,7 @@ from evenpace.lab import terminal
 from evenpace.lab.bench.config import TrainConfig
 from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.experiments.comparison import Evaluator
-from evenpace.lab.experiments.scheme_run import Snapshot
+from evenpace.lab.experiments.scheme_run import ParameterSnapshot
 from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
 from idl.errors import InvalidRequestError
@@ -100,7 +100,7 @@ def _summary(
     per_epoch = len(ends) // config.epochs
     epochs = range(per_epoch, len(ends) + 1, per_epoch)
     snapshots = [
-        Snapshot(float(ends[end - 1]), end, parameters)
+        ParameterSnapshot(float(ends[end - 1]), end, parameters)
         for end, parameters in zip(epochs, ranks[0]["snapshots"], strict=True)
     ]
     accuracies = [point["accuracy"] for point in evaluator.curve(snapshots)]

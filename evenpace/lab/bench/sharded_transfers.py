@@ -27,7 +27,7 @@ import idl
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import ShardsConfig
 from evenpace.lab.cluster import service
-from evenpace.lab.network import Network
+from evenpace.lab.network import WorkerNetwork
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
@@ -138,7 +138,7 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
     most = max(config.shards)
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(most))
+        network = stack.enter_context(WorkerNetwork(most))
         # The network is this process's alone: no other machine can reach the shards.
         shards = [
             stack.enter_context(

@@ -12,7 +12,7 @@ from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Supervisor
-from evenpace.lab.chaos.verdict import Outcome
+from evenpace.lab.chaos.verdict import Verdict
 
 _EVERY_SECONDS = (0.5, 15.0)  # seconds between two lines: on a terminal, where they replace each other; else
 
@@ -49,7 +49,7 @@ class Screen:
             sys.stderr.write("\n")
 
 
-def print_outcome(outcome: Outcome, folder: Path) -> None:
+def print_outcome(outcome: Verdict, folder: Path) -> None:
     """Print a table of the faults, the violations, and the command that repeats the run."""
     console = Console(width=110)
     table = Table(title="Faults")

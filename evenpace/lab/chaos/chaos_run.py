@@ -23,7 +23,7 @@ from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import left_behind
-from evenpace.lab.chaos.verdict import CALM, Outcome, judge
+from evenpace.lab.chaos.verdict import CALM, Verdict, judge
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 
@@ -66,7 +66,7 @@ def run(settings: Settings, json_path: Path | None) -> bool:
     return not outcome.violations
 
 
-def _run(settings: Settings, folder: Path) -> Outcome:
+def _run(settings: Settings, folder: Path) -> Verdict:
     with _noted_signals() as noted:
         finished = _finished_run(settings, folder, noted)
         if settings.deterministic and not finished.problems:

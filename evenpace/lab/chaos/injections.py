@@ -15,7 +15,7 @@ from evenpace.lab.chaos import clocks, witness
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.supervisor import Supervisor
-from evenpace.lab.proxy import Link, Proxy
+from evenpace.lab.proxy import Proxy, ProxyLink
 from evenpace.processes import Process, state
 
 _CLOCK_TOLERANCE = 5.0  # seconds between the jump that was set and the one that the process sees, at most
@@ -116,10 +116,10 @@ class Impostor:
         self._twin.end(0.0)
 
 
-class Cut:
+class LinkCut:
     """Reset of connections, at once or within the next message; new ones are then refused for a while."""
 
-    def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
+    def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
         self._proxy, self._link = proxy, link
         self._within = fault.amount > 0.5
         self._passed = link.bytes
@@ -152,7 +152,7 @@ class Cut:
 class Slow:
     """Delay of bytes: until the end (a stall), or for as long as a slow line would take."""
 
-    def __init__(self, fault: Fault, proxy: Proxy, link: Link, *, stall: bool) -> None:
+    def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink, *, stall: bool) -> None:
         self._proxy, self._link = proxy, link
         self._held, self._passed = link.held, link.bytes
         slowest, fastest = _SLOW
@@ -188,7 +188,7 @@ class Slow:
 class HalfOpen:
     """Reset of one side's connections, of which the other side learns at the end alone."""
 
-    def __init__(self, fault: Fault, proxy: Proxy, link: Link) -> None:
+    def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
         self._proxy, self._link = proxy, link
         self._near_ends = fault.amount > 0.5
 
@@ -211,7 +211,7 @@ class HalfOpen:
 class BlackHole:
     """Loss of all bytes, on new connections, too, without an error at either end; they stay broken."""
 
-    def __init__(self, proxy: Proxy, link: Link) -> None:
+    def __init__(self, proxy: Proxy, link: ProxyLink) -> None:
         self._proxy, self._link = proxy, link
         self._lost = link.lost
         self._connections = proxy.do(link.swallow)

@@ -30,7 +30,7 @@ from worker.data.slices import Slices
 from worker.session import Session
 
 
-class Journal:
+class JournalWriter:
     """A file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: fl
         out: File for the final parameters.
         pause: Seconds that each iteration takes longer.
     """
-    journal = Journal(journal_path)
+    journal = JournalWriter(journal_path)
     inputs, labels = make_data()
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
     initial = first_parameters()

@@ -10,7 +10,6 @@ from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of
 from evenpace.lab.chaos.injections import (
     BlackHole,
-    Cut,
     Freeze,
     FreezeUntilOut,
     FullDisk,
@@ -18,11 +17,12 @@ from evenpace.lab.chaos.injections import (
     Impostor,
     Injection,
     Kill,
+    LinkCut,
     Slow,
     Together,
     clock_jump,
 )
-from evenpace.lab.proxy import Link
+from evenpace.lab.proxy import ProxyLink
 from evenpace.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
@@ -177,7 +177,7 @@ class Storm:
             return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
 
-    def _links(self, name: str) -> dict[str, Link]:
+    def _links(self, name: str) -> dict[str, ProxyLink]:
         return {link: self._cluster.proxy.links[link] for link in links_of(name)}
 
     def _inject(self, fault: Fault, name: str) -> Injection:
@@ -192,7 +192,7 @@ class Storm:
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "cut":
-                return Cut(fault, proxy, proxy.links[name])
+                return LinkCut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
                 return Slow(fault, proxy, proxy.links[name], stall=fault.kind == "stall")
             case "half-open":

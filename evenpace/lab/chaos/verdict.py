@@ -54,7 +54,7 @@ class Found:
 
 
 @dataclass
-class Outcome:
+class Verdict:
     """Outcome of a run.
 
     Attributes:
@@ -101,9 +101,9 @@ def judge(
     progress: Mapping[str, Progress],
     history: Mapping[str, list[dict[str, Any]]],
     problems: list[str],
-) -> Outcome:
+) -> Verdict:
     """Judge a run that is over; `progress` and `history`, the manager's records, are by job."""
-    outcome = Outcome(
+    outcome = Verdict(
         cluster.settings,
         [storm.line(one) for one in storm.over],
         dict(Counter(fault.kind for fault in storm.without_target)),
@@ -153,7 +153,7 @@ def _judge_job(
     return found
 
 
-def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Outcome) -> None:
+def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Verdict) -> None:
     """Add a violation for a process that ended without being killed, unless faults excuse a worker's end."""
     if cluster.supervisor.processes[ending.name].role == "worker" and ending.code == 1:
         silence = storm.seconds_unreachable(ending.name, ending.at - _RECENT_SECONDS, ending.at)

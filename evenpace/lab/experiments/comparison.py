@@ -13,7 +13,7 @@ from rich.console import Console
 from evenpace.lab.experiments import analysis, plots
 from evenpace.lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
 from evenpace.lab.experiments.contention_schedule import write_schedule
-from evenpace.lab.experiments.scheme_run import Snapshot
+from evenpace.lab.experiments.scheme_run import ParameterSnapshot
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
@@ -54,14 +54,14 @@ class Evaluator:
         """Return the data's description, for people."""
         return self._workload.data
 
-    def curve(self, snapshots: Sequence[Snapshot]) -> list[dict[str, float]]:
+    def curve(self, snapshots: Sequence[ParameterSnapshot]) -> list[dict[str, float]]:
         """Return seconds, updates, loss and accuracy of each snapshot, in their order."""
         return [
             {"seconds": snapshot.seconds, "updates": snapshot.updates, **self._evaluate(snapshot)}
             for snapshot in snapshots
         ]
 
-    def _evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+    def _evaluate(self, snapshot: ParameterSnapshot) -> dict[str, float]:
         with torch.no_grad():
             flat = torch.from_numpy(snapshot.parameters)
             parts = torch.split(flat, [parameter.numel() for parameter in self._parameters])

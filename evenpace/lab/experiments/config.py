@@ -110,7 +110,7 @@ class CoordinationConfig:
 
 
 @dataclass(frozen=True)
-class Cut:
+class BandwidthCut:
     """A bandwidth that is cut.
 
     Attributes:
@@ -148,7 +148,7 @@ class MigrationConfig:
     shares: UnequalShares = (0.24, 0.16, 0.1, 0.06)
     iterations: Annotated[int, Setting("", least=20)] = 300
     batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 256
-    cut: Cut = field(default_factory=Cut)
+    cut: BandwidthCut = field(default_factory=BandwidthCut)
     limit_kind: Limit = "auto"
     shards: Shards = 1
     out: Folder

@@ -18,9 +18,9 @@ from evenpace.lab.experiments.containers import ContainerCluster
 from evenpace.lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
 from evenpace.lab.experiments.contention_schedule import Schedule
 from evenpace.lab.experiments.scheme_run import (
+    ParameterSnapshot,
     RunConfig,
     RunTooShortError,
-    Snapshot,
     followed,
     manager_options,
     training,
@@ -60,7 +60,7 @@ class ContendedRun:
 
     scheme: Scheme
     records: list[dict[str, Any]]
-    snapshots: list[Snapshot]
+    snapshots: list[ParameterSnapshot]
     seconds: float
     manager_cpu: float
     tasks: int
@@ -159,7 +159,7 @@ class _Watch:
         self._manager = psutil.Process(cluster.pid("manager"))
         self._parameters = np.empty(config.elements, dtype=np.float32)
         self._done, self._done_at = 0, 0.0  # iterations, and when that was first seen
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[ParameterSnapshot] = []
         self.seconds = 0.0  # for which all workers took part
         self.manager_cpu = 0.0  # meanwhile
 
@@ -207,7 +207,7 @@ class _Watch:
 
     def _take(self, seconds: float) -> None:
         updates = self._observer.pull(self._parameters)
-        self.snapshots.append(Snapshot(seconds, updates, self._parameters.copy()))
+        self.snapshots.append(ParameterSnapshot(seconds, updates, self._parameters.copy()))
 
     def _cpu_seconds(self) -> float:
         """Return the CPU time of the manager and of its training process so far, in seconds."""

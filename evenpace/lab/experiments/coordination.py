@@ -32,7 +32,7 @@ _NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainedWorkload:
     """Workload that is trained with every scheme.
 
     Attributes:
@@ -70,7 +70,7 @@ def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
 
 
 def compare(
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainedWorkload],
     schemes: Sequence[Scheme],
     shared: CoordinationConfig,
     json_path: Path,
@@ -199,7 +199,7 @@ def _missing(values: Mapping[str, Any]) -> str:
     return _NOT_REACHED if runs == 1 else f"{_NOT_REACHED} ({values['reached']} of {runs})"
 
 
-def _config(job: Job, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:
+def _config(job: TrainedWorkload, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:
     if job.total_batch_size > evaluator.samples:
         raise ValueError(
             f"batch size {job.total_batch_size}: {job.training.name} has {evaluator.samples} samples to "

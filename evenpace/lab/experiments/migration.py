@@ -14,11 +14,11 @@ from typing import Any
 from rich.console import Console
 
 from evenpace.lab.experiments import equilibrium
-from evenpace.lab.experiments.config import Cut
+from evenpace.lab.experiments.config import BandwidthCut
 from evenpace.lab.experiments.equilibrium import Trajectory
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, run_unequal
-from evenpace.lab.network import Network
+from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.terminal import make_progress, make_table
 
 Figures = dict[str, Any]
@@ -27,7 +27,7 @@ _WINDOW = 10  # iterations that medians are over
 _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process differ by about that
 
 
-def _check(cut: Cut, config: UnequalConfig) -> None:
+def _check(cut: BandwidthCut, config: UnequalConfig) -> None:
     """Make sure that it is a cut in the middle of such a run.
 
     Raises:
@@ -43,7 +43,7 @@ def _check(cut: Cut, config: UnequalConfig) -> None:
 
 
 def run_migration(
-    policy: str, config: UnequalConfig, cut: Cut | None, folder: Path, console: Console
+    policy: str, config: UnequalConfig, cut: BandwidthCut | None, folder: Path, console: Console
 ) -> Figures:
     """Train under LB-BSP, and cut the bandwidth on the way.
 
@@ -65,7 +65,7 @@ def run_migration(
     if cut is not None:
         _check(cut, config)
     with contextlib.ExitStack() as stack:
-        network = None if cut is None else stack.enter_context(Network(len(config.shares)))
+        network = None if cut is None else stack.enter_context(WorkerNetwork(len(config.shares)))
         progress = stack.enter_context(make_progress(console))
         task = progress.add_task(f"lb-bsp:{policy}", total=config.iterations)
         fired: list[int] = []  # the iteration in which the cut came
@@ -130,7 +130,7 @@ def print_phases(figures: Figures, console: Console) -> None:
     )
 
 
-def _phases(whole: Trajectory, cut: Cut | None, fired: list[int]) -> Figures:
+def _phases(whole: Trajectory, cut: BandwidthCut | None, fired: list[int]) -> Figures:
     if cut is None or not fired:
         return {"cut": None, "before": asdict(equilibrium.phase(whole, _WINDOW, _TOLERANCE)), "after": None}
     # The iteration in which it came is of neither kind: a part of it was before.

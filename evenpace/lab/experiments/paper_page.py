@@ -18,7 +18,7 @@ _PIXELS = 100  # pixels of an inch of a figure, at most
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentOutcome:
     """Outcome of an experiment.
 
     Attributes:
@@ -36,7 +36,7 @@ class Outcome:
     made: float = 0.0
 
 
-def write(outcomes: Mapping[str, Outcome], folder: Path, settings: str) -> Path:
+def write(outcomes: Mapping[str, ExperimentOutcome], folder: Path, settings: str) -> Path:
     """Write index.html, and each figure as SVG and PNG; return the page's path.
 
     Args:
@@ -63,7 +63,7 @@ def write(outcomes: Mapping[str, Outcome], folder: Path, settings: str) -> Path:
     return page
 
 
-def _section(figure: PaperFigure, outcome: Outcome, folder: Path) -> dict[str, Any]:
+def _section(figure: PaperFigure, outcome: ExperimentOutcome, folder: Path) -> dict[str, Any]:
     claims, drawing, width, files = [], None, 0, []
     if outcome.figures is not None:
         claims = figure.claims(outcome.figures)

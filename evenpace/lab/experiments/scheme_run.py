@@ -51,7 +51,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ParameterSnapshot:
     """Parameters at one moment of a run.
 
     Attributes:

@@ -14,15 +14,15 @@ import numpy as np
 
 from evenpace.lab.cluster import LOOPBACK, LocalCluster, Surroundings
 from evenpace.lab.experiments.scheme_run import (
+    ParameterSnapshot,
     RunConfig,
     RunTooShortError,
-    Snapshot,
     followed,
     manager_options,
     training,
 )
 from evenpace.lab.experiments.schemes import Scheme
-from evenpace.lab.network import Network
+from evenpace.lab.network import WorkerNetwork
 from evenpace.observer import Observer
 from idl.errors import NotMemberError
 from idl.records import IterationRecord
@@ -72,7 +72,7 @@ class UnequalRun:
 
     scheme: Scheme
     records: list[dict[str, Any]]
-    snapshots: list[Snapshot]
+    snapshots: list[ParameterSnapshot]
 
 
 def run_unequal(
@@ -80,7 +80,7 @@ def run_unequal(
     config: UnequalConfig,
     folder: Path,
     watch: Callable[[int, Sequence[IterationRecord]], None],
-    network: Network | None = None,
+    network: WorkerNetwork | None = None,
     more: Sequence[str] = (),
     end: Callable[[Address], None] = lambda manager: None,
 ) -> UnequalRun:
@@ -152,7 +152,7 @@ class _Follower:
         self._parameters = np.empty(config.elements, dtype=np.float32)
         self._began = 0.0
         self._due = 0.0  # when the next snapshot is
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[ParameterSnapshot] = []
         self.over = False
 
     @property
@@ -187,7 +187,7 @@ class _Follower:
     def _take(self, now: float, version: int = -1) -> None:
         steps = self._observer.pull(self._parameters, version)
         updates = steps * len(self._config.shares) if self._synchronous else steps
-        self.snapshots.append(Snapshot(now - self._began, updates, self._parameters.copy()))
+        self.snapshots.append(ParameterSnapshot(now - self._began, updates, self._parameters.copy()))
 
     def _pause(self) -> float:
         """Return the seconds until the updates between two snapshots have been made."""

@@ -59,7 +59,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ModelSnapshot:
     """Snapshot of a model during its training.
 
     Attributes:
@@ -147,7 +147,7 @@ def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Wo
         report(workload, snapshots, options.metrics)
 
 
-def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
+def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot]:
     """Train as one worker of the job.
 
     Returns:
@@ -165,10 +165,10 @@ def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
 
     began = time.perf_counter()
 
-    def snapshot() -> Snapshot:
+    def snapshot() -> ModelSnapshot:
         # Of the job, not of this worker: it may have joined late, or had no part in a small batch.
         iteration = min(_iteration(loader), end)
-        return Snapshot(iteration, time.perf_counter() - began, copy.deepcopy(model.state_dict()))
+        return ModelSnapshot(iteration, time.perf_counter() - began, copy.deepcopy(model.state_dict()))
 
     snapshots = [snapshot()] if every else []
     for inputs, targets in _batches(loader, epochs, end):
@@ -182,7 +182,7 @@ def train(workload: Workload, options: argparse.Namespace) -> list[Snapshot]:
     return snapshots
 
 
-def report(workload: Workload, snapshots: list[Snapshot], metrics: Path | None) -> None:
+def report(workload: Workload, snapshots: list[ModelSnapshot], metrics: Path | None) -> None:
     """Evaluate the snapshots and write a JSON line about each to `metrics`, or to stdout.
 
     A line has `workload`, `data`, `iteration`, `seconds` (since this worker's training began), `loss` (the

@@ -18,7 +18,7 @@ from batchsize_manager.partitions.partitioned_job import (
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.traversal import Traversal
 from tests.state_machines import driven
-from worker.partitions.partition import Chunk, Outcome, Partition, Peer, ReceivedSample
+from worker.partitions.partition import Chunk, OtherWorker, Partition, ReceivedSample, TransferOutcome
 
 ROOM = 1000  # bytes; each sample here takes one
 
@@ -201,10 +201,10 @@ def pair():
 
 def hand_over(sender, receiver, chunk):
     """Return the call that sends a chunk, to be made once or several times."""
-    received = [ReceivedSample(Peer(sender, sender), index, None, 1) for index in chunk.own]
+    received = [ReceivedSample(OtherWorker(sender, sender), index, None, 1) for index in chunk.own]
     returned = [guest.index for guest in chunk.returned]
     return lambda: receiver.take(
-        Peer(sender, sender), chunk.receiver.incarnation, chunk.number, received, returned
+        OtherWorker(sender, sender), chunk.receiver.incarnation, chunk.number, received, returned
     )
 
 
@@ -230,7 +230,7 @@ def test_what_is_on_its_way_is_not_used():
     rest = a.draw(20, 1)
     assert not set(rest) & set(chunk.own)
     assert {*before, *rest} | set(chunk.own) == set(range(10))
-    a.settle(chunk, Outcome.REFUSED)
+    a.settle(chunk, TransferOutcome.REFUSED)
     assert set(a.draw(20, 2)) == set(range(10))
 
 
@@ -239,7 +239,7 @@ def test_the_last_sample_stays():
     a, _ = pair()
     a.note(2, {"a": "a", "b": "b"})
     a.plan({"b": 100})
-    a.settle(a.next_chunk(100), Outcome.TAKEN)
+    a.settle(a.next_chunk(100), TransferOutcome.TAKEN)
     assert len(a) == 1
     assert a.next_chunk(100) is None
     assert a.progress().moved
@@ -253,7 +253,7 @@ def test_a_repeated_chunk_is_taken_once_and_a_late_one_never():
     call()
     call()
     assert len(b) == 16
-    a.settle(chunk, Outcome.TAKEN)
+    a.settle(chunk, TransferOutcome.TAKEN)
 
     b.note(2, {"a": "a", "b": "b"})
     b.plan({"a": 6})
@@ -262,7 +262,7 @@ def test_a_repeated_chunk_is_taken_once_and_a_late_one_never():
     home = hand_over("b", a, back)
     home()
     home()
-    b.settle(back, Outcome.TAKEN)
+    b.settle(back, TransferOutcome.TAKEN)
     assert (len(a), len(b)) == (10, 10)
     call()
     assert len(b) == 10
@@ -278,7 +278,7 @@ def test_a_refusal_is_remembered():
         with pytest.raises(InvalidRequestError, match="no room for 6 bytes of samples: 0 of 3"):
             call()
         b._room = ROOM
-    a.settle(chunk, Outcome.REFUSED)
+    a.settle(chunk, TransferOutcome.REFUSED)
     assert (len(a), len(b)) == (10, 10)
     assert a.next_chunk(6) is None  # the rest of the move is given up
 
@@ -288,12 +288,12 @@ def test_samples_of_a_receiver_that_is_gone_come_back():
     a, b = pair()
     chunk = a.next_chunk(4)
     hand_over("a", b, chunk)()
-    a.settle(chunk, Outcome.TAKEN)
+    a.settle(chunk, TransferOutcome.TAKEN)
     on_its_way = a.next_chunk(2)
     assert len(a) == 4
     a.note(2, {"a": "a", "b": "b2"})
     assert len(a) == 10
-    a.settle(on_its_way, Outcome.TAKEN)  # an answer that comes too late
+    a.settle(on_its_way, TransferOutcome.TAKEN)  # an answer that comes too late
     assert len(a) == 10
 
     b.note(2, {"a": "a", "b": "b"})
@@ -317,15 +317,15 @@ def test_a_worker_that_was_taken_out_uses_samples_that_no_other_can_have():
     """A worker that was taken out uses its own samples, but for those that another may have."""
     a, _ = pair()
     first = a.next_chunk(2)
-    a.settle(first, Outcome.TAKEN)
+    a.settle(first, TransferOutcome.TAKEN)
     second = a.next_chunk(3)
-    hand_over("b", a, Chunk(1, Peer("a", "a"), (0, 1), ()))()
+    hand_over("b", a, Chunk(1, OtherWorker("a", "a"), (0, 1), ()))()
     assert len(a) == 7
     a.evict("a2")
     assert a.generation == -1  # a manager that was started again counts from 0
     assert set(a.draw(50, 0)) == set(range(10)) - set(first.own) - set(second.own)
     with pytest.raises(NotMemberError, match="'a' is gone"):
-        hand_over("b", a, Chunk(2, Peer("a", "a"), (2,), ()))()
+        hand_over("b", a, Chunk(2, OtherWorker("a", "a"), (2,), ()))()
     a.rejoin()
     assert set(a.draw(50, 1)) == set(range(10))
 
@@ -335,10 +335,10 @@ def test_strangers_and_false_returns_are_refused():
     a, b = pair()
     a.note(2, {"a": "a"})
     with pytest.raises(UnavailableError, match="'b', 'b', is not known here"):
-        hand_over("b", a, Chunk(1, Peer("a", "a"), (0,), ()))()
-    returned = (ReceivedSample(Peer("b", "b"), 3, None, 1),)
+        hand_over("b", a, Chunk(1, OtherWorker("a", "a"), (0,), ()))()
+    returned = (ReceivedSample(OtherWorker("b", "b"), 3, None, 1),)
     with pytest.raises(InvalidRequestError, match="sample 3: 'a' does not have it"):
-        hand_over("a", b, Chunk(1, Peer("b", "b"), (), returned))()
+        hand_over("a", b, Chunk(1, OtherWorker("b", "b"), (), returned))()
 
 
 # -- both sides, and all that may happen between them
@@ -360,7 +360,7 @@ class Process:
     @property
     def peer(self):
         """The worker as others know it."""
-        return Peer(self.name, self.partition.incarnation)
+        return OtherWorker(self.name, self.partition.incarnation)
 
     def usable(self):
         """Return the samples that it would use, as (origin, index)."""
@@ -467,12 +467,12 @@ class Cluster(RuleBasedStateMachine):
         try:
             process.partition.take(sender, receiver.incarnation, number, received, returned)
         except NotMemberError:
-            return Outcome.GONE
+            return TransferOutcome.GONE
         except UnavailableError:
             return None
         except InvalidRequestError:
-            return Outcome.REFUSED
-        return Outcome.TAKEN
+            return TransferOutcome.REFUSED
+        return TransferOutcome.TAKEN
 
     @rule(name=names)
     def kill(self, name):

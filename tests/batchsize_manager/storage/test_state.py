@@ -27,7 +27,7 @@ from batchsize_manager.storage.changes import (
     Ended,
     Learnt,
     Logged,
-    Members,
+    MembersChanged,
     Rewound,
 )
 from batchsize_manager.storage.retention import Retention
@@ -120,7 +120,7 @@ MEMBERS = st.lists(
 )
 BATCH_CHANGES = st.builds(BatchChange, *[st.integers(0, 2**40)] * 4)
 CHANGES = st.one_of(
-    st.builds(Members, RUNS, st.integers(0, 2**40), MEMBERS, st.lists(BATCH_CHANGES, max_size=3)),
+    st.builds(MembersChanged, RUNS, st.integers(0, 2**40), MEMBERS, st.lists(BATCH_CHANGES, max_size=3)),
     st.builds(
         lambda run, iteration, attempt, workers: Completed(
             run, IterationRecord.of(iteration, 1, 10, 0.5, workers, attempt, 20), 2.0
@@ -151,7 +151,7 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
         for change in batch:
             of = expected[change.run]
             match change:
-                case Members(_, attempt, members, batch_changes):
+                case MembersChanged(_, attempt, members, batch_changes):
                     stay = [m for m in of["members"] if (m.worker, m.incarnation) in _keys(members)]
                     new = [m for m in members if (m.worker, m.incarnation) not in _keys(stay)]
                     latest = {(m.worker, m.incarnation): m for m in members}
@@ -315,7 +315,7 @@ def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
     assert version() == 4
     file = StateFile(tmp_path / STATE_FILE)
     drained = dataclasses.replace(member, drained=True, device="GPU", beats=True)
-    file.apply([wanted, Members("r", 3, [drained]), completed(0)])
+    file.apply([wanted, MembersChanged("r", 3, [drained]), completed(0)])
     (run,) = file.reader.runs()
     assert (run.policy, run.balancing, run.batch_size, run.paused) == (
         "proportional",
@@ -326,7 +326,7 @@ def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
     assert file.reader.members("r") == [drained]
     other, cut_off = SavedMember("w1", "i1", Bounds()), dataclasses.replace(member, cut_off=True)
     for members in ([other, cut_off], [other, member]):  # it comes last when it is back
-        file.apply([Members("r", 3, members)])
+        file.apply([MembersChanged("r", 3, members)])
         assert file.reader.members("r") == members
     file.close()
     assert iterations(tmp_path) == [0]
@@ -377,7 +377,7 @@ def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_un
     """A reader sees a change while the writer is open; the next writer restores it."""
     with opened(tmp_path) as kept:
         kept.put(begun())
-        kept.put(Members("r", 4, [SavedMember("w0", "i", Bounds(1, 5))]))
+        kept.put(MembersChanged("r", 4, [SavedMember("w0", "i", Bounds(1, 5))]))
         for i in range(50):
             kept.put(completed(i))
         wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
@@ -484,7 +484,7 @@ def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, 
     other.execute("BEGIN IMMEDIATE")
     for i in range(150):
         kept.put(completed(i))  # of two workers, and so 3 each
-        kept.put(Members("r", i, [SavedMember(f"w{i}", "i", Bounds(1, 5))]))
+        kept.put(MembersChanged("r", i, [SavedMember(f"w{i}", "i", Bounds(1, 5))]))
     wait_until(kept.notices, "a notice")
     other.execute("ROLLBACK")
     wait_until(lambda: len(iterations(tmp_path)) == 150 - kept.left_out, "the records that were kept")
@@ -504,7 +504,7 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
     with opened(tmp_path, Retention(runs=2)) as kept:
         for name in "abcdef":
             kept.put(begun(name))
-            kept.put(Members(name, 0, [SavedMember("w0", "i", Bounds(1, 5))]))
+            kept.put(MembersChanged(name, 0, [SavedMember("w0", "i", Bounds(1, 5))]))
             kept.put(Logged(name, "hello", now))
             for i in range(700):
                 kept.put(completed(i, name))

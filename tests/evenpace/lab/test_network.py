@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from evenpace.lab import network
-from evenpace.lab.network import Network, NetworkError, remove_leftovers, require_tools
+from evenpace.lab.network import NetworkError, WorkerNetwork, remove_leftovers, require_tools
 from tests import ROOT
 
 TRANSFER = 500_000  # bytes
@@ -25,8 +25,8 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 120) as peer:
 print(time.monotonic() - began)
 """
 HOLD = """
-from evenpace.lab.network import Network
-with Network(2):
+from evenpace.lab.network import WorkerNetwork
+with WorkerNetwork(2):
     print(flush=True)
     input()
 """
@@ -61,7 +61,7 @@ def send_seconds(net, place):
 
 def test_a_place_is_slowed_down_alone_and_nothing_stays(needs_network, wait_until):
     """Four megabits at 4 Mbit/s take about a second, in the one place that was limited."""
-    with Network(2) as net:
+    with WorkerNetwork(2) as net:
         net.limit(1, 4)
         limited = send_seconds(net, 1)
         assert limited > 0.85  # a second, less what the filter's bucket holds; more if somebody is held up
@@ -75,7 +75,7 @@ def test_a_place_is_slowed_down_alone_and_nothing_stays(needs_network, wait_unti
 
 def test_what_runs_in_a_place_sees_the_same_control_groups(needs_network):
     """A worker must find its own control group there, to be limited."""
-    with Network(1) as net:
+    with WorkerNetwork(1) as net:
         line = [*net.prefix(0), "ls", "/sys/fs/cgroup"]
         before = set(os.listdir("/sys/fs/cgroup"))
         inside = set(subprocess.run(line, check=True, capture_output=True, text=True).stdout.split())
@@ -93,14 +93,14 @@ def test_a_killed_process_leaves_nothing_for_long(needs_network):
         holder.stdout.readline()
         remove_leftovers()
         assert len(ours(holder.pid)) == 5
-        with Network(1) as beside:  # two at a time do not meet
+        with WorkerNetwork(1) as beside:  # two at a time do not meet
             assert beside.host
             assert len(ours(holder.pid)) == 5
         with network._one_at_a_time():  # another process of tests would remove it, too
             holder.send_signal(signal.SIGKILL)
             holder.wait(120)
             assert len(ours(holder.pid)) == 5
-        with Network(1):
+        with WorkerNetwork(1):
             assert ours(holder.pid) == []
     finally:
         holder.kill()
@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_nothing_for_long(needs_network):
 
 def test_an_error_on_the_way_leaves_nothing(needs_network):
     """Neither one inside the block nor a bandwidth that is not allowed."""
-    with pytest.raises(ValueError, match="bandwidth 0 Mbit/s"), Network(1) as net:
+    with pytest.raises(ValueError, match="bandwidth 0 Mbit/s"), WorkerNetwork(1) as net:
         net.limit(0, 0)
 
     assert ours(os.getpid()) == []
@@ -122,7 +122,7 @@ def test_without_root_the_error_says_so(monkeypatch):
     """Nothing is tried."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
-    with pytest.raises(NetworkError, match="need root"), Network(1):
+    with pytest.raises(NetworkError, match="need root"), WorkerNetwork(1):
         pass
 
 
@@ -139,4 +139,4 @@ def test_without_the_tools_the_error_says_what_to_install(monkeypatch):
 def test_the_number_of_places_is_bounded(places):
     """The error names it."""
     with pytest.raises(ValueError, match=f"places {places}"):
-        Network(places)
+        WorkerNetwork(places)

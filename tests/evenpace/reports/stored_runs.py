@@ -8,7 +8,7 @@ import numpy as np
 
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.policies.solver import split
-from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Logged, Members
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Logged, MembersChanged
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE
 from idl.bounds import Bounds
@@ -76,7 +76,7 @@ def write_run(
     members = [SavedMember(name, f"{name}-1", BOUNDS) for name in names]
     changes: list[Change] = [
         Begun(run, job, spec, "proportional", "bsp", 0, None, begun),
-        Members(run, 0, members),
+        MembersChanged(run, 0, members),
     ]
     changes += [Logged(run, event, begun + 1) for event in said]
     at = begun

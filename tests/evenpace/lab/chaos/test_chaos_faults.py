@@ -18,12 +18,12 @@ from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.injections import (
     BlackHole,
-    Cut,
     Freeze,
     FreezeUntilOut,
     HalfOpen,
     Impostor,
     Kill,
+    LinkCut,
     Slow,
     Together,
     clock_jump,
@@ -177,7 +177,7 @@ def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_pat
 def test_a_link_is_cut(proxy, connection):
     """Connections are cut at once, and new ones are refused until the fault ends."""
     link = proxy.links["w0>echo"]
-    cut = Cut(fault("cut", amount=0.1), proxy, link)
+    cut = LinkCut(fault("cut", amount=0.1), proxy, link)
     assert cut.fired() == "1 connections reset"
     assert is_broken(connection)
     with socket.create_connection(link.address, timeout=120) as refused:
@@ -190,7 +190,7 @@ def test_a_link_is_cut(proxy, connection):
 
 def test_a_link_is_cut_within_a_message(proxy, connection, wait_until):
     """Half of it arrives at most."""
-    cut = Cut(fault("cut", amount=0.9), proxy, proxy.links["w0>echo"])
+    cut = LinkCut(fault("cut", amount=0.9), proxy, proxy.links["w0>echo"])
     assert cut.fired() is None
     connection.sendall(b"x" * 1000)
     assert wait_until(cut.fired, "the cut") == "connections reset within a message"

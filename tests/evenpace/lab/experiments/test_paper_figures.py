@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 from evenpace.lab.experiments import paper
 from evenpace.lab.experiments.paper_claims import FIGURES
-from evenpace.lab.experiments.paper_page import Outcome, write
+from evenpace.lab.experiments.paper_page import ExperimentOutcome, write
 from tests.evenpace.reports.pages import Page
 
 SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-every 20"
@@ -78,7 +78,7 @@ def measured():
 
 def test_every_figure_is_drawn_beside_what_the_paper_says(tmp_path):
     """Both numbers stand in one row, each figure is in the page, as SVG and as PNG; nothing is loaded."""
-    outcomes = {name: Outcome("command", figures) for name, figures in measured().items()}
+    outcomes = {name: ExperimentOutcome("command", figures) for name, figures in measured().items()}
     source = write(outcomes, tmp_path, "small").read_text()
     page = Page(source)
     rows = {row[0]: row[1:] for row in page.rows}
@@ -101,7 +101,10 @@ def test_every_figure_is_drawn_beside_what_the_paper_says(tmp_path):
 def test_what_cannot_be_measured_is_told(tmp_path):
     """The page has the reason in place of the figure, and those of other experiments."""
     found = measured()
-    outcomes = {"fig8": Outcome("command", None, "this needs root"), "fig11": Outcome("x", found["fig11"])}
+    outcomes = {
+        "fig8": ExperimentOutcome("command", None, "this needs root"),
+        "fig11": ExperimentOutcome("x", found["fig11"]),
+    }
     page = Page(write(outcomes, tmp_path, "small").read_text())
     assert "Not measured: this needs root" in page.text
     assert page.tags.count("figure") == 1
