@@ -7,14 +7,14 @@ import click
 
 from evenpace.cli.options import example, json_path
 from evenpace.cli.settings import configured
-from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.config import ChaosConfig
 
 
 @click.command()
 @example("evenpace chaos --minutes 2 --seed 1 --json chaos.json")
-@configured(Settings, "settings")
+@configured(ChaosConfig, "settings")
 @json_path
-def chaos(settings: Settings, json_path: Path | None) -> None:
+def chaos(settings: ChaosConfig, json_path: Path | None) -> None:
     """Train on a local cluster while its parts are killed, frozen, cut off, lied to and impersonated.
 
     What shards, manager and workers have written down must then show that nothing was lost, and of each kind

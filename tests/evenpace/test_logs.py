@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import idl
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
-from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.cluster import LocalCluster
 from evenpace.logs import LogSetup, options_in_force
 from rpc.limited_log import LimitedLog
@@ -350,7 +350,7 @@ def test_a_cluster_under_faults_logs_as_the_process_that_starts_it(tmp_path):
     with _logging_kept():
         LogSetup("json", "warning")
         with ChaosCluster(
-            Settings(minutes=1, seed=0, kinds=("kill",), workers=1, shards=1), tmp_path
+            ChaosConfig(minutes=1, seed=0, kinds=("kill",), workers=1, shards=1), tmp_path
         ) as cluster:
             supervised = cluster.supervisor.processes.values()
             commands = {process.role: list(process.line(1)) for process in supervised}

@@ -17,7 +17,7 @@ from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
 from evenpace.lab.attacks.config import HostileConfig
 from evenpace.lab.bench.config import BalanceConfig, LoadConfig, RecoveryConfig, ShardsConfig, TrainConfig
-from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.demo_config import DemoConfig
 from evenpace.lab.experiments.config import ContendedOptions, CoordinationConfig, MigrationConfig
 from evenpace.lab.traces import Perturbation
@@ -242,7 +242,7 @@ COMMANDS = {
     "worker": (SessionConfig(HERE), Observing()),
     "dashboard": (PageConfig(HERE),),
     "doctor": (Subject(),),
-    "chaos": (Settings(),),
+    "chaos": (ChaosConfig(),),
     "demo": (DemoConfig(),),
     "bench ps": (ShardsConfig(),),
     "bench recovery": (RecoveryConfig(),),

@@ -20,9 +20,9 @@ from rich.progress import track
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import RecoveryConfig
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import ShardSteps, Step, read_ledger
-from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.terminal import make_table
 from idl.errors import UnavailableError
 
@@ -181,7 +181,7 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
     if unknown := sorted({*config.events} - {*EVENTS}):
         raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
     console = Console()
-    settings = Settings(
+    settings = ChaosConfig(
         1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
     )
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.events or EVENTS}

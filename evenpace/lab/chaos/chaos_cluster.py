@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from evenpace.lab.chaos import clocks, disks, journalling_worker
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
-from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.proxy import Proxy
@@ -44,7 +44,7 @@ class ChaosCluster:
         manager: Address on which the manager listens, past the proxy.
     """
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: ChaosConfig, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
         self.proxy = Proxy(settings.link_mib * 2**20)

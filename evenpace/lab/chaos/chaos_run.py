@@ -17,10 +17,10 @@ from typing import Any
 
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.chaos_report import Screen, print_outcome
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import ChaosError, NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import schedule
 from evenpace.lab.chaos.job_progress import Progress
-from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import left_behind
 from evenpace.lab.chaos.verdict import CALM, Verdict, judge
@@ -37,7 +37,7 @@ _MOST_ENDINGS = 20  # ends of processes that were not killed, after which the ru
 _AHEAD = 40  # iterations from the order to stop to the last one
 
 
-def run(settings: Settings, json_path: Path | None) -> bool:
+def run(settings: ChaosConfig, json_path: Path | None) -> bool:
     """Let a cluster train under faults, print the outcome, and write it to a file.
 
     Args:
@@ -66,7 +66,7 @@ def run(settings: Settings, json_path: Path | None) -> bool:
     return not outcome.violations
 
 
-def _run(settings: Settings, folder: Path) -> Verdict:
+def _run(settings: ChaosConfig, folder: Path) -> Verdict:
     with _noted_signals() as noted:
         finished = _finished_run(settings, folder, noted)
         if settings.deterministic and not finished.problems:
@@ -79,7 +79,7 @@ def _run(settings: Settings, folder: Path) -> Verdict:
 
 
 def _finished_run(
-    settings: Settings, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
+    settings: ChaosConfig, folder: Path, noted: list[int], versions: Mapping[str, int] | None = None
 ) -> "_Run":
     """Make a run and return it, finished; without faults if `versions`, the jobs' last ones, are given."""
     with ChaosCluster(settings, folder) as cluster:

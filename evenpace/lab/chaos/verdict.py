@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from evenpace.lab.chaos import checks
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps, read_ledger
 from evenpace.lab.chaos.reference_training import SPEC, train_alone
-from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
 
@@ -68,7 +68,7 @@ class Verdict:
         seconds: Duration of the whole run.
     """
 
-    settings: Settings
+    settings: ChaosConfig
     faults: list[dict[str, Any]]
     without_target: dict[str, int]
     skipped: dict[str, str]

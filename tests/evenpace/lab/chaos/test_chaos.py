@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.chaos_run import run
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, links_of, schedule
 from evenpace.lab.chaos.ledgers import Rewind, Step, read_ledger
-from evenpace.lab.chaos.settings import Settings
 
 WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
 SITES = Sites(
@@ -98,7 +98,7 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
 def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     """Or for what their kind needs; long ones last for minutes where there are hours."""
     seconds = 60.0 * minutes
-    faults = list(schedule(3, list(KINDS), SITES, Settings.gap, seconds))
+    faults = list(schedule(3, list(KINDS), SITES, ChaosConfig.gap, seconds))
     for fault in faults:
         assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
     longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
@@ -108,30 +108,30 @@ def test_faults_last_for_a_part_of_the_run_at_most(minutes):
 @pytest.mark.parametrize("seed", range(5))
 def test_an_hour_has_its_faults(seed):
     """An hour has as many faults as are required of one, with spare ones for those without a target."""
-    assert len(list(schedule(seed, list(KINDS), SITES, Settings.gap, 3600.0))) > 1000
+    assert len(list(schedule(seed, list(KINDS), SITES, ChaosConfig.gap, 3600.0))) > 1000
 
 
 def test_wrong_settings_are_refused():
     """The error names the wrong value."""
     with pytest.raises(ValueError, match="faults flood: there are kill"):
-        Settings(1, 0, ("flood", "kill"))
+        ChaosConfig(1, 0, ("flood", "kill"))
     with pytest.raises(ValueError, match="minutes 0: must be above 0"):
-        Settings(0, 0)
+        ChaosConfig(0, 0)
     with pytest.raises(ValueError, match="give at least one of kill"):
-        Settings(1, 0, ())
+        ChaosConfig(1, 0, ())
     with pytest.raises(ValueError, match="link_mib 0: must be above 0"):
-        Settings(1, 0, link_mib=0)
+        ChaosConfig(1, 0, link_mib=0)
     with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
-        Settings(1, 0, ("kill", "freeze-until-out"), deterministic=True)
+        ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
     """The command that repeats a run has the kinds that were named, if any were."""
-    assert Settings(0.5, 7, ("kill", "cut")).command == (
+    assert ChaosConfig(0.5, 7, ("kill", "cut")).command == (
         "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
-    assert Settings(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
-    others = Settings(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
+    assert ChaosConfig(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+    others = ChaosConfig(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
 
 
@@ -140,7 +140,7 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     monkeypatch.setattr(clocks, "_PLACES", ())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
     (tmp_path / "cluster").mkdir()
-    with ChaosCluster(Settings(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
+    with ChaosCluster(ChaosConfig(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
         assert cluster.kinds == [kind for kind in KINDS if kind not in ("disk", "clock")]
     assert cluster.skipped == {
         "disk": "no file systems of our own: it takes root",
@@ -149,7 +149,7 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "run"))
     with pytest.raises(NotPossibleHereError, match=r"^faults clock: no libfaketime here"):
-        run(Settings(1, 0, ("kill", "clock")), None)
+        run(ChaosConfig(1, 0, ("kill", "clock")), None)
     assert list((tmp_path / "run").iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from evenpace.lab.chaos.chaos_report import print_outcome
-from evenpace.lab.chaos.settings import Settings
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.verdict import Verdict
 from tests.services import has_ended
 
@@ -79,7 +79,7 @@ def test_a_violation_is_told_with_how_to_repeat_it(capsys):
     fault = {"kind": "kill", "target": "w0", "evidence": None}
     faults = [fault, {**fault, "evidence": "gone"}]
     outcome = Verdict(
-        Settings(1, 9, ("kill", "clock")), faults, {"kill": 1}, {"clock": "no libfaketime here"}
+        ChaosConfig(1, 9, ("kill", "clock")), faults, {"kill": 1}, {"clock": "no libfaketime here"}
     )
     outcome.violations.append("ps-0: epoch 3: 2 samples not used exactly once")
     print_outcome(outcome, Path("/somewhere"))

@@ -20,11 +20,11 @@ from batchsize_manager.job.history import History
 from evenpace.lab.chaos import checks
 from evenpace.lab.chaos import storm as storms
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.journalling_worker import train
 from evenpace.lab.chaos.reference_training import SPEC
-from evenpace.lab.chaos.settings import Settings
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
 from evenpace.lab.chaos.verdict import CALM, judge
@@ -58,7 +58,7 @@ class Run:
         self.folder = folder
         self.history = history
         self.problems = []
-        settings = Settings(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY, **settings)
+        settings = ChaosConfig(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY, **settings)
         self.cluster = ChaosCluster(settings, folder)
         roles = {
             **dict.fromkeys(self.cluster.workers, "worker"),

@@ -12,7 +12,7 @@ _TAKE_WORKERS_OUT = {"freeze-until-out"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChaosConfig:
     """One run.
 
     Attributes:
@@ -91,4 +91,4 @@ class Settings:
         )
 
 
-_DEFAULTS = {"link-mib": Settings.link_mib, "lookahead": Settings.lookahead, "jobs": Settings.jobs}
+_DEFAULTS = {"link-mib": ChaosConfig.link_mib, "lookahead": ChaosConfig.lookahead, "jobs": ChaosConfig.jobs}
