@@ -83,7 +83,7 @@ def open_session(config: SessionConfig, observing: Observing, *, insecure: bool)
 
     Args:
         config: Where the services are, and what this worker is.
-        observing: How it lets itself be watched.
+        observing: Its metrics and traces.
         insecure: Whether other machines may read its figures without TLS.
 
     Raises:

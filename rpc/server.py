@@ -41,7 +41,7 @@ class Security:
 
     Attributes:
         credentials: For TLS; every peer must have a certificate of its authorities. None: no TLS.
-        token_key: Instead of `token_keys`: a key that this server and its callers were told by a service that
+        token_key: Instead of `token_keys`: a key that this server and its callers got from a service that
             all of them trust.
     """
 

@@ -29,7 +29,7 @@ class SessionConfig:
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         silence: Seconds for which a service may say nothing before its connection counts as broken, and the
-            call is made anew; one that waits for others says so every two seconds.
+            call is repeated; one that waits for others says so every two seconds.
         credentials: This worker's certificate and token; None where the services ask for neither.
 
     Raises:

@@ -44,7 +44,7 @@ def silent(
     ]
 
 
-def late(
+def overdue(
     members: Mapping[str, Member],
     progress: Mapping[int, IterationProgress],
     planned: int,

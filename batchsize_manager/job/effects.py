@@ -17,7 +17,7 @@ class Effects:
         log: What happened, in words, each with the worker that it is about; None where it is about several
             or none.
         completed: Records to keep, of the iterations that were completed, in that order.
-        keep: Whether the members, the attempt or the batch's size have to be kept anew.
+        keep: Whether the members, the attempt or the batch's size have to be kept again.
         answer: Whether there may be an answer now for members that wait.
         fit: Whether the policy has seen something new, so that a fit may be due.
     """
@@ -58,7 +58,7 @@ class Outbox:
         self.effects.completed.append(record)
 
     def take(self) -> Effects:
-        """Return what has been collected, and begin anew."""
+        """Return what has been collected, and begin again."""
         effects = self.effects
         if effects:  # most reports have none, of thousands in a round
             self.effects = Effects()

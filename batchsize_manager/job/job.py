@@ -228,7 +228,7 @@ class Job:
             InvalidRequestError: The job's mode is not bsp.
         """
         if self.members.is_released(worker, incarnation):
-            return self.attempts.number  # it is told so when it says `rewind`
+            return self.attempts.number  # its `rewind` is answered with its release
         member = self.presence.hear(worker, incarnation, now)
         mode = self.config.synchronisation.mode
         if mode != "bsp":
@@ -311,10 +311,10 @@ class Job:
                 if self.presence.suspend(worker):
                     self._advance(now)
         typical = self.iterations.history.typical_duration if config.synchronisation.mode == "bsp" else 0.0
-        late = deadlines.late(
+        overdue = deadlines.overdue(
             members, self.iterations.progress, self.iterations.planned, config.report_timeout, typical, now
         )
-        for worker, iteration in list(late):
+        for worker, iteration in list(overdue):
             self._remove(worker, f"did not report iteration {iteration} in time", now)
 
     # -- what follows from them

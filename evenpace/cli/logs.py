@@ -34,7 +34,7 @@ def log_options(function: F) -> Callable[..., Any]:
         "--log-file",
         type=click.Path(path_type=Path, dir_okay=False),
         default=None,
-        help="Append to this file, and begin anew where it was moved away.  [default: stderr]",
+        help="Append to this file, and begin another where it was moved away.  [default: stderr]",
     )
     @functools.wraps(function)
     def command(log_format: "Form", log_level: str, log_file: Path | None, **others: Any) -> Any:

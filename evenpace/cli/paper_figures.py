@@ -96,7 +96,7 @@ def paper_figures(full: bool, only: str, again: bool, changes: tuple[str, ...], 
 
     An experiment that was run with the same options before is not run again: whoever stops this with Ctrl-C
     goes on later where it was, and has a page of what is there. One that cannot be run here (Figure 8 needs
-    root) is told in the page, and does not keep the others from running.
+    root) is named in the page, and does not keep the others from running.
     """
     names = only.split(",")
     options = {name: list(part.full if full else part.small) for name, part in PARTS.items()}

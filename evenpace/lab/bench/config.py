@@ -130,7 +130,7 @@ class TrainConfig:
     Attributes:
         epochs: Passes over the data; each leaves its last, smaller batch out.
         total_batch_size: Samples of a batch, over all workers; a multiple of their number.
-        target_accuracy: From 0 to 1; the time until an epoch ends with it is told.
+        target_accuracy: From 0 to 1; the time until an epoch ends with it is printed.
 
     Raises:
         InvalidRequestError: A value is not allowed.
