@@ -299,7 +299,7 @@ class Job:
                 self.attempts.failure = f"{self.planner.lack}, and no other has come for {config.keep:g} s"
                 return
         for worker in deadlines.gone(members, now):
-            if self.members.redoes:
+            if self.members.redoes and worker in self.members:  # else it was released meanwhile
                 self.members.cut_off(worker, now - config.absence)
             self._remove(worker, "died: its connection broke", now)
         for worker in deadlines.absent(members, config.absence, now):

@@ -265,3 +265,17 @@ def test_who_was_to_be_released_is_needed_again_after_going_back():
         for name in "ab":
             job.report(name, name, Report(iteration, 1.0), 0.0)
     assert list(job.members) == ["a", "b"]
+
+
+def test_members_that_are_gone_may_be_released_before_they_are_taken_out():
+    """One that was found dead with another may have been released when the other was taken out."""
+    policy = Even()
+    job = Job(JobSpec(100, 20), JobConfig(3, release=True), policy)
+    for name in "abc":
+        job.join(name, name, Bounds(), 0.0)
+    policy.named.add("c")
+    for name in "bc":
+        job.disconnect(name, name, 0.0)
+    job.tick(2.0)
+    assert list(job.members) == ["a"]
+    assert job.members.why_released("c", "c") == "c was named"
