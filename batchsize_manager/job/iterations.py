@@ -120,12 +120,12 @@ class Iterations:
             following = self.progress.get(self.first_open + 1)
             released_at = following.planned_at if following else now  # when whoever waited could go on
             duration = now - max(progress.planned_at, self.completed_at)
-            record = progress.record(released_at, duration)
+            record, observations = progress.complete(released_at, duration)
             self.history.add(record)
             self._outbox.complete(record)
             self.first_open += 1
             self.completed_at = now
-            yield progress.observations()
+            yield observations
 
     def forget_before(self, iteration: int) -> None:
         """Forget how complete iterations before this one went."""

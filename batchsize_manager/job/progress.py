@@ -139,27 +139,29 @@ class IterationProgress:
                 self.pool.insert(0, replace(part, start=position, count=part.count - fits))
         return list(got)
 
-    def record(self, released_at: float, duration: float) -> IterationRecord:
-        """Return the iteration's record; a worker's covers all its parts together.
+    def complete(
+        self, released_at: float, duration: float
+    ) -> tuple[IterationRecord, dict[str, WorkerRecord]]:
+        """Return the iteration's record, and the observations that policies make of it.
+
+        In the record, a worker's numbers cover all its parts; an observation is of its own part alone, whose
+        size the policy chose.
 
         Args:
             released_at: When the members that waited could go on.
             duration: Seconds that it took.
         """
         plan = self.plan
-        records = {name: self._worker_record(name, done, released_at) for name, done in self.done.items()}
-        return IterationRecord.of(
-            plan.iteration, plan.epoch, plan.total, duration, records, plan.attempt, plan.start
-        )
-
-    def observations(self) -> dict[str, WorkerRecord]:
-        """Return what policies see of the iteration: each member's own part, whose size they chose."""
-        own = self.plan.assignments
-        return {
-            name: self._worker_record(name, done[:1], done[0].arrival)
+        parts = {name: self._worker_record(name, done, released_at) for name, done in self.done.items()}
+        observations = {
+            name: parts[name] if len(done) == 1 else self._worker_record(name, done[:1], released_at)
             for name, done in self.done.items()
-            if done[0].part is own[name]
+            if done[0].part is plan.assignments[name]
         }
+        record = IterationRecord.of(
+            plan.iteration, plan.epoch, plan.total, duration, parts, plan.attempt, plan.start
+        )
+        return record, observations
 
     def _close(self, worker: str, part: Assignment) -> None:
         self.open[worker].remove(part)
