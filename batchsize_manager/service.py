@@ -97,7 +97,7 @@ class ManagerService:
                 raise
             self._jobs = {managed.name: managed for managed in restored}
             for managed in restored:
-                self._note(managed)
+                managed.job.outbox.effects.fit = self._note(managed).fit  # there is no event loop yet
 
     # -- rpc.service.Service
 

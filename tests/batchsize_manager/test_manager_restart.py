@@ -341,6 +341,16 @@ def connected(worker, address):
     return worker
 
 
+def test_a_fit_may_be_due_at_the_start(tmp_path, stopped):
+    """The policy has seen the last iterations again, and can learn from them before the next is complete."""
+    manager = service(tmp_path)
+    try:
+        (managed,) = manager.jobs
+        assert managed.job.take_effects().fit
+    finally:
+        manager.stop()
+
+
 @pytest.mark.parametrize("way", ["report", "heartbeat", "join", "recover"])
 def test_members_are_known_again_by_any_call(tmp_path, stopped, way):
     """Each call is answered with the new attempt; then the job goes on from the shards' version."""
