@@ -102,15 +102,15 @@ class Members:
     Attributes:
         by_name: Their states.
         started: Whether as many as start the job have been in it at once.
+        reduce: Whether they all-reduce gradients among themselves, and cannot go on without each other.
     """
 
     def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
         self.by_name: dict[str, Member] = {}
-        self.started = False
+        self.started = self.reduce = False
         self._config = config
         self._outbox = outbox
         self._is_busy = is_busy
-        self._reduce = False  # gradients among themselves
         self._released: dict[str, str] = {}  # incarnation to why
         self._cut_off: dict[str, Member] = {}  # seem to have died
 
@@ -124,14 +124,9 @@ class Members:
         return worker in self.by_name
 
     @property
-    def reduce(self) -> bool:
-        """True if they all-reduce gradients among themselves, and cannot go on without each other."""
-        return self._reduce
-
-    @property
     def redoes(self) -> bool:
         """True if what a member leaves undone is redone, rather than lost."""
-        return self._config.synchronisation.mode == "bsp" and not self._reduce
+        return self._config.synchronisation.mode == "bsp" and not self.reduce
 
     @property
     def staying(self) -> dict[str, Member]:
@@ -167,7 +162,7 @@ class Members:
         beats: bool = False,
     ) -> Member:
         """Add a member that has a part of iterations from `first` on; otherwise as `Job.join`."""
-        self._reduce |= unreleasable
+        self.reduce |= unreleasable
         member = self.by_name[worker] = Member(
             incarnation,
             bounds,
