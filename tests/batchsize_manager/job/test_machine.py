@@ -531,7 +531,8 @@ class AnyFault(RuleBasedStateMachine):
             self.workers.pop(worker.name, None)
         except UnavailableError:  # another had its name when the manager was started again
             self.tick(2.0)
-            self.attempt_call(worker, call, beside)
+            if worker.name in self.workers:  # else its heartbeat has found that it is no member
+                self.attempt_call(worker, call, beside)
         self.settle()
 
     def settle(self):
@@ -721,6 +722,16 @@ BEGIN = {
                 ("tick", {"seconds": 70.0}),
             ],
             id="another has taken the only place meanwhile",
+        ),
+        pytest.param(
+            [
+                ("begin", BEGIN),
+                ("restart", {"pick": 0}),
+                ("manager_crashes", {"lost": 0, "forgets_members": True}),
+                ("change_batch_size", {"size": 1}),
+                ("reconnect", {"pick": 0}),
+            ],
+            id="one ends while it waits for its name",
         ),
         pytest.param(
             [
