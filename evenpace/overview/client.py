@@ -13,6 +13,7 @@ from rpc.credentials import Credentials
 _wire = idl.batchsize_manager
 
 _ITERATIONS = 1000  # asked for in one call
+_CONNECT_SECONDS = 30.0  # to reach a manager, over all attempts
 
 
 class ManagerClient:
@@ -21,7 +22,7 @@ class ManagerClient:
     Args:
         manager: Address of the manager.
         credentials: A certificate, and a token of the job or of all jobs, where it asks for them.
-        timeout: Seconds in which a call must be answered, attempts to connect included.
+        timeout: Seconds in which a call must be answered; the manager must be reached in as many, or in 30.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class ManagerClient:
             _wire.BatchSizeManager,
             manager,
             "BatchSizeManager",
-            connect_timeout=timeout,
+            connect_timeout=min(timeout, _CONNECT_SECONDS),
             call_timeout=timeout,
             credentials=credentials,
         )

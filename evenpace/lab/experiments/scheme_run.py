@@ -106,11 +106,17 @@ def followed(cluster: LocalCluster, observer: Observer) -> Iterator[None]:
     """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
     Raises:
-        EvenpaceError: A process failed, or the manager does not answer.
+        ProcessFailedError: A process failed.
+        EvenpaceError: The manager does not answer.
     """
     running = True
     while running:
         running = cluster.check()
         time.sleep(_POLL_SECONDS)
-        if observer.poll():
+        try:
+            there = observer.poll()
+        except EvenpaceError:
+            cluster.check()  # a process that has failed says more
+            raise
+        if there:
             yield

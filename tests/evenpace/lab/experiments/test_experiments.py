@@ -1,5 +1,6 @@
 """The experiments: schemes under contention, as real clusters on a few hundred samples."""
 
+import contextlib
 import csv
 import json
 import shutil
@@ -9,11 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
+from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments import overhead, scheme_run
 from evenpace.lab.experiments.overhead import run as measure_overhead
 from evenpace.lab.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.lab.traces import read_trace
 from evenpace.lab.workloads.by_name import WORKLOADS, Training
+from evenpace.observer import Observer
+from evenpace.processes import ProcessFailedError
 from predictors import PREDICTORS
 from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
@@ -28,6 +32,24 @@ ITERATIONS = 24
 def experiment(*arguments):
     """Run `evenpace experiment` in this process."""
     return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_service_that_dies_is_named_at_once(tmp_path):
+    """Not only that it cannot be reached any more: its log says why."""
+    with (
+        LocalCluster(tmp_path) as cluster,
+        contextlib.closing(Observer(cluster.manager, (), timeout=0.5)) as observer,
+    ):
+        poll = observer.poll
+
+        def die_first():
+            cluster["manager"].kill()
+            cluster["manager"].popen.wait()
+            return poll()
+
+        observer.poll = die_first  # after the look at the processes, before that at the job
+        with pytest.raises(ProcessFailedError, match="manager ended with status -9; its log"):
+            next(scheme_run.followed(cluster, observer))
 
 
 def test_each_scheme_has_its_baseline_before_it():
