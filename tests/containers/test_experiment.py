@@ -25,6 +25,7 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
         *("--shares", "0.3,0.3", "--iterations", "40", "--batch-size", "32", "--settle", "20"),
         *("--schedule", str(schedule), "--out", str(tmp_path / "out"), "--", "--test-samples", "50"),
     ]
+    before = containers_and_networks()
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
 
@@ -36,9 +37,12 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
         assert mean(disturbed, 3) > mean(free, 3) + 0.2
     balanced = report["schemes"]["lb-bsp:ema"]["workers"]
     assert mean(balanced["worker-0"][20:], 0) < 0.8 * mean(balanced["worker-1"][20:], 0)
-    names = docker("ps", "--all", "--format", "{{.Names}}") + docker("network", "ls", "--format", "{{.Name}}")
-    assert "-worker-0" not in names
-    assert "evenpace-" not in docker("network", "ls", "--format", "{{.Name}}")
+    assert not containers_and_networks() - before
+
+
+def containers_and_networks():
+    """Return the ids of all containers and networks of the engine, those of other runs included."""
+    return {*docker("ps", "--all", "--quiet").split(), *docker("network", "ls", "--quiet").split()}
 
 
 def mean(rows, column):

@@ -122,8 +122,16 @@ def runs_on(pid):
 
 
 def duty_cycler():
-    """Return the one duty cycler that this process has started."""
-    (cycler,) = (child for child in psutil.Process().children() if duty_cycle.__file__ in child.cmdline())
+    """Return the one duty cycler that this process has started.
+
+    The kernel shows no command of a process for a moment after `Popen` has returned.
+    """
+
+    def cyclers():
+        return [child for child in psutil.Process().children() if duty_cycle.__file__ in child.cmdline()]
+
+    wait_until(cyclers)
+    (cycler,) = cyclers()
     return cycler
 
 
