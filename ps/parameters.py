@@ -238,7 +238,7 @@ class Parameters(ABC):
 
     @property
     def contributors(self) -> AbstractSet[str]:
-        """Return the workers whose gradients the next step uses; empty in the modes other than bsp."""
+        """Return the workers whose gradients the next step uses, as far as the mode is bsp."""
         return frozenset()
 
     @property
