@@ -59,7 +59,8 @@ class SeenTimes:
 
     def __init__(self) -> None:
         self._iterations = 0
-        self._curves: Curves | None = None  # as of the last fit
+        self._fit_due = 0  # iterations after which the next fit is due
+        self._curves: Curves | None = None  # as of the last fit, which expected times follow from
         self._forget(0)
 
     def observe(self, sizes: Array, times: Array, cpu_usages: Array, columns: NDArray[np.int64]) -> None:
@@ -80,7 +81,8 @@ class SeenTimes:
         cpu = np.nan_to_num(cpu_usages[busy])
         self._iterations += 1
         if self._iterations >= self._fit_due:
-            self.curves()
+            self._curves = self.curves()
+            self._fit_due = self._iterations + min(max(self._iterations // _NEXT_FIT, _FIRST_FIT), _LAST_FIT)
         near, distance, expected = self._expected(sizes, columns)
         first = np.isinf(distance)
         known = distance < _SAME_SIZE
@@ -120,9 +122,7 @@ class SeenTimes:
             variances = self._noise[:, None] / self._repeats + _AGEING * self._ages
         centres = self._sizes[np.arange(len(seen)), latest]
         curves = fit(self._sizes, np.exp(self._logs), variances, centres, _MISFIT)
-        self._curves = curves = curves.averaged_over(np.asarray(seen.any(axis=1)))
-        self._fit_due = self._iterations + min(max(self._iterations // _NEXT_FIT, _FIRST_FIT), _LAST_FIT)
-        return curves
+        return curves.averaged_over(np.asarray(seen.any(axis=1)))
 
     def resize(self, keep: NDArray[np.int64], count: int) -> None:
         """Change the columns to `count`, the first of which are the present columns `keep`, in that order."""

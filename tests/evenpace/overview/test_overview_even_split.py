@@ -82,6 +82,17 @@ def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
     assert estimate(runs[policy]) == pytest.approx(seconds(runs["even"]) / seconds(runs[policy]), rel=0.06)
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_how_often_somebody_looks_changes_nothing(every):
+    """What is learnt of the workers follows from the iterations alone, not from who looks at them when."""
+    iterations = played("learned", [0.010, 0.008, 0.030, 0.012], 16, 0.1, 2.5)
+    view = JobView()
+    for first in range(0, len(iterations), every):
+        view.add(iterations[first : first + every])
+        looked_at = view.figures()
+    assert (looked_at.seconds + looked_at.saved_seconds) / looked_at.seconds == estimate(iterations)
+
+
 def test_of_an_even_split_nothing_is_saved():
     """The estimate is the measured duration itself where shares are even, to rounding."""
     view = JobView()
