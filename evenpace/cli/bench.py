@@ -7,8 +7,7 @@ import click
 
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.bench.balance_play import Change
-from evenpace.lab.bench.config import BalanceConfig, RecoveryConfig, ShardsConfig, TrainConfig
+from evenpace.lab.bench.config import BalanceConfig, Change, RecoveryConfig, ShardsConfig, TrainConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PREDICTORS, PredictorOptions
 

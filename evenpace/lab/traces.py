@@ -321,7 +321,7 @@ class Perturbation:
         """Return the mean factor, with which a perfect predictor multiplies."""
         return 1 - self.spikes * (1 - self.spike_factor)
 
-    def draw(self, iterations: int, random: np.random.Generator) -> Array:
+    def draw(self, iterations: int, random: "np.random.Generator") -> Array:
         """Draw factors, (iterations,)."""
         sigma = math.sqrt(math.log1p(self.noise**2))
         noise = np.exp(sigma * random.standard_normal(iterations) - sigma**2 / 2)

@@ -37,8 +37,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
-from evenpace.lab.bench.balance_play import CLOSE, Change, Noise, Play, best_split, play
-from evenpace.lab.bench.config import BalanceConfig
+from evenpace.lab.bench.balance_play import CLOSE, Play, best_split, play
+from evenpace.lab.bench.config import BalanceConfig, Change, Noise
 from evenpace.lab.bench.step_times import (
     Cluster,
     GpuCurves,

@@ -6,7 +6,7 @@ best split comes from a solver of its own, which shares nothing with the policie
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,58 +14,15 @@ from numpy.typing import NDArray
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy
+from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError
 from idl.plan import JobSpec
 from idl.records import Report
-from idl.settings import Setting, check_settings
 from predictors import Array
 
 CLOSE = 1.05  # ratio to the best split's iteration time up to which a split is close to it
 _IN_A_ROW = 3  # iterations in a row that must be close
-_SPIKE = 3.0  # factor on a worker's time in a spike
-
-
-@dataclass(frozen=True)
-class Change:
-    """Change of a worker's speed: from an iteration on, its times are `factor` times the measured ones."""
-
-    iteration: int
-    worker: str
-    factor: float
-
-    def __post_init__(self) -> None:
-        if self.iteration < 1:
-            raise ValueError(f"change in iteration {self.iteration}: must be at least 1")
-        if not 0 < self.factor < float("inf"):
-            raise ValueError(f"change by the factor {self.factor}: must be above 0")
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Noise on the true times, from which the measured ones follow.
-
-    Attributes:
-        deviation: Relative standard deviation.
-        spikes: Share of iterations in which a worker takes three times as long.
-        seed: Seed of both.
-    """
-
-    deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
-        0.03
-    )
-    spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
-    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def factors(self, iterations: int, workers: int) -> Array:
-        """Return factors on the true times, (iterations, workers); the same for every policy."""
-        random = np.random.default_rng(self.seed)
-        factors = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
-        spiked: Array = np.where(random.random((iterations, workers)) < self.spikes, _SPIKE, 1.0) * factors
-        return spiked
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,16 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
-from evenpace.lab.bench.balance_play import Change, Noise
 from evenpace.lab.fields import ImageData, Limit, Repeats, Seed, Shares, parse_names
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
+from predictors import Array
+
+_SPIKE = 3.0  # factor on a worker's time in a spike
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,48 @@ class TrainConfig:
                 f"batch size {self.total_batch_size}: must be a multiple of {len(self.shares)}, the workers, "
                 f"since stock DDP takes the plain mean over them"
             )
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of a worker's speed: from an iteration on, its times are `factor` times the measured ones."""
+
+    iteration: int
+    worker: str
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.iteration < 1:
+            raise ValueError(f"change in iteration {self.iteration}: must be at least 1")
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"change by the factor {self.factor}: must be above 0")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise on the true times, from which the measured ones follow.
+
+    Attributes:
+        deviation: Relative standard deviation.
+        spikes: Share of iterations in which a worker takes three times as long.
+        seed: Seed of both.
+    """
+
+    deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
+        0.03
+    )
+    spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
+    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def factors(self, iterations: int, workers: int) -> Array:
+        """Return factors on the true times, (iterations, workers); the same for every policy."""
+        random = np.random.default_rng(self.seed)
+        factors = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
+        spiked: Array = np.where(random.random((iterations, workers)) < self.spikes, _SPIKE, 1.0) * factors
+        return spiked
 
 
 @dataclass(frozen=True)

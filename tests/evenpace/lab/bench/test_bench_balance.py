@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies import POLICIES, make_policy
 from evenpace.cli import cli
-from evenpace.lab.bench.balance_play import Change, Noise, best_split, play
+from evenpace.lab.bench.balance_play import best_split, play
+from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import StepTimes, made_up_step_times, make_cluster, read_step_times
 from tests import SHARED_DATA
 
