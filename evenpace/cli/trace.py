@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing it takes a while
     from evenpace.observer import Observer
 
 _POLL_SECONDS = 0.5  # seconds between two looks at the job
+_ANSWER_SECONDS = 10.0  # seconds in which the manager must answer each
 
 
 @click.group()
@@ -162,7 +163,7 @@ def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: 
     with user_mistakes():
         from evenpace.observer import Observer
 
-        observer = Observer(manager, (), job, credentials)
+        observer = Observer(manager, (), job, credentials, timeout=_ANSWER_SECONDS)
         with contextlib.closing(observer), contextlib.closing(TraceRecorder(out)) as recorder:
             rows, why = _follow(observer, recorder, job, idle)
     click.echo(f"{why}: {rows:,} new rows in {out}")
