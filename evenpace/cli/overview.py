@@ -25,7 +25,6 @@ _SUMMARY = (
     *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
     *("mode", "batch_size", "age"),
 )
-_SPEC = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
 
 _manager = click.option(
     "--manager",
@@ -127,10 +126,12 @@ def _for_json(feed: "Feed", manager: str) -> dict[str, Any]:
 
 
 def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
+    from idl.translation import read_spec
+
     summary = job.summary
     return {
         **{name: getattr(summary, name) for name in _SUMMARY},
-        "spec": {name: getattr(summary.spec, name) for name in _SPEC},
+        "spec": asdict(read_spec(summary.spec)),
         "behind": job.behind,
         "figures": asdict(job.view.figures(job.states)),
         "members": [

@@ -33,7 +33,7 @@ class _TextType(click.ParamType):  # type: ignore[type-arg]
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read an address; the error is `Address.parse`'s."""
+        """Read a value as its setting does, whose errors become `EvenpaceError`s."""
         with user_mistakes():
             return self._read(value) if isinstance(value, str) else value
 

@@ -115,7 +115,7 @@ def _mistrusted(
     if (
         "mismatch" in error.verify_message
         or "doesn't match" in error.verify_message
-        or error.verify_code in (62, 64)
+        or error.verify_code in _OTHER_NAME
     ):
         names = ", ".join(_names(shown)) if shown is not None else "others"
         yield problem(

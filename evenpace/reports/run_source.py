@@ -13,6 +13,7 @@ from batchsize_manager.storage.state_reader import SavedRun, StateReader
 from evenpace.overview.client import ManagerClient
 from idl.errors import EvenpaceError
 from idl.records import IterationRecord
+from idl.translation import read_spec
 
 _READ_AT_ONCE = 20_000  # records of workers
 _FIRST_PAGE = 16  # iterations, before it is known how many workers they have
@@ -150,12 +151,10 @@ class LiveRun:
         status = client.status(summary.job)
         self._events = [RunEvent(event.at, event.text) for event in status.events][-_EVENTS:]
         self._states = {member.worker: member.state for member in status.members}
-        spec = summary.spec
-        keys = ("dataset_size", "total_batch_size", "seed", "shuffle", "drop_last")
         self.facts = RunFacts(
             run=summary.run,
             job=summary.job,
-            spec={key: getattr(spec, key) for key in keys},
+            spec=asdict(read_spec(summary.spec)),
             policy=summary.policy,
             predictor=summary.predictor,
             mode=summary.mode,

@@ -75,14 +75,12 @@ class RunTotals:
     """Totals over the iterations so far.
 
     Attributes:
-        iterations: Number of iterations.
         seconds: Seconds that they took.
         splits: Batches that were split otherwise than the one before.
         sizes: The whole batch's sizes, the first included; a smaller last batch of an epoch does not count.
     """
 
     def __init__(self) -> None:
-        self.iterations = 0
         self.seconds = 0.0
         self.splits = 0
         self.sizes: list[SizeChange] = []
@@ -106,7 +104,6 @@ class RunTotals:
         workers, count, samples = self._counted
         self._counted = (workers, count + 1, samples + iteration.batch_sizes)
         self._size(iteration)
-        self.iterations += 1
         self.seconds += iteration.duration
         self._before = iteration
 

@@ -28,7 +28,6 @@ def write_page(template: str, path: Path, **values: Any) -> None:
         seconds=numbers.seconds,
         span=numbers.span,
         quantity=numbers.quantity,
-        small=lambda value: numbers.text(value, ".2g"),
         factor=lambda value: numbers.text(value, ".2f"),
         share=lambda value: numbers.text(value, ".3g"),
     )
