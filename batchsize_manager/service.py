@@ -428,7 +428,7 @@ class ManagerService:
             managed.answer_all()
         elif asker is not None:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
-        if effects.fit:  # once the answers are out: a fit can wait, the workers cannot
+        if effects.fit and not managed.ending:  # after the answers: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
                 self._learning.train, job, partial(self._learnt, managed), managed.name
             )
@@ -436,9 +436,10 @@ class ManagerService:
     def _note(self, managed: ManagedJob) -> Effects:
         """Log and keep what a job's last event has brought, and return all of its effects."""
         effects = managed.job.take_effects()
-        if self._archive is not None:
-            self._archive.keep(managed, effects)
-        managed.log_events(effects)
+        if effects:  # most reports have none
+            if self._archive is not None:
+                self._archive.keep(managed, effects)
+            managed.log_events(effects)
         return effects
 
     def _end(self, managed: ManagedJob, why: str, error: EvenpaceError) -> None:

@@ -15,7 +15,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Tensor
 from idl.plan import Assignment, JobSpec, Resume
-from idl.records import IterationRecord, Report
+from idl.records import IterationRecord, Report, WorkerRecord
 from idl.synchronisation import Synchronisation
 
 T = TypeVar("T")
@@ -26,10 +26,8 @@ _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
 
-_COLUMNS = (  # of an iteration's record on the wire, in the order that they have in `IterationRecord.values`
-    *("batch_sizes", "batch_processing_times", "waiting_times"),
-    *("cpu_usages", "memory_usages", "predicted_speeds"),
-)
+# Of an iteration's record on the wire, in the order that they have in `IterationRecord.values`.
+_COLUMNS = tuple(f"{name}s" for name in WorkerRecord._fields)
 
 
 # -- assignments

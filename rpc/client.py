@@ -235,9 +235,8 @@ class Client:
                     raise ConnectionLostError(
                         f"cannot reach {self._peer()} ({error}); is it running there?"
                     ) from error
-                if (
-                    not warned and now - began >= _SILENT_SECONDS < (until - now) / 2
-                ):  # else the error is near
+                # Towards the end, the error is near.
+                if not warned and now - began >= _SILENT_SECONDS < (until - now) / 2:
                     warned = True
                     log.warning(
                         "cannot reach %s yet (%s); trying for %.0f s more",
@@ -337,9 +336,8 @@ class Client:
             data = codec.without_bulk(data, bulk)
         if header.type == TMessageType.EXCEPTION:
             exception = codec.decode(data, TApplicationException)
-            if (
-                exception.type == codec.TIMEOUT
-            ):  # the network, or one of the two processes, was slow: try again
+            # The network, or one of the two processes, was slow: try again.
+            if exception.type == codec.TIMEOUT:
                 raise ConnectionResetError(exception.message)
             raise ProtocolError(f"{self._peer()}: {exception.message}")
         if header[::2] != (self._method, self._sequence_id) or header.type != TMessageType.REPLY:

@@ -24,7 +24,7 @@ import uvloop
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
-from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.partitions.service import DataPartitionService
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import service
 from evenpace.processes import Process
@@ -210,7 +210,7 @@ def shard_service(**config: Any) -> ParameterServerService:
 
 def partition_service(workers: int, **changes: Any) -> DataPartitionService:
     """A DataPartitionManager whose jobs start with so many workers."""
-    return DataPartitionService(PartitionServiceConfig(PartitionsConfig(workers, **changes)))
+    return DataPartitionService(PartitionsConfig(workers, **changes))
 
 
 def with_token(key: Path, job: str) -> Credentials:

@@ -49,6 +49,12 @@ class Attempts:
         self._outbox.effects.answer = True
         self._outbox.log(f"attempt {self.number} is needed: {why}")
 
+    def begin_if_deserted(self) -> None:
+        """Begin another attempt if all members of a job that redoes what they leave undone have gone."""
+        members = self._members
+        if members.started and members.redoes and not members and not self.recovering:
+            self.begin("all members had gone")
+
     def end(self, iteration: int, now: float) -> None:
         """Go on from an iteration, which all shards are at."""
         self.why_recovering = ""

@@ -129,12 +129,10 @@ class Job:
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
-        self.members.check_room(worker, bounds, self.planner.size(others + 1))
+        self.members.check_room(worker, bounds, self.planner.batches.size(others + 1))
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
-        left_alone = self.members.started and self.members.redoes and not self.members
-        if left_alone and not self.attempts.recovering:
-            self.attempts.begin("all members had gone")
+        self.attempts.begin_if_deserted()
         self.iterations.discard_undelivered()
         first = self.iterations.planned
         self.members.add(

@@ -46,11 +46,7 @@ class Planner:
     @property
     def batch_size(self) -> int:
         """The samples of a whole batch for the members that are planned for."""
-        return self.size(len(self._members.staying))
-
-    def size(self, members: int) -> int:
-        """Return the samples of a whole batch for that many members."""
-        return self.batches.size(members)
+        return self.batches.size(len(self._members.staying))
 
     def can_do_without(self, workers: Collection[str]) -> bool:
         """Return whether the members that are planned for can take a whole batch without some of them."""

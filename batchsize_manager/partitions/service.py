@@ -5,7 +5,6 @@ All decisions are made in `partitioned_job`; no sample passes through here.
 
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import idl
@@ -22,30 +21,21 @@ log = logging.getLogger(__name__)
 _wire = idl.data_partition
 
 _LINES = 50  # log lines about jobs, of one level, per second
-
-
-@dataclass(frozen=True)
-class PartitionServiceConfig:
-    """Options of a DataPartitionManager.
-
-    Attributes:
-        partitions: Options of the balance between parts.
-        jobs: The most jobs at once.
-        members: The most workers in one job.
-    """
-
-    partitions: PartitionsConfig = field(default_factory=PartitionsConfig)
-    jobs: int = 100
-    members: int = 5000
+_MOST_JOBS = 100  # at once
+_MOST_MEMBERS = 5000  # of one job
 
 
 class DataPartitionService:
-    """The server side of `DataPartitionManager` in `idl/data_partition.thrift`; see `rpc.service.Service`."""
+    """The server side of `DataPartitionManager` in `idl/data_partition.thrift`; see `rpc.service.Service`.
+
+    Args:
+        config: Options of the balance between parts.
+    """
 
     definition = _wire.DataPartitionManager
     bulk_methods: frozenset[str] = frozenset()
 
-    def __init__(self, config: PartitionServiceConfig) -> None:
+    def __init__(self, config: PartitionsConfig) -> None:
         self._config = config
         self._limited_log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._jobs: dict[str, PartitionedJob] = {}
@@ -91,11 +81,11 @@ class DataPartitionService:
         samples = check.integer("samples", request.samples, 1, 2**48 - 1)
         partitions = self._jobs.get(job)
         if partitions is None:
-            if len(self._jobs) >= self._config.jobs:
+            if len(self._jobs) >= _MOST_JOBS:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
-            partitions = PartitionedJob(self._config.partitions)
-        if worker not in partitions.members and partitions.size >= self._config.members:
-            raise UnavailableError(f"job {job!r} has {self._config.members} members already")
+            partitions = PartitionedJob(self._config)
+        if worker not in partitions.members and partitions.size >= _MOST_MEMBERS:
+            raise UnavailableError(f"job {job!r} has {_MOST_MEMBERS} members already")
         partitions.join(worker, incarnation, str(address), samples, time.monotonic())
         self._jobs[job] = partitions
         call.reply(_reply(partitions, request.identity))

@@ -188,7 +188,8 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array, misfit: fl
     wu, wv = w * u, w * v
     uu, uv, vv = (wu * u).sum(-1), (wu * v).sum(-1), (wv * v).sum(-1) + prior
     su, sv = wu.sum(-1), wv.sum(-1) + prior * _USUAL_ELASTICITY
-    slope = (uu * sv - uv * su) / np.maximum(uu * vv - uv**2, 1e-300)
+    determinant = np.maximum(uu * vv - uv**2, 1e-300)
+    slope = (uu * sv - uv * su) / determinant
     slope = np.maximum(slope, _LEAST_ELASTICITY)
     level = (su - uv * slope) / np.maximum(uu, 1e-300)
     negative = level < _LEAST_ELASTICITY
@@ -199,7 +200,6 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array, misfit: fl
     # Of thresholds that are equally good but for rounding, the first: the choice depends on no unit.
     least = left.min(axis=1, keepdims=True) * (1 + _TIE) + _TIE
     best = (np.arange(len(sizes)), (left <= least).argmax(axis=1))
-    deviation = np.sqrt(uu / np.maximum(uu * vv - uv**2, 1e-300))
     size_unit, time_unit = size_unit[:, 0], time_unit[:, 0]
     # A worker without measurements is treated as if it had one at its centre.
     shown = np.where(known.any(axis=1, keepdims=True) & ~known, np.nan, sizes)
@@ -211,5 +211,5 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array, misfit: fl
         np.nanmax(shown, axis=1),
         1 / np.sqrt(whole[:, 0]),
         size_unit,
-        np.broadcast_to(deviation, left.shape)[best] * time_unit / size_unit,
+        np.sqrt((uu / determinant)[best]) * time_unit / size_unit,
     )

@@ -29,10 +29,10 @@ def partitions(
     It counts how often each worker has gone through its part, and has slower workers hand samples over to
     faster ones, so that all samples are used about equally often.
     """
-    from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
+    from batchsize_manager.partitions.service import DataPartitionService
     from evenpace.serve import serve
 
     security.check_address(listen)
     observing.check(security)
-    service = DataPartitionService(PartitionServiceConfig(config))
+    service = DataPartitionService(config)
     serve(service, listen, limits, security, announce, observing.partitions(service))

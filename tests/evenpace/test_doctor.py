@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.partitions.partitioned_job import PartitionsConfig
+from batchsize_manager.partitions.service import DataPartitionService
 from evenpace import certificates
 from evenpace.doctor import checkup as running
 from evenpace.doctor import (
@@ -189,7 +190,7 @@ def test_nothing_is_changed(tmp_path):
 @pytest.fixture(scope="module")
 def partitions():
     """A DataPartitionManager for all tests that can share one, and its service."""
-    service = DataPartitionService(PartitionServiceConfig())
+    service = DataPartitionService(PartitionsConfig())
     with serving(service) as address:
         yield address, service
 
@@ -449,7 +450,7 @@ def test_tokens(tmp_path, kind, own, of_service):
     kinds = {
         "manager": manager_service(),
         "shard": shard_service(),
-        "partitions": DataPartitionService(PartitionServiceConfig()),
+        "partitions": DataPartitionService(PartitionsConfig()),
     }
     for kind_of, service in kinds.items():
         with serving(service, security=Security(token_keys=key)) as address:

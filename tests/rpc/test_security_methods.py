@@ -13,7 +13,8 @@ import pytest
 from thriftpy2.thrift import TType
 
 import idl
-from batchsize_manager.partitions.service import DataPartitionService, PartitionServiceConfig
+from batchsize_manager.partitions.partitioned_job import PartitionsConfig
+from batchsize_manager.partitions.service import DataPartitionService
 from idl.errors import DECLARED, InvalidRequestError, UnauthorisedError
 from rpc import codec, tokens
 from rpc.address import Address
@@ -30,7 +31,7 @@ SERVED = {
     idl.batchsize_manager.BatchSizeManager: (manager_service, "digits"),
     idl.parameter_server.ParameterServer: (shard_service, "digits/run"),
     idl.data_partition.DataPartitionManager: (
-        lambda: DataPartitionService(PartitionServiceConfig()),
+        lambda: DataPartitionService(PartitionsConfig()),
         "digits",
     ),
 }
