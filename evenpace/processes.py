@@ -122,13 +122,14 @@ class Process:
         self.popen.kill()
 
     def pause(self) -> None:
-        """Freeze it by SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """Freeze it by SIGSTOP, unless it has ended."""
+        assert self.popen is not None
+        self.popen.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on by SIGCONT, unless it has ended."""
-        if self.running:
-            os.kill(self.pid, signal.SIGCONT)
+        if self.popen is not None:
+            self.popen.send_signal(signal.SIGCONT)
 
     def end(self, seconds: float = _STOP_SECONDS) -> None:
         """End it by SIGTERM, then SIGKILL; see `end_process`."""
@@ -146,17 +147,22 @@ class Process:
     def failure(self) -> ProcessFailedError:
         """Return an error that says how it ended, with the end of its log."""
         assert self.popen is not None
-        text = self.tail().replace("\n", "\n  ")
         return ProcessFailedError(
-            f"{self.name} ended with status {self.popen.returncode}; its log, {self.log}:\n  {text}"
+            f"{self.name} ended with status {self.popen.returncode}; {self._end_of_log()}"
         )
+
+    def _end_of_log(self) -> str:
+        text = self.tail().replace("\n", "\n  ")
+        return f"its log, {self.log}:\n  {text}"
 
     def _read_address(self) -> Address:
         assert self.popen is not None
         assert self.popen.stdout is not None
         ready, _, _ = select.select([self.popen.stdout], [], [], _START_SECONDS)
         if not ready:
-            raise UnavailableError(f"{self.name} did not start within {_START_SECONDS:g} s; see {self.log}")
+            raise UnavailableError(
+                f"{self.name} did not start within {_START_SECONDS:g} s; {self._end_of_log()}"
+            )
         line = self.popen.stdout.readline().decode()
         if not line.startswith(LISTENING):
             self.popen.wait()

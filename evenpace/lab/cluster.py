@@ -338,7 +338,7 @@ def service(
         line = command_line(command, "--listen", f"{host}:0", *rest)
     with tempfile.TemporaryDirectory(prefix="evenpace-service-") as folder:
         name = module or arguments[0]
-        process = Process(name, [*prefix, *line], log or Path(folder) / "log", MANAGER, listens=True)
+        process = Process(name, [*prefix, *line], log or Path(folder) / "log", listens=True)
         with process:
             process.address  # noqa: B018 - waits for it
             yield process

@@ -15,7 +15,7 @@ from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_rounds import Rounds
 from evenpace.lab.bench.load_workers import GeneratorConfig
-from evenpace.processes import Process
+from evenpace.processes import Process, end_process
 from idl.errors import UnavailableError
 from rpc.address import Address
 
@@ -37,6 +37,7 @@ class Generators:
         self._address = address
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         self._processes: list[Process] = []
+        self._listeners: list[threading.Thread] = []
         self._stack = contextlib.ExitStack()
         self.rounds = Rounds(SAMPLES_PER_WORKER * config.workers, config.generators)
         self.errors: Counter[str] = Counter()
@@ -76,6 +77,8 @@ class Generators:
             popen.stdin.close()
         for popen in popens:
             popen.wait(SILENCE_SECONDS)
+        for listener in self._listeners:
+            listener.join()
         while not self._said.empty():
             self._take(self._said.get())
 
@@ -92,7 +95,13 @@ class Generators:
             name = f"generator-{number}"
             process = Process(name, line, folder / f"{name}.log", listens=True, hears=True)
             self._processes.append(self._stack.enter_context(process))
-            threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+            listener = threading.Thread(target=self._hear, args=(process,), daemon=True)
+            listener.start()
+            self._listeners.append(listener)
+            # Its last line is heard before its pipes are closed and its log is removed.
+            self._stack.callback(listener.join)
+            assert process.popen is not None
+            self._stack.callback(end_process, process.popen)
         for _ in self._processes:
             self._expect("joined")
         for process in self._processes:

@@ -1,5 +1,6 @@
 """thriftpy2's own TThreadedServer, a thread for each connection: what the benchmarks compare with."""
 
+import os
 import sys
 from types import ModuleType
 from typing import Any, cast
@@ -10,10 +11,12 @@ from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
 
 from evenpace.processes import LISTENING
+from worker.parent import end_with_parent
 
 
 def announce(port: int) -> None:
-    """Print the port on which this process listens, for `evenpace.lab.cluster.service`."""
+    """Print the port on which this process listens, for `evenpace.lab.cluster.service`, and end with that."""
+    end_with_parent(os.getppid())
     sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
     sys.stdout.flush()
 

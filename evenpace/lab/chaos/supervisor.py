@@ -68,6 +68,7 @@ class Supervisor:
     def kill(self, name: str, seconds: float) -> "subprocess.Popen[bytes]":
         """Kill a running process, to be started again after some seconds."""
         process = self.processes[name]
+        assert self._is_up(process), f"{name} does not run"
         assert process.popen is not None
         self._killed[process.pid] = seconds
         process.kill()
