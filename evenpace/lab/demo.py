@@ -150,11 +150,14 @@ def _train(
     bar = make_progress()
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
     page = () if config.http is None else ("--http", str(config.http))
+    shown = 0  # records
     with Live(bar, console=console, refresh_per_second=4) as live:
 
         def watch(done: int, records: Sequence[IterationRecord]) -> None:
+            nonlocal shown
             bar.update(task, completed=done, description=f"{scheme.name} ({scheme.policy})")
-            if records:
+            if len(records) > shown:
+                shown = len(records)
                 live.update(Group(bar, _table(config, records[-_RECENT:])))
 
         def end(manager: Address) -> None:
@@ -173,9 +176,10 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
         table.add_column(column, justify="left" if column == "worker" else "right")
-    latest = recent[-1].parts
+    iterations = [record.parts for record in recent]
+    latest = iterations[-1]
     for worker, share in config.workers.items():
-        parts = [record.parts[worker] for record in recent if worker in record.workers]
+        parts = [iteration[worker] for iteration in iterations if worker in iteration]
         if worker not in latest or not parts:
             table.add_row(worker, f"{share:g}", "-", "-", "-", "-")
             continue

@@ -81,6 +81,11 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
     return figures
 
 
+def _credentials(tokens: Tokens | None) -> Credentials | None:
+    """Return the honest job's credentials, where the services ask for a token."""
+    return Credentials(token=tokens.honest) if tokens is not None else None
+
+
 @contextlib.contextmanager
 def _services(
     config: HostileConfig, logs: Path | None = None
@@ -92,7 +97,7 @@ def _services(
         cluster = LocalCluster(
             logs or Path(folder) / "logs",
             workers=WORKERS,
-            credentials=Credentials(token=tokens.honest) if tokens is not None else None,
+            credentials=_credentials(tokens),
             token_key=tokens.key if tokens is not None else None,
             shard_options=lambda name: options,
             policy="even",
@@ -106,10 +111,9 @@ def _trained(
     cluster: LocalCluster, tokens: Tokens | None, pace: float, last: int | None = None
 ) -> Iterator[HonestJob]:
     """Start the honest job on the services, and yield it."""
-    credentials = Credentials(token=tokens.honest) if tokens is not None else None
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
-        HonestJob(cluster, Path(folder), credentials, pace, last) as honest,
+        HonestJob(cluster, Path(folder), _credentials(tokens), pace, last) as honest,
     ):
         yield honest
 
@@ -133,7 +137,7 @@ def _attack(
                 lurkers.go_on(now)
                 training = honest.look()
                 for target in targets:
-                    target.inputs.see(len(honest.seconds))
+                    target.inputs.see(honest.iterations)
                 if honest.silent_for > _HANG_SECONDS:
                     tally.harm(f"honest job: no iteration for {_HANG_SECONDS:g} s")
                 is_over = not training or len(tally.harms) > _HARMS
@@ -142,7 +146,7 @@ def _attack(
                 bar.update(
                     task,
                     description=f"{tally.inputs} inputs, {tally.inputs / (now - began + 1e-9):.0f}/s, "
-                    f"{len(honest.seconds)} honest iterations, {len(tally.harms)} harms",
+                    f"{honest.iterations} honest iterations, {len(tally.harms)} harms",
                 )
         except OSError as error:
             tally.harm(f"a service cannot be reached: {error}")
@@ -173,6 +177,7 @@ def _targets(
     """Return the services as targets, one for each attacker, with a job of its own."""
     of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
     run, (shard,) = _run_of_honest(cluster, tokens), cluster.shard_addresses
+    workers = honest.workers
     targets = []
     for number in range(_EACH):
         job = f"mallory-{number}"
@@ -180,7 +185,7 @@ def _targets(
             ("manager", cluster.manager, of_manager, JOB, job, long_histories(job)),
             ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
         ):
-            known = Known(victim, honest.workers) if tokens is not None else None
+            known = Known(victim, workers) if tokens is not None else None
             # At the shards a token covers all names that begin with the job's; at the manager, one.
             jobs = (own, own, f"{own}/y")
             inputs = Inputs(definition, jobs, f"{config.seed} {name} {number}", known)
@@ -200,9 +205,8 @@ def _sentinel(definition: type, job: str) -> tuple[str, Any]:
 
 def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
     """Return the suffix of the honest job's name at the shard, which is its run."""
-    credentials = Credentials(token=tokens.honest) if tokens is not None else None
     service = idl.batchsize_manager
-    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=credentials)
+    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=_credentials(tokens))
     with contextlib.closing(client):
         run: str = client.call("history", service.HistoryRequest(JOB, 0, 1)).run
         return run

@@ -15,6 +15,7 @@ from evenpace.lab.attacks import honest_worker
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from evenpace.processes import ProcessFailedError
+from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError
 from rpc.credentials import Credentials
 
@@ -76,6 +77,11 @@ class HonestJob:
         self._observer.close()
 
     @property
+    def iterations(self) -> int:
+        """Return the number of its iterations so far."""
+        return len(self._observer.iterations)
+
+    @property
     def seconds(self) -> list[float]:
         """Return the durations of its iterations so far, in seconds."""
         return [record.duration for record in self._observer.iterations]
@@ -100,8 +106,8 @@ class HonestJob:
         """Ask the manager for new iterations; return whether workers are running."""
         with contextlib.suppress(EvenpaceError):  # `silent_for` shows a manager that does not answer
             self._observer.poll()
-        if len(self._observer.iterations) > self._done:
-            self._done, self._moved_at = len(self._observer.iterations), time.monotonic()
+        if self.iterations > self._done:
+            self._done, self._moved_at = self.iterations, time.monotonic()
         try:
             return self._cluster.check()
         except ProcessFailedError as error:
@@ -141,6 +147,4 @@ class HonestJob:
             return int(ended["version"]), ended["parameters"]
 
     def _stop_after(self, iteration: int) -> None:
-        new = self._folder / "stop.new"
-        new.write_text(str(iteration))
-        new.replace(self._folder / "stop")
+        files.replace(self._folder / "stop", str(iteration).encode())

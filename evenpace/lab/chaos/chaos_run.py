@@ -4,7 +4,6 @@ With `deterministic`, another cluster then trains as long, without a fault.
 """
 
 import contextlib
-import json
 import math
 import shutil
 import signal
@@ -25,6 +24,7 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import left_behind
 from evenpace.lab.chaos.verdict import CALM, Verdict, judge
 from evenpace.observer import Observer
+from evenpace.reports import files
 from idl.errors import EvenpaceError
 
 _TICK_SECONDS = 0.05  # seconds between two looks at the cluster
@@ -62,7 +62,7 @@ def run(settings: ChaosConfig, json_path: Path | None) -> bool:
         shutil.rmtree(folder)
     print_outcome(outcome, folder)
     if json_path is not None:
-        json_path.write_text(json.dumps(outcome.as_json(), indent=1) + "\n")
+        files.write_json(outcome.as_json(), json_path)
     return not outcome.violations
 
 
@@ -125,7 +125,7 @@ class _Run:
             cluster.supervisor.poll()
             seconds += cluster.settings.minutes * 60  # for as many iterations as there were under faults
         for job, version in versions.items():
-            _write(cluster.stop_file(job), str(version))
+            files.replace(cluster.stop_file(job), str(version).encode())
         cluster.supervisor.wanted -= set(cluster.workers)
         self._until("the workers end", seconds, lambda: not cluster.supervisor.running("worker"))
         self._read_history()
@@ -229,10 +229,3 @@ def _noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one piece, since others may read it at any moment."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)

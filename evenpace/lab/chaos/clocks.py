@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.reports import files
 
 _PLACES = ("/usr/lib", "/usr/local/lib", "/usr/lib64")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
@@ -32,6 +33,4 @@ def environment(library: Path, file: Path) -> dict[str, str]:
 
 def set_offset(file: Path, seconds: float) -> None:
     """Set the clocks that follow `file` ahead of the true time by some seconds."""
-    new = file.with_suffix(".new")
-    new.write_text(f"{seconds:+.0f}\n")
-    new.replace(file)
+    files.replace(file, f"{seconds:+.0f}\n".encode())

@@ -36,6 +36,7 @@ class ContainerCluster(LocalCluster):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, host="0.0.0.0", **options)
         self._network = f"evenpace-{self._id}"
+        self._addresses: dict[str, Address] = {}
 
     def start(self) -> None:
         """Make the network, start the services, and wait until they listen.
@@ -58,11 +59,14 @@ class ContainerCluster(LocalCluster):
 
     def address(self, service: str) -> Address:
         """Return where the other containers and this machine reach a service; waits until it listens."""
-        port = super().address(service).port
-        networks = docker(
-            "inspect", "--format", "{{json .NetworkSettings.Networks}}", self.container(service)
-        )
-        return Address(json.loads(networks)[self._network]["IPAddress"], port)
+        if service not in self._addresses:
+            port = super().address(service).port
+            networks = docker(
+                "inspect", "--format", "{{json .NetworkSettings.Networks}}", self.container(service)
+            )
+            host = json.loads(networks)[self._network]["IPAddress"]
+            self._addresses[service] = Address(host, port)
+        return self._addresses[service]
 
     def pid(self, name: str) -> int:
         """Return the id of a process, as this machine numbers it."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER, Load
+from evenpace.lab.bench.connected_workers import Load
 from evenpace.lab.cluster import service
 from evenpace.reports import files
 from worker.resources.monitors import ResourceMonitor
@@ -97,12 +97,12 @@ def _measure(
     rounds, fitting = [], []
     options = ("--workers", str(workers), "--predictor", predictor, *learning)
     with service("manager", *options) as manager, Load(manager.address, workers) as load:
-        trainer = _Trainer()
+        trainer = _Trainer(manager.pid)
         for _ in track(range(_WARM_UP + iterations), description=f"{workers} workers"):
             changed = random.random(workers) < 0.025  # phases of 40 iterations on average
             taken[changed] = 0.5 - taken[changed]
             measured = speeds * (1 - taken) * random.normal(1, 0.03, workers).clip(0.8, 1.2)
-            times = np.array(load.counts or [SAMPLES_PER_WORKER] * workers) / measured
+            times = np.array(load.counts) / measured
             time.sleep(_PAUSE_SECONDS)
             rounds.append(load.round(times.tolist(), taken.tolist(), [0.3] * workers))
             fitting.append(trainer.is_busy())
@@ -122,24 +122,25 @@ def _measure(
 
 
 class _Trainer:
-    """The manager's training process, with its use of the CPU since the last look."""
+    """A manager's training process, with its use of the CPU since the last look.
 
-    def __init__(self) -> None:
+    Args:
+        manager: The manager's process id.
+    """
+
+    def __init__(self, manager: int) -> None:
+        self._manager = psutil.Process(manager)
         self._process: psutil.Process | None = None
         self._used = 0.0
 
     def is_busy(self) -> bool:
         """Return whether the process has used CPU time since the last call."""
         if self._process is None:
-            grandchildren = [
-                process
-                for manager in psutil.Process().children()
-                for process in manager.children()
-                if "spawn_main" in " ".join(process.cmdline())
-            ]
-            if not grandchildren:
+            children = self._manager.children()
+            trainers = [process for process in children if "spawn_main" in " ".join(process.cmdline())]
+            if not trainers:
                 return False
-            self._process = grandchildren[0]
+            self._process = trainers[0]
         times = self._process.cpu_times()
         used, self._used = self._used, times.user + times.system
         return self._used > used
