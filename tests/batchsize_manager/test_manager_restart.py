@@ -499,6 +499,10 @@ def test_jobs_that_have_ended_stay_readable(tmp_path, client):
         assert {name: part.batch_size for name, part in read_history(told)[1][0].parts.items()} == {"w": 64}
         with pytest.raises(InvalidRequestError, match="there is no job 'other'"):
             history(client(address), job="other")
+        with open_state(tmp_path) as reader:
+            (ended,) = reader.runs()
+            assert (ended.run, ended.policy, reader.members(ended.run)) == (told.run, "proportional", [])
+            assert "w left" in [saved.event for saved in reader.last_events(ended.run, 10)]
         again = Worker(address, "w", Tape())
         again.train(2)
         assert history(client(address)).run == next(iter(again.runs)) != told.run

@@ -163,7 +163,7 @@ def test_a_newcomer_alone_brings_all_back():
     driver.join("b")
     assert not driver.job.attempts.recovering
     driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.next("b")) == (1, None)
+    assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
     driver.job.rewind("b", "b", 1, 1, 0.0)
     assert driver.span("b") == (1, 30, 30)
 
@@ -175,7 +175,7 @@ def test_who_had_no_sample_gets_no_piece():
     assert [driver.count("a"), driver.count("b")] == [1, 0]
     driver.report("b", 1, 0.0)
     driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.next("b")) == (1, None)
+    assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
 
 
 def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():

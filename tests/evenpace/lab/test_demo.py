@@ -115,7 +115,10 @@ def test_the_demos_figures_are_its_records(finished):
             assert name == "balanced" or abs(parts[0] - parts[1]) <= 1
         assert run["progress"][-1]["iteration"] == 16
     assert summary["speedup"] == pytest.approx(medians["even"] / medians["balanced"])
-    assert "<svg" in (folder / "run" / "report.html").read_text()
+    page = (folder / "run" / "report.html").read_text()
+    assert "<svg" in page
+    assert "with no waiting at all, is 2.50 times" in page
+    assert f"no parameter differs by more than {summary['parameters_max_abs_diff']:.2g}" in page
 
 
 @pytest.mark.slow

@@ -237,6 +237,8 @@ def test_a_rewind_voids_what_was_done():
     # What was seen of workers' times stays, so that estimates are as good as can be.
     estimates = ours.pop("even_durations")
     assert estimates == pytest.approx(theirs.pop("even_durations"), rel=0.05)
+    assert ours["iterations"][60:] == list(range(60, 80))
+    assert estimates[60:] == pytest.approx(ours["durations"][60:])  # even splits
     assert ours == theirs
     ours, theirs = view.figures(), clean.figures()
     assert (ours.iterations, ours.samples, ours.seconds) == (80, 3200, theirs.seconds)

@@ -21,7 +21,10 @@ NASTY_NAME = "a<b>&\"$x_1$'"
 def render(two, folder):
     """The page, parsed; it stands alone."""
     write_two_runs_page(two, folder / "two.html")
-    return read_page(folder / "two.html")
+    page = read_page(folder / "two.html")
+    # `read_page` has looked for what these refer to.
+    assert any("url(#" in (value or "") for _, value in page.attributes)
+    return page
 
 
 def report(*arguments):
