@@ -11,10 +11,11 @@ import pytest
 
 from tests.containers.engine import ROOT, Container, compose_command, cpu_limit, docker, labelled
 from tests.evenpace.lab.mnist import mnist_files, write
+from tests.services import address_of_our_own
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
-SETTINGS = ("WORKERS", "POLICY", "PREDICTOR", "SCRIPTS", "TRAIN", "DATA", "BASE_IMAGE")
+SETTINGS = ("WORKERS", "POLICY", "PREDICTOR", "SCRIPTS", "TRAIN", "DATA", "PAGE_PORT", "BASE_IMAGE")
 
 
 class Project:
@@ -22,6 +23,7 @@ class Project:
 
     def __init__(self, command, env_file):
         self.name = f"evenpacetest{uuid.uuid4().hex[:8]}"
+        self.page_port = address_of_our_own().port
         self._command = [*command, "--env-file", str(env_file), "--project-name", self.name]
 
     def __call__(self, *arguments, check=True, **settings):
@@ -30,11 +32,11 @@ class Project:
         done = subprocess.run(
             [*self._command, *arguments],
             cwd=ROOT,
-            env=environment | settings,
+            env=environment | {"PAGE_PORT": str(self.page_port), **settings},
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=240,
         )
         assert not check or not done.returncode, done.stderr
         return done.stdout + done.stderr
@@ -90,7 +92,7 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
     joined = set(re.findall(r"job default: (\S+) joined", project("logs", "--no-color", "manager")))
     assert len(joined) == 5
     # The page is there for this machine, and for reading, since it cannot tell who asks from outside.
-    with urllib.request.urlopen("http://127.0.0.1:4380/api/page", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{project.page_port}/api/page", timeout=30) as answer:
         assert json.load(answer)["change"] == "none"
     lines = [re.findall(r"epoch \d+ of 4: .*batches \[(.*)\]", worker.logs()) for worker in project.workers()]
     for parts in zip(*lines, strict=True):  # of one epoch: 1,437 samples in batches of 480, 480 and 477
@@ -105,7 +107,7 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
 def test_a_restarted_manager_goes_on_with_the_job(project, wait_until):
     """The workers train on, and nobody begins anew."""
     project("up", "--detach", "--no-build", TRAIN="train.py --epochs 10")
-    wait_until(lambda: "epoch 2 " in project.containers("worker")[0].logs(), "the second epoch", 120)
+    wait_until(lambda: "epoch 2 " in project.containers("worker")[0].logs(), "the second epoch")
     project("restart", "manager")
     wait_until(project.end_well, "the end of training", 240)
     assert [worker.inspect("RestartCount") for worker in project.workers()] == [0, 0, 0]
@@ -119,7 +121,7 @@ def test_data_are_mounted_read_only(project, tmp_path, wait_until):
     folder.chmod(0o777)  # so that only the mount forbids writing
     settings = {"DATA": str(folder), "TRAIN": "train.py --data mnist:/data --epochs 3 --batch-size 20"}
     project("up", "--detach", "--no-build", **settings)
-    wait_until(project.end_well, "the end of training", 120)
+    wait_until(project.end_well, "the end of training")
     assert "epoch 3 of 3" in project.containers("worker")[0].logs()
     refused = project(
         "run", "--rm", "-T", "--no-deps", "--entrypoint=touch", "worker", "/data/x", check=False, **settings
