@@ -154,6 +154,14 @@ def pusher(shard) -> Iterator[ShardWorker]:
     worker.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def time_to_start() -> Iterator[None]:
+    """Give a service enough time to listen on a busy machine, as the waits of tests do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenpace.processes._START_SECONDS", 240.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def time_to_close() -> Iterator[None]:
     """Give a manager's store enough time to write all that was put when it is closed, on a busy machine."""

@@ -128,7 +128,7 @@ class Container:
         )
         return done.stdout
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = 240.0) -> int:
         """Wait for the end; the exit status."""
         return int(docker("wait", self.id, timeout=seconds))
 

@@ -6,13 +6,13 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.experiments.containers import ContainerError, require_engine
+from evenpace.lab.experiments.containers import ContainerCluster, ContainerError, require_engine
 from tests.containers.engine import docker
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
 
-def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
+def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     """A scheme runs to its end in containers; whoever is disturbed is slower, and sees why; nothing stays."""
     try:
         require_engine()
@@ -25,7 +25,9 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
         *("--shares", "0.3,0.3", "--iterations", "40", "--batch-size", "32", "--settle", "20"),
         *("--schedule", str(schedule), "--out", str(tmp_path / "out"), "--", "--test-samples", "50"),
     ]
-    before = containers_and_networks()
+    networks = []
+    start = ContainerCluster.start
+    monkeypatch.setattr(ContainerCluster, "start", lambda it: (networks.append(it._network), start(it)))
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
 
@@ -37,12 +39,9 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path):
         assert mean(disturbed, 3) > mean(free, 3) + 0.2
     balanced = report["schemes"]["lb-bsp:ema"]["workers"]
     assert mean(balanced["worker-0"][20:], 0) < 0.8 * mean(balanced["worker-1"][20:], 0)
-    assert not containers_and_networks() - before
-
-
-def containers_and_networks():
-    """Return the ids of all containers and networks of the engine, those of other runs included."""
-    return {*docker("ps", "--all", "--quiet").split(), *docker("network", "ls", "--quiet").split()}
+    assert len(networks) == len(report["schemes"])
+    left = docker("ps", "--all", "--format", "{{.Names}}") + docker("network", "ls", "--format", "{{.Name}}")
+    assert not any(network in left for network in networks)  # containers' names begin with their network's
 
 
 def mean(rows, column):

@@ -27,7 +27,7 @@ def test_uneven_containers_equal_one_process_on_the_big_batch(tmp_path, wait_unt
             for name, share in shares.items()
         }
         observer = cluster.observer()
-        wait_until(lambda: observer.poll() and len(observer.members) == 3, "three workers", 120)
+        wait_until(lambda: observer.poll() and len(observer.members) == 3, "three workers")
         for name, share in shares.items():
             cores, throttled = cpu_limit(workers[name])
             assert cores == share
@@ -59,11 +59,11 @@ def test_a_worker_with_little_bandwidth(tmp_path, wait_until):
     with Cluster(tmp_path / "out", workers=2) as cluster:
         workers = {"cut": cluster.start_worker("cut")}
         observer = cluster.observer()
-        wait_until(lambda: observer.poll() and observer.members == ["cut"], "the first worker", 120)
+        wait_until(lambda: observer.poll() and observer.members == ["cut"], "the first worker")
         rate = ["rate", f"{BITS_PER_SECOND}bit", "burst", "4kb", "latency", "1s"]
         in_network_of(workers["cut"], "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
         workers["free"] = cluster.start_worker("free")
-        wait_until(lambda: observer.poll() and len(observer.iterations) >= 40, "40 iterations", 120)
+        wait_until(lambda: observer.poll() and len(observer.iterations) >= 40, "40 iterations")
         (qdisc,) = json.loads(in_network_of(workers["cut"], "tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))
         assert [worker.wait() for worker in workers.values()] == [0, 0]
         observer.poll()

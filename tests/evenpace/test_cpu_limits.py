@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -220,14 +221,15 @@ def test_control_group_holds_children_that_come_later(start):
 def test_no_control_group_is_left(start):
     """Closing removes the group, whether its process still runs or has ended."""
     running, ended = start(SPIN), start(SLEEP)
-    limits = [limit_cpu(child.pid, 0.1, "left", "cgroup") for child in (running, ended)]
-    assert left_groups("left")
+    name = f"left-{uuid.uuid4().hex[:8]}"  # what a killed run of the test has left is not ours
+    limits = [limit_cpu(child.pid, 0.1, name, "cgroup") for child in (running, ended)]
+    assert left_groups(name)
     ended.kill()
     ended.wait()
     for limit in limits:
         limit.close()
         limit.close()
-    assert not left_groups("left")
+    assert not left_groups(name)
     runs_on(running.pid)
 
 
@@ -235,11 +237,12 @@ def test_no_control_group_is_left(start):
 def test_limits_nest(start):
     """A second limit on a process holds beside the first one, and goes without it."""
     child, twin = start(SPIN), start(SPIN)
-    with limit_cpu(child.pid, 0.5, "nest", "cgroup") as outer:
-        with limit_cpu(child.pid, 0.1, "nest", "cgroup") as inner:
+    name = f"nest-{uuid.uuid4().hex[:8]}"
+    with limit_cpu(child.pid, 0.5, name, "cgroup") as outer:
+        with limit_cpu(child.pid, 0.1, name, "cgroup") as inner:
             holds(inner, child.pid, twin.pid)
         holds(outer, child.pid, twin.pid)
-    assert not left_groups("nest")
+    assert not left_groups(name)
 
 
 @pytest.mark.usefixtures("needs_cgroup")

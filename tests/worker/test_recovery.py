@@ -18,6 +18,7 @@ from tests.float64 import SCRIPT, train_alone
 from tests.services import (
     RestartableService,
     address_of_our_own,
+    has_ended,
     is_frozen,
     restartable_manager,
     serving,
@@ -81,7 +82,7 @@ def kill_at_their_points(workers, wait_until):
         loading = psutil.Process(workers[name].pid).children(recursive=True)
         workers[name].kill()
         assert workers[name].wait(60) == -signal.SIGKILL
-        wait_until(lambda of=loading: not any(p.is_running() for p in of), f"the end of what {name} started")
+        wait_until(lambda of=loading: all(map(has_ended, of)), f"the end of what {name} started")
     wait_until(lambda: is_frozen(workers["w0"]), "w0 to be at its point")
     workers["w0"].send_signal(signal.SIGCONT)
 

@@ -11,7 +11,7 @@ import pytest
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from tests.float64 import EPOCHS, SCRIPT, start_to_freeze, train_alone, wait_for_end
-from tests.services import is_frozen
+from tests.services import has_ended, is_frozen
 
 PATIENT = ("--silence", "120")  # of a manager: who is only slow, or held up, keeps its part
 
@@ -139,4 +139,4 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
         children = starter.children(recursive=True)
         assert len(children) >= 3
         starter.kill()
-    wait_until(lambda: not any(child.is_running() for child in children), "the children's end")
+    wait_until(lambda: all(map(has_ended, children)), "the children's end")

@@ -262,7 +262,7 @@ def test_tokens_follow_the_keys(tmp_path):
     tokens.write_new_key(file, add=False)
     credentials = MintedCredentials.of(None, file)
     before = credentials.read_token()
-    file.unlink()
+    file.rename(tmp_path / "old.key")  # its inode stays taken: another file's tells that it is new
     tokens.write_new_key(file, add=False)
     keys = tokens.TokenKeys(file)
     keys.check(credentials.read_token(), tokens.ALL_JOBS, time.time())

@@ -73,15 +73,19 @@ def test_a_place_is_slowed_down_alone_and_nothing_stays(needs_network, wait_unti
     assert ours(os.getpid()) == []
 
 
-def test_what_runs_in_a_place_sees_the_same_control_groups(needs_network):
+def test_what_runs_in_a_place_sees_the_same_control_groups(needs_network, wait_until):
     """A worker must find its own control group there, to be limited."""
-    with WorkerNetwork(1) as net:
-        line = [*net.prefix(0), "ls", "/sys/fs/cgroup"]
+
+    def is_the_same():
         before = set(os.listdir("/sys/fs/cgroup"))
         inside = set(subprocess.run(line, check=True, capture_output=True, text=True).stdout.split())
-        after = set(os.listdir("/sys/fs/cgroup"))  # other tests' groups come and go
+        after = set(os.listdir("/sys/fs/cgroup"))
+        # Other tests' groups come and go, even between two looks.
+        return before & after <= inside <= before | after
 
-    assert before & after <= inside <= before | after
+    with WorkerNetwork(1) as net:
+        line = [*net.prefix(0), "ls", "/sys/fs/cgroup"]
+        wait_until(is_the_same, "the same groups inside and outside")
 
 
 def test_a_killed_process_leaves_nothing_for_long(needs_network):

@@ -161,7 +161,10 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
 
 @pytest.mark.parametrize(
     ("code", "ends"),
-    [("import time; print('x is in use by another'); time.sleep(600)", False), ("raise SystemExit(1)", True)],
+    [
+        ("import time; print('x is in use by another', flush=True); time.sleep(600)", False),
+        ("raise SystemExit(1)", True),
+    ],
 )
 def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_path, wait_until, code, ends):
     """There is no evidence; nothing of it stays."""
@@ -169,6 +172,8 @@ def test_who_is_let_in_or_ends_for_another_reason_is_no_impostor_refused(tmp_pat
     impostor = Impostor(Process("w0", command, tmp_path / "w0.log"))
     if ends:
         wait_until(lambda: impostor._twin.popen.poll() is not None, "its end")
+    else:
+        wait_until(lambda: "in use" in impostor._twin.tail(), "its line")
     assert impostor.fired() is None
     impostor.lift()
     assert impostor._twin.popen.poll() is not None

@@ -15,6 +15,7 @@ from evenpace.lab.experiments import paper
 from evenpace.lab.experiments.paper_claims import FIGURES
 from evenpace.lab.experiments.paper_page import ExperimentOutcome, write
 from tests.evenpace.reports.pages import Page
+from tests.services import has_ended
 
 SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-every 20"
 
@@ -151,8 +152,7 @@ def test_stopping_it_leaves_a_page_and_no_process(tmp_path, wait_until):
         started = wait_until(lambda: process.children(recursive=True), "the experiment's processes")
         popen.send_signal(signal.SIGINT)
         assert popen.wait(timeout=240) == 130, (tmp_path / "log").read_text()
-        _, alive = psutil.wait_procs(started, timeout=120)
-        assert alive == []
+        wait_until(lambda: all(map(has_ended, started)), "the end of the experiment's processes")
     finally:
         if popen.poll() is None:
             os.killpg(popen.pid, signal.SIGKILL)
