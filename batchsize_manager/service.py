@@ -189,8 +189,14 @@ class ManagerService:
         resume = read_resume(request.resume, spec.dataset_size)
         first = resume.iteration
         device = "" if request.device is None else check.text("device", request.device)
+        threads = None if request.threads is None else check.integer("threads", request.threads, 1)
         if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
             raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
+        if self._config.job.synchronisation.exact and spec.micro_batch is None:
+            raise InvalidRequestError(
+                f"job {job_name!r} has no micro-batches, which exact sums are made of: give micro_batch= to "
+                f"its loader, or start the manager without --exact"
+            )
         managed = self._jobs.get(job_name)
         if managed is None:
             if len(self._jobs) >= self._config.jobs:
@@ -231,6 +237,7 @@ class ManagerService:
             time.monotonic(),
             unreleasable=bool(request.unreleasable),
             device=device,
+            threads=threads,
             beats=bool(request.heartbeats),
         )
         self._jobs[job_name] = managed

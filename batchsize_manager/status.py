@@ -47,6 +47,7 @@ def status(managed: ManagedJob, events_after: int) -> Any:
             bounds=wire_bounds(member.bounds),
             iteration=member.iteration,
             silence=member.silence,
+            device=member.device or None,
         )
         for member in managed.job.members.standings(time.monotonic())
     ]

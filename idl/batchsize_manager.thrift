@@ -28,6 +28,10 @@
  *   that wraps, and mix is SplitMix64's finaliser:
  *     z = (z ^ (z >> 30)) times 0xBF58476D1CE4E5B9;  z = (z ^ (z >> 27)) times 0x94D049BB133111EB;  z ^ (z >> 31).
  * It depends on nothing else: not on the number of workers, not on how batches are split.
+ *
+ * Micro-batches. A batch of X samples, in a job with micro-batches of b, has n of them: X / b rounded up, but for b > 1
+ * at most X / 2 rounded down, and at least 1. All but the last two have b samples. The last has half of what the others
+ * leave, rounded down, and the one before it the other half.
  */
 namespace py evenpace_idl.batchsize_manager
 
@@ -40,6 +44,8 @@ struct JobSpec {
   3: i64 seed               // of the permutation; 0 or more
   4: bool shuffle
   5: bool drop_last         // leave out an epoch's last batch if it is smaller
+  6: optional i64 micro_batch  // samples that are computed together, 1 to total_batch_size: slices begin and end on
+                            // the cuts between micro-batches. Left out: slices may begin anywhere
 }
 
 /** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */
@@ -47,6 +53,8 @@ struct Bounds {
   1: i64 minimum            // samples; at least 1
   2: i64 maximum            // samples; at least minimum
   3: i64 granularity        // samples; at least 1
+  4: optional i64 at_once   // most micro-batches that it can compute at once, 1 to 1024; left out: 1. More than 1 only in
+                            // a job with micro-batches. Field 5 of ControlRequest leaves it as it is
 }
 
 /** The position from which a saved job continues; see `checkpoint`. All workers must name the same iteration. */
@@ -70,6 +78,8 @@ struct JoinRequest {
   8: optional bool heartbeats       // this worker will send heartbeats, as often as the answer says: once it is
                                     // silent, others do its part, and may take its name. Left out: only after its
                                     // first heartbeat
+ 12: optional i64 threads           // that it computes with, on a CPU; at least 1. Where sums are exact, the manager
+                                    // logs which members differ in device or threads: their last bits may differ, too
 }
 
 struct ReportRequest {
@@ -84,6 +94,8 @@ struct ReportRequest {
   9: optional i64 attempt           // of the assignment that is finished; left out: the present attempt
  10: optional i64 start             // of the assignment that is finished; left out: that of the last assignment
  11: optional double wait           // as in JoinRequest
+ 12: optional i64 at_once           // micro-batches that were computed at once, where memory allows no more, and fewer than
+                                    // assigned; at least 1, holds for good
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
@@ -177,7 +189,8 @@ struct HistoryRequest {
 /**
  * A complete iteration. The figures of its workers are in columns, since there may be thousands: each column is an
  * array of 8 bytes for each worker, little-endian, in the order of the workers' names. Batch sizes are signed
- * integers (i64), all others are IEEE 754 doubles. So the figure of the worker at place p is at bytes 8 p to 8 p + 7.
+ * integers (i64), as is at_once; all others are IEEE 754 doubles. So the figure of the worker at place p is at bytes
+ * 8 p to 8 p + 7.
  */
 struct IterationRecord {
   1: i64 iteration
@@ -194,6 +207,7 @@ struct IterationRecord {
  11: binary cpu_usages              // share of the worker's CPUs that others take, 0 to 1
  12: binary memory_usages           // share of its memory that is in use, 0 to 1
  13: binary predicted_speeds        // samples per second, before the iteration; NaN where nothing was predicted
+ 14: optional binary at_once        // micro-batches that were computed at once; left out: 1 by each
 }
 
 struct History {
@@ -243,6 +257,7 @@ struct MemberStatus {
   3: Bounds bounds
   4: i64 iteration                  // the iteration that it works on, or would next
   5: double silence                 // seconds since its last call
+  6: optional string device         // the kind of its device, as in JoinRequest; left out where it does not say
 }
 
 /** An event of a job. */

@@ -1,19 +1,24 @@
-"""The batch sizes that a worker can take."""
+"""The batch sizes that a worker can take, and how many micro-batches it can compute at once."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from idl.settings import Setting, check_settings
 
+MOST_AT_ONCE = 1024
+"""The most micro-batches that any worker may compute at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The range of batch sizes that a worker can take.
+    """The range of batch sizes that a worker can take: its share of a batch, and what it computes at once.
 
     Attributes:
         minimum: Least samples; at least 1, so that the worker's speed is always measured.
         maximum: Most samples; at least `minimum`.
         granularity: Samples of which batch sizes are multiples, except where the sum cannot be met otherwise.
+        at_once: Most micro-batches that it can compute at once, in a job with micro-batches, 1 to 1024. These
+            have to fit into its memory, and not its share.
 
     Raises:
         ValueError: A number is out of its range.
@@ -22,6 +27,14 @@ class Bounds:
     minimum: Annotated[int, Setting("", name="min-batch-size", least=1)] = 1
     maximum: Annotated[int, Setting("", name="max-batch-size", least=1)] = 2**40
     granularity: Annotated[int, Setting("Number of which batch sizes are multiples.", least=1)] = 1
+    at_once: Annotated[
+        int,
+        Setting(
+            "Most micro-batches that its GPU computes at once; the manager finds out how many pay.",
+            least=1,
+            most=MOST_AT_ONCE,
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -94,10 +94,11 @@ struct Assignment {
   5: i64 total
   6: optional i64 attempt           // number of times that the job has been rewound before; left out: 0
   7: optional i64 batch_start       // the first position of the whole batch
+  8: optional i64 at_once           // micro-batches that the worker computes at once; left out: 1
 }
 
 /**
- * How the workers of a job wait for each other. Left out anywhere, it means mode "bsp".
+ * How the workers of a job wait for each other, and sum gradients. Left out anywhere, it means mode "bsp".
  *   "bsp": an iteration is one step with all workers' gradients;
  *   "ssp", "asp": each push is a step of its own; a worker pulls version -1. The manager lets no worker begin
  *       an iteration more than `staleness` after the slowest worker's current one, or does not limit it;
@@ -108,4 +109,6 @@ struct Synchronisation {
   1: string mode                            // "bsp", "ssp", "asp" or "backup"
   2: optional i64 staleness                 // ssp; at least 0
   3: optional i64 replicas_to_aggregate     // backup; at least 1
+  4: optional bool exact                    // bsp, in a job with micro-batches: gradients are pushed as sums in fixed
+                                            // point; see parameter_server.thrift. Left out: false
 }

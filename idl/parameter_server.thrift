@@ -29,6 +29,14 @@
  * To save a job, a worker pulls the optimiser's state beside the parameters, slot by slot; to resume from it, it
  * sets these slots before `initialise` sets the parameters.
  *
+ * Exact sums. Where `synchronisation` has exact, the job has micro-batches, and `gradient` is no mean over the slice
+ * but a sum over its micro-batches, of int64 in little-endian bytes: of rint((c 2^p) v) for each, where v is the mean
+ * gradient of the micro-batch, or a statistic's new value, and c its samples. The product is one of double precision,
+ * and rint rounds ties to even. Where X, the batch's samples, takes b bits, p is 63 - 20 - b, or 63 - 31 - b for
+ * statistics; |v| must be below 2^20, or 2^31, so that no sum over the batch overflows. The shard adds integers up and
+ * steps with (sum 2^-p) / X, rounded to the parameters' dtype. The result depends neither on how a batch is split nor
+ * on who has computed which part of it.
+ *
  * Large fields (`gradient`, `parameters`) are the last of their messages, so that a peer may write the message up to
  * them, then the tensor's memory, and read straight into a tensor likewise.
  */
@@ -198,8 +206,8 @@ service ParameterServer {
             4: common.Rewound rewound, 5: common.Unauthorised unauthorised)
 
   /**
-   * Push the mean gradient over the assignment's samples. Answered when it has been added; in backup also when it
-   * arrived too late and was dropped.
+   * Push the mean gradient over the assignment's samples, or the exact sum. Answered when it has been added; in backup
+   * also when it arrived too late and was dropped.
    */
   PushReply push(1: PushRequest request, 2: binary gradient)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

@@ -6,6 +6,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from idl.bounds import Bounds
+from idl.cuts import Cuts
+from idl.errors import InvalidRequestError
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -21,6 +25,7 @@ class Assignment:
         total: Samples of the whole batch, over all workers.
         attempt: Number of times that the job has been rewound before.
         batch_start: First position of the whole batch; None if the sender left it out.
+        at_once: Micro-batches that the worker is to compute at once, at least 1.
     """
 
     iteration: int
@@ -30,6 +35,7 @@ class Assignment:
     total: int
     attempt: int = 0
     batch_start: int | None = None
+    at_once: int = 1
 
     @property
     def end(self) -> int:
@@ -39,7 +45,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All workers' parts of one iteration: slices that follow each other and sum to `total`."""
+    """All workers' parts of one iteration: slices that follow each other and sum to `total`.
+
+    Each begins and ends on a cut between micro-batches.
+    """
 
     iteration: int
     epoch: int
@@ -47,9 +56,23 @@ class Plan:
     total: int
     assignments: Mapping[str, Assignment]  # by worker's name, in the order of the slices
     attempt: int = 0  # how often the job has been rewound before
+    micro_batch: int = 1  # samples
+
+    @property
+    def cuts(self) -> Cuts:
+        """Return the cuts between the batch's micro-batches."""
+        return Cuts(self.total, self.micro_batch)
 
 
-def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int], attempt: int = 0) -> Plan:
+def make_plan(
+    iteration: int,
+    epoch: int,
+    start: int,
+    counts: Mapping[str, int],
+    attempt: int = 0,
+    micro_batch: int | None = None,
+    at_once: Mapping[str, int] | None = None,
+) -> Plan:
     """Make a plan of consecutive slices.
 
     Args:
@@ -58,14 +81,17 @@ def make_plan(iteration: int, epoch: int, start: int, counts: Mapping[str, int],
         start: The first slice's first position in the epoch's permutation.
         counts: Samples by worker's name, in the order of the slices.
         attempt: Number of times that the job has been rewound before.
+        micro_batch: Samples of a micro-batch, if the job has micro-batches.
+        at_once: Micro-batches that a worker computes at once, by name; 1 where it is left out.
     """
     total = sum(counts.values())
     assignments = {}
     position = start
     for name, count in counts.items():
-        assignments[name] = Assignment(iteration, epoch, position, count, total, attempt, start)
+        together = 1 if at_once is None else at_once.get(name, 1)
+        assignments[name] = Assignment(iteration, epoch, position, count, total, attempt, start, together)
         position += count
-    return Plan(iteration, epoch, start, total, assignments, attempt)
+    return Plan(iteration, epoch, start, total, assignments, attempt, micro_batch or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +104,8 @@ class JobSpec:
         seed: The permutations' seed.
         shuffle: Whether each epoch has a permutation of its own; if not, samples are taken in order.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples that are computed together, on whichever worker: slices are of whole
+            micro-batches. None for a job without, whose workers compute each slice as a whole.
 
     Raises:
         ValueError: A number is out of its range.
@@ -88,6 +116,7 @@ class JobSpec:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -99,6 +128,11 @@ class JobSpec:
             )
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed {self.seed}: must be from 0 to 2^63 - 1")
+        if self.micro_batch is not None and not 1 <= self.micro_batch <= self.total_batch_size:
+            raise ValueError(
+                f"micro_batch {self.micro_batch}: must be from 1 to the total batch size, "
+                f"{self.total_batch_size}"
+            )
 
     def differences(self, other: "JobSpec") -> str:
         """Return the fields in which this differs from another, with this one's values, in words."""
@@ -111,6 +145,32 @@ class JobSpec:
         """Return the number of batches of an epoch."""
         whole, rest = divmod(self.dataset_size, self.total_batch_size)
         return whole if self.drop_last or not rest else whole + 1
+
+    def cuts(self, total: int) -> Cuts:
+        """Return the cuts of a batch of `total` samples; without micro-batches, it may be cut anywhere."""
+        return Cuts(total, self.micro_batch or 1)
+
+    def narrowed(self, bounds: Bounds) -> Bounds:
+        """Return a worker's bounds in whole micro-batches; unchanged in a job without.
+
+        Raises:
+            InvalidRequestError: The worker cannot take a single micro-batch; or it would compute several at
+                once, in a job without.
+        """
+        size = self.micro_batch
+        if size is None:
+            if bounds.at_once > 1:
+                raise InvalidRequestError(
+                    f"at_once {bounds.at_once}: must be 1 in a job without micro-batches; "
+                    f"make its loaders with micro_batch="
+                )
+            return bounds
+        if bounds.maximum < size:
+            raise InvalidRequestError(
+                f"maximum batch size {bounds.maximum}: must be at least a micro-batch, {size} samples"
+            )
+        maximum = bounds.maximum // size * size
+        return Bounds(min(-(-bounds.minimum // size) * size, maximum), maximum, size, bounds.at_once)
 
     def batch(self, iteration: int) -> tuple[int, int, int]:
         """Return an iteration's epoch, its batch's first position there, and its batch's size in samples."""

@@ -23,6 +23,7 @@ class Report:
     maximum: int | None = None  # samples that have proved to be all that the worker can take
     attempt: int | None = None  # of the assignment that is finished; None: the present one
     start: int | None = None  # likewise; None: the last that was given
+    at_once: int | None = None  # micro-batches that were computed at once, where fewer than assigned
 
 
 class WorkerRecord(NamedTuple):
@@ -35,6 +36,7 @@ class WorkerRecord(NamedTuple):
         cpu_usage: Share of its CPUs that others took, 0 to 1.
         memory_usage: Share of its memory that was in use, 0 to 1.
         predicted_speed: Samples per second, before the iteration; NaN where nothing was predicted.
+        at_once: Micro-batches that it computed at once.
     """
 
     batch_size: int
@@ -43,6 +45,7 @@ class WorkerRecord(NamedTuple):
     cpu_usage: float = 0.0
     memory_usage: float = 0.0
     predicted_speed: float = math.nan
+    at_once: int = 1
 
     @property
     def speed(self) -> float:
@@ -50,7 +53,7 @@ class WorkerRecord(NamedTuple):
         return self.batch_size / self.batch_processing_time if self.batch_size else math.nan
 
 
-_NUMBERS = len(WorkerRecord._fields) - 1  # of a worker, beside its batch size
+_NUMBERS = len(WorkerRecord._fields) - 2  # of a worker, between its batch size and `at_once`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class IterationRecord:
             until it was complete.
         workers: Names of the workers whose reports completed it.
         values: Their numbers, column by column, little-endian: the batch sizes, (workers,) of i64, then the
-            other fields of `WorkerRecord`, (5, workers) of double.
+            other fields of `WorkerRecord`, (5, workers) of double, and `at_once`, (workers,) of i64.
     """
 
     iteration: int
@@ -95,7 +98,8 @@ class IterationRecord:
     ) -> "IterationRecord":
         """Make a record from its workers' parts, by name."""
         columns = zip(*parts.values(), strict=True)
-        values = struct.pack(f"<{len(parts)}q{_NUMBERS * len(parts)}d", *itertools.chain(*columns))
+        form = f"<{len(parts)}q{_NUMBERS * len(parts)}d{len(parts)}q"
+        values = struct.pack(form, *itertools.chain(*columns))
         return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values)
 
     @property
@@ -129,6 +133,12 @@ class IterationRecord:
         return self._numbers(4)
 
     @property
+    def at_once(self) -> NDArray[np.int64]:
+        """Micro-batches that were computed at once, (workers,)."""
+        workers = len(self.workers)
+        return np.frombuffer(self.values, "<i8", workers, offset=8 * workers * (1 + _NUMBERS))
+
+    @property
     def speeds(self) -> NDArray[np.float64]:
         """Samples per second, (workers,); NaN where a worker had no sample, or took no time."""
         sizes, times = self.batch_sizes, self.batch_processing_times
@@ -139,7 +149,7 @@ class IterationRecord:
     @property
     def parts(self) -> dict[str, WorkerRecord]:
         """The workers' parts, by name."""
-        columns = (self.batch_sizes, *map(self._numbers, range(_NUMBERS)))
+        columns = (self.batch_sizes, *map(self._numbers, range(_NUMBERS)), self.at_once)
         parts = map(WorkerRecord._make, zip(*(column.tolist() for column in columns), strict=True))
         return dict(zip(self.workers, parts, strict=True))
 

@@ -23,6 +23,8 @@ class Synchronisation:
         staleness: Counted from the slowest worker's current iteration; 0, where all begin each iteration
             together. None in the other modes.
         replicas_to_aggregate: None in the other modes.
+        exact: Whether the gradient of an iteration is summed in fixed point, from contributions of
+            micro-batches, so that it is the same to the last bit whoever computes them; see `exact_sums`.
 
     Raises:
         ValueError: A value is out of its range, missing, or does not belong to the mode.
@@ -48,6 +50,12 @@ class Synchronisation:
         int | None,
         Setting("With backup: gradients that make a step; the other workers are the backup.", least=1),
     ] = None
+    exact: Annotated[
+        bool,
+        Setting(
+            "With bsp and micro-batches: sum gradients in fixed point, for the same bits with any workers."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -58,6 +66,8 @@ class Synchronisation:
                 raise ValueError(f"{name} {value}: {owner} needs a number of at least {least}")
             if self.mode != owner and value is not None:
                 raise ValueError(f"{name} {value}: belongs to {owner}, but the mode is {self.mode}")
+        if self.exact and self.mode != "bsp":
+            raise ValueError(f"exact {self.exact}: belongs to bsp, but the mode is {self.mode}")
 
     @property
     def asynchronous(self) -> bool:

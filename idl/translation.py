@@ -27,7 +27,8 @@ _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
 
 # Of an iteration's record on the wire, in the order that they have in `IterationRecord.values`.
-_COLUMNS = tuple(f"{name}s" for name in WorkerRecord._fields)
+_COLUMNS = (*(f"{name}s" for name in WorkerRecord._fields[:-1]), "at_once")
+_ALONE = (1).to_bytes(8, "little")  # the figure of a worker that computes one micro-batch at once
 
 
 # -- assignments
@@ -43,6 +44,7 @@ def wire_assignment(value: Assignment) -> Any:
         value.total,
         value.attempt or None,
         value.batch_start,
+        None if value.at_once == 1 else value.at_once,
     )
 
 
@@ -63,6 +65,7 @@ def read_assignment(struct: Any) -> Assignment:
         total,
         0 if struct.attempt is None else check.integer("attempt", struct.attempt, 0),
         _optional("batch_start", struct.batch_start, 0),
+        1 if struct.at_once is None else check.integer("at_once", struct.at_once, 1),
     )
 
 
@@ -75,10 +78,12 @@ def wire_lost(value: Assignment) -> Any:
 
 
 def wire_synchronisation(value: Synchronisation) -> Any:
-    """Make a `Synchronisation`; nothing for bsp, so that workers need not know of modes."""
-    if value.mode == "bsp":
+    """Make a `Synchronisation`; nothing for plain bsp, so that workers need not know of modes."""
+    if value == Synchronisation():
         return None
-    return idl.common.Synchronisation(value.mode, value.staleness, value.replicas_to_aggregate)
+    return idl.common.Synchronisation(
+        value.mode, value.staleness, value.replicas_to_aggregate, value.exact or None
+    )
 
 
 def read_synchronisation(struct: Any) -> Synchronisation:
@@ -94,6 +99,7 @@ def read_synchronisation(struct: Any) -> Synchronisation:
             check.text("mode", struct.mode),
             _optional("staleness", struct.staleness, 0),
             _optional("replicas_to_aggregate", struct.replicas_to_aggregate, 1),
+            bool(struct.exact),
         )
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
@@ -118,7 +124,8 @@ def read_spec(struct: Any) -> JobSpec:
 
 def wire_bounds(value: Bounds) -> Any:
     """Make a worker's `Bounds`."""
-    return idl.batchsize_manager.Bounds(**_fields(value))
+    at_once = None if value.at_once == 1 else value.at_once
+    return idl.batchsize_manager.Bounds(value.minimum, value.maximum, value.granularity, at_once)
 
 
 def read_bounds(struct: Any) -> Bounds:
@@ -127,7 +134,7 @@ def read_bounds(struct: Any) -> Bounds:
     Raises:
         InvalidRequestError: A field is missing or out of its range.
     """
-    bounds = _read(struct, Bounds)
+    bounds = _read(struct, Bounds, at_once=1)
     check.integer("granularity", bounds.granularity, 1, _MAX_GRANULARITY)
     return bounds
 
@@ -190,6 +197,7 @@ def read_report(request: Any) -> Report:
         _optional("maximum", request.maximum, 1),
         _optional("attempt", request.attempt, 0),
         _optional("start", request.start, 0),
+        _optional("at_once", request.at_once, 1),
     )
 
 
@@ -199,6 +207,7 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
     iterations = []
     for record in records:
         size = 8 * len(record.workers)
+        *columns, at_once = (record.values[size * i : size * (i + 1)] for i in range(len(_COLUMNS)))
         iterations.append(
             idl.batchsize_manager.IterationRecord(
                 record.iteration,
@@ -208,7 +217,8 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
                 record.attempt,
                 record.duration,
                 numbers.setdefault(record.workers, len(numbers)),
-                *(record.values[size * i : size * (i + 1)] for i in range(len(_COLUMNS))),
+                *columns,
+                None if at_once == _ALONE * len(record.workers) else at_once,
             )
         )
     return idl.batchsize_manager.History(run, [list(workers) for workers in numbers], iterations)
@@ -227,6 +237,7 @@ def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
         number = check.integer("iteration", one.iteration, 0)
         workers = names[check.integer("workers", one.workers, 0, len(names) - 1)]
         columns = [getattr(one, name) or b"" for name in _COLUMNS]
+        columns[-1] = columns[-1] or _ALONE * len(workers)
         if any(len(column) != 8 * len(workers) for column in columns):
             raise InvalidRequestError(
                 f"iteration {number}: each column must have 8 bytes for each of {len(workers)} workers, "
@@ -307,11 +318,18 @@ def _fields(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _read(struct: Any, into: type[T]) -> T:
-    """Read a struct as the dataclass that has the same fields and checks their ranges."""
-    names = [field.name for field in dataclasses.fields(into)]  # type: ignore[arg-type]
-    values = {name: getattr(struct, name, None) for name in names}
-    missing = [name for name, value in values.items() if value is None]
+def _read(struct: Any, into: type[T], **left_out: Any) -> T:
+    """Read a struct as the dataclass that has the same fields and checks their ranges.
+
+    Args:
+        struct: The struct.
+        into: The dataclass.
+        left_out: The values of fields that may be left out.
+    """
+    fields = dataclasses.fields(into)  # type: ignore[arg-type]
+    values = {field.name: getattr(struct, field.name, None) for field in fields}
+    values |= {name: value for name, value in left_out.items() if values[name] is None}
+    missing = [f.name for f in fields if values[f.name] is None and f.default is not None]
     if missing:
         raise InvalidRequestError(f"{into.__name__}: {missing[0]} is missing or not of its type")
     try:

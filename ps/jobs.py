@@ -16,6 +16,7 @@ from ps.backup_shard import BackupShard
 from ps.checkpoint import ShardCheckpoint
 from ps.checkpoint_store import CheckpointStore, JobStore
 from ps.config import ParameterServerConfig
+from ps.exact_shard import ExactShard
 from ps.log_fields import log_fields
 from ps.model_tensors import ModelTensors
 from ps.parameters import Parameters
@@ -164,7 +165,7 @@ class Jobs:
     def _restore(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
         """Hold a job again, as its newest checkpoint has it."""
         self.make_room(checkpoint.snapshot.layout.nbytes)
-        shard = Shard(checkpoint.snapshot.layout, self._config.deterministic)
+        shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
         shard.restore(checkpoint.snapshot)
         job = ShardJob(
             name,
@@ -193,6 +194,8 @@ class Jobs:
                 f"synchronisation {synchronisation.mode!r}: this parameter server was started with "
                 f"--deterministic, which only bsp can be"
             )
+        if synchronisation.exact:
+            return ExactShard(layout)
         if synchronisation.asynchronous:
             return AsynchronousShard(layout)
         if synchronisation.replicas_to_aggregate is not None:

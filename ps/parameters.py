@@ -1,7 +1,7 @@
 """The parameters of one job that one server process holds, and the optimiser that steps them.
 
 The kinds of shard that build on it decide when a step is taken, and with which gradients: `shard` for BSP,
-`backup_shard` and `asynchronous_shard`.
+`exact_shard`, `backup_shard` and `asynchronous_shard`.
 """
 
 from abc import ABC, abstractmethod
@@ -62,10 +62,12 @@ class Parameters(ABC):
         initialised: Whether the parameters have been set.
         steps: Steps that the optimiser has taken.
         used: The contributions that the last step was taken with.
+        pushed_dtype: Of the elements that workers push.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.pushed_dtype = DTYPES[layout.dtype]
         self.version = 0
         self.initialised = False
         self.steps = 0
@@ -123,6 +125,11 @@ class Parameters(ABC):
         self._slots.clear()
         self.version, self.steps, self.initialised = snapshot.version, snapshot.steps, True
         self.drop()
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Return the bytes of a push."""
+        return self.layout.elements * self.pushed_dtype.itemsize
 
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""

@@ -75,11 +75,13 @@ class ParameterServerService:
             UnavailableError, RewoundError, NotMemberError: As `idl/parameter_server.thrift` declares them.
         """
         job = self._job_of(call)
-        layout = job.shard.layout
-        if length != layout.nbytes:
+        layout, dtype, expected = job.shard.layout, job.shard.layout.dtype, job.shard.layout.nbytes
+        if call.method == "push":
+            dtype, expected = str(job.shard.pushed_dtype).removeprefix("torch."), job.shard.pushed_bytes
+        if length != expected:
             raise InvalidRequestError(
-                f"{call.method}: {length} bytes, but the shard's {layout.elements} elements of "
-                f"{layout.dtype} take {layout.nbytes}"
+                f"{call.method}: {length} bytes, but the shard's {layout.elements} elements of {dtype} "
+                f"take {expected}"
             )
         if call.method == "initialise":
             _check_initialise(job, call)
@@ -169,7 +171,7 @@ class ParameterServerService:
     def _push(self, call: Call) -> None:
         job = self._job_of(call)
         _check_attempt(job, call, call.request.assignment.attempt)  # it may have changed since the push began
-        job.tally.pushed += job.shard.layout.nbytes
+        job.tally.pushed += job.shard.pushed_bytes
         if isinstance(call.sink, TimedSink):
             call.sink.close()
             job.tally.pushes += 1

@@ -2,7 +2,8 @@
 
 This module knows slices and samples, but no sockets and no clock. Gradients are added piece by piece as they
 arrive, while they are in the cache; a whole gradient is held in deterministic mode only. A step takes all
-workers' gradients (BSP); `backup_shard` and `asynchronous_shard` have the other kinds of shard.
+workers' gradients (BSP). `exact_shard`, `backup_shard` and `asynchronous_shard` have the other kinds of
+shard.
 """
 
 import math
@@ -16,7 +17,6 @@ import torch
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
-from ps.optimizers import DTYPES
 from ps.parameters import Contribution, Parameters
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
@@ -119,12 +119,7 @@ class Shard(Parameters):
             return  # the step has been taken without the rest of it, or it was dropped
         begin = contribution.done
         contribution.done += len(piece)
-        assert self._total is not None
-        if contribution.held is not None:
-            contribution.held[begin : contribution.done] = piece
-        else:
-            weight = contribution.count / self._total
-            self._gradient[begin : contribution.done].add_(piece, alpha=weight)
+        self._accumulate(contribution, begin, piece)
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -172,6 +167,15 @@ class Shard(Parameters):
         self._gradient.zero_()
         self._next_batch(self._contributions)
         self.version += 1
+
+    def _accumulate(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> None:
+        """Add the elements from `begin` on, (n,), to the sum, or hold them."""
+        assert self._total is not None
+        end = begin + len(piece)
+        if contribution.held is not None:
+            contribution.held[begin:end] = piece
+        else:
+            self._gradient[begin:end].add_(piece, alpha=contribution.count / self._total)
 
     def _merged(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         """Return the groups with new options where they are given; raise as `set_options` does."""
@@ -279,11 +283,11 @@ class GradientSink:
     def __init__(self, shard: Parameters, contribution: Contribution) -> None:
         self._shard = shard
         self._contribution = contribution
-        self._itemsize = shard.layout.nbytes // max(1, shard.layout.elements)
-        self._total_bytes = shard.layout.nbytes
+        self._itemsize = shard.pushed_dtype.itemsize
+        self._total_bytes = shard.pushed_bytes
         buffer = bytearray(min(_PIECE, max(self._itemsize, self._total_bytes)))
         self._bytes = memoryview(buffer)
-        self._piece = torch.frombuffer(buffer, dtype=DTYPES[shard.layout.dtype])
+        self._piece = torch.frombuffer(buffer, dtype=shard.pushed_dtype)
         self._filled = 0  # bytes of the piece
         self._received = 0  # bytes in all
         self._skip = contribution.first * self._itemsize  # bytes whose samples were counted already

@@ -222,13 +222,24 @@ def with_token(key: Path, job: str) -> Credentials:
 
 
 class MemberWorker:
-    """The one worker of a job at the manager; it knows what each answer must be."""
+    """The one worker of a job at the manager; it knows what each answer must be.
+
+    Args:
+        address: The manager's.
+        name: The job's; drawn if left out.
+        credentials: Where the manager asks for them.
+        changes: Other fields of the job or the bounds.
+    """
 
     BATCH = 10
     DATASET = 1000
 
     def __init__(
-        self, address: Address, name: str | None = None, credentials: Credentials | None = None
+        self,
+        address: Address,
+        name: str | None = None,
+        credentials: Credentials | None = None,
+        **changes: Any,
     ) -> None:
         self.identity = idl.common.Identity(name or f"job-{uuid.uuid4().hex}", "good", uuid.uuid4().hex)
         self.client = Client(
@@ -238,7 +249,7 @@ class MemberWorker:
             call_timeout=120,
             credentials=credentials,
         )
-        reply = self.client.call("join", join_request(self.identity))
+        reply = self.client.call("join", join_request(self.identity, **changes))
         self.run = reply.run
         self.iteration = 0
         self._check(reply.assignment)
@@ -345,7 +356,7 @@ def send_back(session: Any, manager: Address, iteration: int) -> None:
 def join_request(identity: Any, **changes: Any) -> Any:
     """Make the join request of `MemberWorker`, with other fields of the job or the bounds where given."""
     job = {"dataset_size": MemberWorker.DATASET, "total_batch_size": MemberWorker.BATCH, "seed": 1}
-    bounds = {"minimum": 1, "maximum": 10**6, "granularity": 1}
+    bounds = {"minimum": 1, "maximum": 10**6, "granularity": 1, "at_once": None}
     job |= {name: value for name, value in changes.items() if name not in bounds}
     bounds |= {name: value for name, value in changes.items() if name in bounds}
     return idl.batchsize_manager.JoinRequest(

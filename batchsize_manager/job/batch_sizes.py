@@ -66,6 +66,10 @@ class Batches:
         scaled = (2 * total * members + self._members) // (2 * self._members)  # rounded to the nearest
         return max(1, min(scaled, self.spec.dataset_size))
 
+    def padded(self, members: int, total: int | None = None) -> int:
+        """Return `size` in whole micro-batches, as bounds are; unchanged in a job without."""
+        return self.spec.cuts(self.size(members, total)).padded
+
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
         """Return epoch, first position and size of an iteration's batch, for `members` from then on."""
         while len(self._changes) > 1 and self._changes[-1].iteration > iteration:

@@ -63,6 +63,10 @@ class JobConfig:
         float, Setting("Seconds without a heartbeat, after which a worker is taken out.", least=0, below=inf)
     ] = 600.0
     return_grace: Annotated[float, Setting(least=0, below=inf)] = 30.0
+    batch_size: Annotated[
+        int | None,
+        Setting("Samples of a whole batch to begin with.  [default: as scripts ask for]", least=1),
+    ] = None
     scale_batch: Annotated[
         bool,
         Setting(

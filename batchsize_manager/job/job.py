@@ -83,12 +83,13 @@ class Job:
         parts = self.members, self.iterations, self.planner, self.attempts
         self.presence = Presence(config, *parts, self.outbox)
         self.operations = Operations(*parts, self.presence, self.outbox, self._advance)
+        if total is not None:
+            why = "as it was at the checkpoint"
+        elif config.batch_size is not None:
+            total, why = min(config.batch_size, spec.dataset_size), "as the manager was told to begin with"
         if total is not None and total != spec.total_batch_size:
             batches.total = total
-            self.outbox.log(
-                f"the batch size is {total}, as an operator had changed it before the checkpoint; "
-                f"the workers say {spec.total_batch_size}"
-            )
+            self.outbox.log(f"the batch size is {total}, {why}; the workers say {spec.total_batch_size}")
 
     # -- events
 
@@ -101,6 +102,7 @@ class Job:
         *,
         unreleasable: bool = False,
         device: str = "",
+        threads: int | None = None,
         beats: bool = False,
     ) -> None:
         """Let a worker take part; the same incarnation may ask again.
@@ -112,14 +114,17 @@ class Job:
             now: The time.
             unreleasable: Whether it must not be released, since the others could not go on without it.
             device: The kind of device that it computes on, in words; empty where it does not say.
+            threads: The threads that it computes with, if it says so.
             beats: Whether it will send heartbeats, so that its silence says something.
 
         Raises:
-            InvalidRequestError: Its name is taken, or its minimum does not fit into the batch.
+            InvalidRequestError: Its name is taken, its minimum does not fit into the batch, or it cannot take
+                a micro-batch.
             UnavailableError: Its name is that of a member of which it is not known yet whether it lives.
         """
         if self.members.is_released(worker, incarnation):
             return
+        bounds = self.spec.narrowed(bounds)
         member = self.members.by_name.get(worker)
         if member is not None and member.incarnation == incarnation:
             self.presence.hear(worker, incarnation, now)
@@ -129,7 +134,7 @@ class Job:
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
-        self.members.check_room(worker, bounds, self.planner.batches.size(others + 1))
+        self.members.check_room(worker, bounds, self.planner.batches.padded(others + 1))
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
         self.attempts.begin_if_deserted()
@@ -144,9 +149,12 @@ class Job:
             attempt=self.attempts.number,
             unreleasable=unreleasable,
             device=device,
+            threads=threads,
             beats=beats,
         )
         self.outbox.log(f"{worker} joined, for iteration {first} on", worker)
+        if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
+            self.outbox.log(f"sums are exact, but {difference}: its gradients may differ in the last bits")
         if self.members.started or len(self.members) >= self.config.workers:
             self.presence.changed()  # not for each of thousands who come before the first plan
         self._advance(now)
@@ -156,10 +164,13 @@ class Job:
 
         Raises:
             NotMemberError: The worker is no member, nor was it released.
-            InvalidRequestError: It was not this assignment's turn.
+            InvalidRequestError: It was not this assignment's turn, or it cannot take a micro-batch.
         """
         if self.members.is_released(worker, incarnation):
             return
+        maximum = None
+        if report.maximum is not None:
+            maximum = self.spec.narrowed(Bounds(maximum=report.maximum)).maximum
         member = self.presence.hear(worker, incarnation, now)
         if self.attempts.is_void(worker, member, report):
             return
@@ -168,8 +179,8 @@ class Job:
         progress = self.iterations.progress.get(report.iteration)
         part = progress.piece_at(worker, report.start) if progress else None
         if part is None:
-            if member.first <= report.iteration <= member.reported:
-                return
+            if 0 <= report.iteration <= member.reported:
+                return  # it has come again, or others have done it, since the worker had been taken out
             part = self._own_part(worker, member, report, progress)
         if part is not None and part.count and report.batch_processing_time < _SHORTEST:
             raise InvalidRequestError(
@@ -179,11 +190,10 @@ class Job:
         member.reported = report.iteration
         member.assigned = report.iteration + 1
         member.reported_at = now
-        if (
-            report.maximum is not None
-            and report.maximum < member.bounds.maximum
-            and self.members.lower_maximum(worker, report.maximum, self.planner.batch_size)
-        ):
+        lowered = report.at_once is not None and self.members.lower_at_once(worker, report.at_once)
+        if maximum is not None and maximum < member.bounds.maximum:
+            lowered |= self.members.lower_maximum(worker, maximum, self.planner.padded_size)
+        if lowered:
             self.presence.changed()
         if progress is None or part is None:
             return  # the others went on so long ago that the iteration is forgotten

@@ -4,7 +4,7 @@ Knows nothing of plans beyond the numbers of iterations; the parts that a member
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
@@ -52,6 +52,7 @@ class Member:
     leaving: str = ""  # why it is
     is_returning: bool = False  # the manager was started again, and has not heard of it since
     device: str = ""  # of which kind it is, in words; empty where it does not say
+    threads: int | None = None  # that it computes with; None where it does not say, or a restart has lost it
 
     def begin_at(self, iteration: int) -> None:
         """Let this be the first iteration that it reports."""
@@ -77,7 +78,7 @@ class Member:
             state = "silent"
         else:
             state = "working"
-        return Standing(worker, state, self.bounds, self.assigned, max(0.0, now - self.heard_at))
+        return Standing(worker, state, self.bounds, self.assigned, max(0.0, now - self.heard_at), self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Standing:
     bounds: Bounds
     iteration: int
     silence: float  # seconds
+    device: str
 
 
 class Members:
@@ -159,6 +161,7 @@ class Members:
         attempt: int,
         unreleasable: bool = False,
         device: str = "",
+        threads: int | None = None,
         beats: bool = False,
     ) -> Member:
         """Add a member that has a part of iterations from `first` on; otherwise as `Job.join`."""
@@ -177,8 +180,18 @@ class Members:
             unreleasable=unreleasable,
             beats=beats and self._config.heartbeat > 0,
             device=device,
+            threads=threads,
         )
         return member
+
+    def device_difference(self, worker: str) -> str:
+        """Return how a member's device or threads differ from another's, in words; empty if none do."""
+        own = self.by_name[worker]
+        for name, other in self.by_name.items():
+            pairs = ((own.device, other.device), (own.threads, other.threads))
+            if any(one and another and one != another for one, another in pairs):
+                return f"{worker} computes on {_computes_on(own)}, and {name} on {_computes_on(other)}"
+        return ""
 
     def contest(self, worker: str, incarnation: str, now: float) -> None:
         """Let another incarnation have a member's name, if nothing is heard of the member any more.
@@ -297,8 +310,17 @@ class Members:
             return False
         granularity = bounds.granularity if bounds.granularity <= maximum else 1
         minimum = min(bounds.minimum, maximum // granularity * granularity)
-        member.bounds = Bounds(minimum, maximum, granularity)
+        member.bounds = replace(bounds, minimum=minimum, maximum=maximum, granularity=granularity)
         self._outbox.log(f"{worker} can take {maximum} samples at most", worker)
+        return True
+
+    def lower_at_once(self, worker: str, at_once: int) -> bool:
+        """Lower a member's most micro-batches at once; return whether it was higher."""
+        member = self.by_name[worker]
+        if at_once >= member.bounds.at_once:
+            return False
+        member.bounds = replace(member.bounds, at_once=at_once)
+        self._outbox.log(f"{worker} can compute {at_once} micro-batches at once at most", worker)
         return True
 
     def is_released(self, worker: str, incarnation: str) -> bool:
@@ -327,3 +349,7 @@ class Members:
         if member is None:
             return self._released.get(incarnation)
         return member.leaving if member.last is not None and known >= member.last else None
+
+
+def _computes_on(member: Member) -> str:
+    return f"{member.device or 'a device that it does not name'}, {member.threads or 'unknown'} threads"

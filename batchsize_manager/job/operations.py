@@ -5,6 +5,7 @@ known here.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.effects import Outbox
@@ -87,7 +88,7 @@ class Operations:
         if total == before:
             return f"the batch size is {total} already"
         staying = len(self._members.staying)
-        size = batches.size(staying, total) if staying else total
+        size = batches.padded(staying, total) if staying else batches.spec.cuts(total).padded
         self._members.check_bounds({}, size, complete=self._members.started)
         self._iterations.discard_undelivered()
         batches.total = total
@@ -95,9 +96,13 @@ class Operations:
         return self._done(f"changed the batch size from {before} to {total}, {self._from_here}", now)
 
     def change_bounds(self, worker: str, bounds: Bounds, now: float) -> str:
-        """Give a member other bounds."""
+        """Give a member other bounds of its share; `at_once` stays as it is."""
         member = self._named(worker)
-        self._members.check_bounds({worker: bounds}, self._planner.batch_size, complete=self._members.started)
+        bounds = replace(bounds, at_once=member.bounds.at_once)
+        bounds = self._planner.batches.spec.narrowed(bounds)
+        self._members.check_bounds(
+            {worker: bounds}, self._planner.padded_size, complete=self._members.started
+        )
         self._iterations.discard_undelivered()
         member.bounds = bounds
         self._presence.changed()

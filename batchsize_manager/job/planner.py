@@ -8,6 +8,8 @@ from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Participant, Policy
+from batchsize_manager.policies.base import MEMORY_GUARD
+from idl.cuts import Cuts
 from idl.plan import make_plan
 from idl.records import IterationRecord, WorkerRecord
 from predictors import Weights
@@ -48,10 +50,15 @@ class Planner:
         """The samples of a whole batch for the members that are planned for."""
         return self.batches.size(len(self._members.staying))
 
+    @property
+    def padded_size(self) -> int:
+        """The same in whole micro-batches, as the members' bounds are."""
+        return self.batches.padded(len(self._members.staying))
+
     def can_do_without(self, workers: Collection[str]) -> bool:
         """Return whether the members that are planned for can take a whole batch without some of them."""
         left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
-        return bool(left) and sum(left) >= self.batches.size(len(left))
+        return bool(left) and sum(left) >= self.batches.padded(len(left))
 
     @property
     def lack(self) -> str:
@@ -66,11 +73,16 @@ class Planner:
             InfeasibleError: They cannot take the batch.
         """
         if staying := self._members.staying:
-            self.policy.expect(self.batches.size(len(staying)))
+            self.policy.expect(self.padded_size)
             self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Show the policy what was observed of an iteration."""
+        if self.batches.spec.micro_batch is not None:  # a larger share takes no more memory
+            observations = {
+                name: record._replace(memory_usage=min(record.memory_usage, MEMORY_GUARD))
+                for name, record in observations.items()
+            }
         self.policy.observe(observations)
         self._outbox.effects.fit = True
 
@@ -98,13 +110,13 @@ class Planner:
         """
         last_change = self.batches.last_change
         epoch, start, total = self.batches.take(iteration, len(self._members.staying))
-        split = self.policy.split(total)
+        split = self.policy.split(self._cuts(total).padded)
         if leaving := self._releasable(split.dispensable):
             self._members.release(leaving, iteration - 1)
             self.members_changed()
             self._members.let_go()
             epoch, start, total = self.batches.take(iteration, len(self._members.staying))
-            split = self.policy.split(total)
+            split = self.policy.split(self._cuts(total).padded)
         self._outbox.effects.keep |= self.batches.last_change is not last_change
         warnings = (*split.warnings, *split.dispensable.values())
         if warnings and warnings != self._last_warning:
@@ -112,9 +124,14 @@ class Planner:
                 self._outbox.log(warning)
         self._last_warning = warnings
         staying = self._members.staying
-        counts = dict(zip(staying, split.counts, strict=True))
+        counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
-        return IterationProgress(make_plan(iteration, epoch, start, counts, attempt), now, predicted)
+        at_once = dict(zip(staying, split.at_once, strict=False))
+        plan = make_plan(iteration, epoch, start, counts, attempt, self.batches.spec.micro_batch, at_once)
+        return IterationProgress(plan, now, predicted)
+
+    def _cuts(self, total: int) -> Cuts:
+        return self.batches.spec.cuts(total)
 
     def _releasable(self, dispensable: Mapping[str, str]) -> Mapping[str, str]:
         """Return the dispensable members that may be released, with why, if the others can take the batch."""

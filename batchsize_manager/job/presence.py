@@ -160,7 +160,7 @@ class Presence:
     def _take_back(self, worker: str, member: Member, now: float) -> None:
         """Make a member again of one that was cut off only; it is suspended until it asks for work."""
         # Others may be suspended, too, as this one is: planned for again, all have a larger batch, maybe.
-        self._members.check_room(worker, member.bounds, self._planner.batches.size(len(self._members) + 1))
+        self._members.check_room(worker, member.bounds, self._planner.batches.padded(len(self._members) + 1))
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now
         self._members.by_name[worker] = member

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from batchsize_manager.policies.solver import split
-from idl.bounds import Bounds
+from idl.bounds import MOST_AT_ONCE, Bounds
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 
@@ -116,27 +116,33 @@ class IterationProgress:
     def deal(self, takers: Mapping[str, Bounds]) -> list[str]:
         """Split what is pooled among members, by name, in proportion to their own parts.
 
-        Each is given one piece at most, none more than its maximum; what is left stays in the pool.
+        Each is given one piece at most, of whole micro-batches, none more than its maximum; what is left
+        stays in the pool.
 
         Returns:
             The members that have got a piece.
         """
         got: dict[str, None] = {}
+        cuts, origin = self.plan.cuts, self.plan.start
         while self.pool and len(got) < len(takers):
             free = {name: bounds for name, bounds in takers.items() if name not in got}
             part = self.pool.pop(0)
-            fits = min(part.count, sum(bounds.maximum for bounds in free.values()))
+            wanted = cuts.number(part.count) * cuts.size
+            fits = min(wanted, sum(bounds.maximum for bounds in free.values()))
             shares = [float(self.plan.assignments[name].count) for name in free]
-            at_least_one = [replace(bounds, minimum=1) for bounds in free.values()]
+            at_least_one = [replace(bounds, minimum=cuts.size) for bounds in free.values()]
+            padded = split(shares, fits, at_least_one)
             position = part.start
-            for name, count in zip(free, split(shares, fits, at_least_one), strict=True):
+            counts = cuts.counts(padded, cuts.index(position - origin))
+            for name, count in zip(free, counts, strict=True):
                 if count:
-                    piece = replace(part, start=position, count=count)
+                    at_once = self.plan.assignments[name].at_once
+                    piece = replace(part, start=position, count=count, at_once=at_once)
                     self.open.setdefault(name, []).append(piece)
                     got[name] = None
                     position += count
-            if fits < part.count:
-                self.pool.insert(0, replace(part, start=position, count=part.count - fits))
+            if fits < wanted:
+                self.pool.insert(0, replace(part, start=position, count=part.end - position))
         return list(got)
 
     def complete(
@@ -188,4 +194,5 @@ class IterationProgress:
             report.cpu_usage,
             report.memory_usage,
             self.predicted_speeds.get(worker, math.nan),
+            min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
         )

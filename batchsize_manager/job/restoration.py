@@ -1,6 +1,7 @@
 """A job that an earlier manager ran, made again from what was kept of it."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.config import JobConfig
@@ -50,7 +51,8 @@ def restore_job(
         total: Samples of a whole batch, where an operator has changed that.
         paused: Whether it was paused.
     """
-    job = Job(spec, config, policy, first_iteration, position=position)
+    # The size of its batches is restored below; with which it was to begin no longer counts.
+    job = Job(spec, replace(config, batch_size=None), policy, first_iteration, position=position)
     job.outbox.events.extend(events)
     job.attempts.number = attempt
     for saved in members:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from batchsize_manager.policies.at_once import MODEL as AT_ONCE
+from batchsize_manager.policies.at_once import Gains, SeveralAtOnce
 from batchsize_manager.policies.base import Participant, Policy, Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
@@ -33,6 +35,7 @@ class PolicyOptions:
         tolerance: As a share of the best split's time; see `Proportional` and `Learned`.
         learning: Options of predictors that learn.
         models: Fitted models, from which policies start for workers that join; see `make_job_policy`.
+        gains: What several micro-batches at once gain; see `make_job_policy`.
 
     Raises:
         ValueError: A value is not allowed.
@@ -42,6 +45,7 @@ class PolicyOptions:
     tolerance: Tolerance = 0.0
     learning: PredictorOptions = field(default_factory=PredictorOptions)
     models: Models = field(default_factory=dict)
+    gains: Gains = field(default_factory=Gains)
     step_size: Annotated[
         int,
         Setting(
@@ -64,7 +68,7 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "even": lambda options: Even(),
     "proportional": lambda options: Proportional(options.make_predictor(), options.tolerance),
     "leader_straggler": lambda options: LeaderStraggler(options.step_size),
-    "learned": lambda options: Learned(options.tolerance, options.models),
+    "learned": lambda options: Learned(options.tolerance, options.models, options.gains),
 }
 
 POLICIES_WITH_PREDICTOR = frozenset({"proportional"})
@@ -85,6 +89,8 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
 def make_job_policy(name: str, options: PolicyOptions | None = None, models: Models | None = None) -> Policy:
     """Make a policy that keeps the models of workers that left and of kinds of devices.
 
+    It also chooses how many micro-batches each worker computes at once, in a job with micro-batches.
+
     Args:
         name: A name in `POLICIES`.
         options: The policy's options.
@@ -95,7 +101,9 @@ def make_job_policy(name: str, options: PolicyOptions | None = None, models: Mod
     """
     options = options or PolicyOptions()
     registry = ModelRegistry(options.models if models is None else models)
-    return RegistryPolicy(make_policy(name, replace(options, models=registry)), registry)
+    gains = Gains(registry[AT_ONCE])
+    policy = make_policy(name, replace(options, models=registry, gains=gains))
+    return RegistryPolicy(SeveralAtOnce(policy, gains), registry)
 
 
 __all__ = [

@@ -8,6 +8,9 @@ from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from predictors import Fit, Models, Weights
 
+MEMORY_GUARD = 0.95
+"""Share of its memory in use from which on a worker gets no more samples than it has had (Alg. 2, line 5)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Participant:
@@ -32,6 +35,7 @@ class Split:
         counts: Samples of each worker.
         warnings: Messages for the user.
         predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
+        at_once: Micro-batches that each worker computes at once; empty if each computes one.
         dispensable: Workers without which the job would be faster, by name, each with a sentence that says
             why and by how much. If there are several, the sentences hold without all of them together.
     """
@@ -39,6 +43,7 @@ class Split:
     counts: list[int]
     warnings: tuple[str, ...] = ()
     predicted_speeds: Sequence[float] = ()
+    at_once: Sequence[int] = ()
     dispensable: Mapping[str, str] = field(default_factory=dict)
 
 

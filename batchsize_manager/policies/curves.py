@@ -130,7 +130,7 @@ class EqualTime:
         rows = np.stack([*self._offsets, *self._slopes, *self._hope, curves.least])
         self._rows: list[list[float]] = rows.T.tolist()
 
-    def time(self, worker: int, count: int) -> float:
+    def time(self, worker: int, count: float) -> float:
         """Return the seconds of one worker; see `TimeCurves.time`."""
         a, b, c, u, v, w, offset, slope, least = self._rows[worker]
         time = max(a + u * count, b + v * count, c + w * count)
@@ -138,11 +138,7 @@ class EqualTime:
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return counts just below the best split; see `TimeCurves.fill`."""
-        # No worker needs more than the whole batch, and in the longest time for that all get through it.
-        high = np.maximum(low, np.minimum(high, total))
-        return fill_to_level(
-            self._within, float(self._curves.times(high.astype(float)).max()), total, low, high
-        )
+        return fill_to_level(self.time, self._within, total, low, high)
 
     def _within(self, level: float) -> Array:
         sizes: Array = ((level - self._offsets) / self._slopes).min(axis=0)

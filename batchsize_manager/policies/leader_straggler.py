@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Participant, Policy, Split
+from batchsize_manager.policies.base import MEMORY_GUARD, Participant, Policy, Split
 from batchsize_manager.policies.solver import split
 from idl.records import WorkerRecord
 
 STEP_SIZE, FAST_OBSERVATION_WINDOW = 5, 5  # samples, iterations; line 3
 FINE_STEP_SIZE, FINE_OBSERVATION_WINDOW = 1, 20  # line 13
-MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples; line 5
 
 
 class LeaderStraggler(Policy):

@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from batchsize_manager.policies.base import Participant, Policy, Split
+from batchsize_manager.policies.at_once import Gains
+from batchsize_manager.policies.base import MEMORY_GUARD, Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
+from batchsize_manager.policies.curves_in_waves import Alone, CurvesInWaves
 from batchsize_manager.policies.dispensable import dispensable_workers
-from batchsize_manager.policies.measurements import Measurements
+from batchsize_manager.policies.measurements import SIZES_KEPT, Measurements
 from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from predictors import Array, Models, Weights
 
 _SURE = 1.0  # standard deviations of the straggler's time by which a new split must be better
-MEMORY_GUARD = 0.95  # a worker that uses more memory gets no more samples than it has had (Alg. 2, line 5)
 
 
 class Learned(Policy):
@@ -34,17 +35,23 @@ class Learned(Policy):
         tolerance: Keep a split while its slowest worker is expected to take at most 1 + `tolerance` times
             as long as with the best one; see `Proportional`.
         models: Earlier measurements of workers that join, under "learned" by worker; see `ModelRegistry`.
+        gains: What several micro-batches at once gain. Curves are those of one after another: an iteration
+            with several counts as one of fewer samples, that would have taken as long.
 
     Raises:
         ValueError: A model has not the form of this policy's.
     """
 
-    def __init__(self, tolerance: float = 0.0, models: Models | None = None) -> None:
+    def __init__(
+        self, tolerance: float = 0.0, models: Models | None = None, gains: Gains | None = None
+    ) -> None:
         self._tolerance = tolerance
         self._known = {} if models is None else models.get("learned", {})
         for name, weights in self._known.items():
             _checked(name, weights)
         self._members: Sequence[Participant] = ()
+        self._gains = Gains() if gains is None else gains
+        self._expected = 1  # samples of a whole batch
         self._measurements = Measurements()
         self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
         self._centres = np.zeros(0)  # (workers,), samples: where the curves are to be right
@@ -61,25 +68,36 @@ class Learned(Policy):
         self._guarded = np.array([row is not None and self._guarded[row] for row in rows], dtype=bool)
         for row, (member, old) in enumerate(zip(members, rows, strict=True)):
             if old is None and (weights := self._known.get(member.name)) is not None:
-                self._measurements.restore(row, *_checked(member.name, weights))
+                sizes, times = _checked(member.name, weights)
+                # A profile may have more sizes than are kept: those near what the worker will get tell most.
+                away = np.abs(np.log(sizes * (len(members) / self._expected)))
+                nearest = np.sort(away.argsort()[:SIZES_KEPT])
+                self._measurements.restore(row, sizes[nearest], times[nearest])
         self._members = members
         self._last.clear()
         self._curves = None
 
+    def expect(self, total: int) -> None:
+        """Note the size of whole batches; see `Policy.expect`."""
+        self._expected = total
+
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Add the time of each batch size, an epoch's last batch included; see `Policy.observe`."""
         seen = [
-            (row, observation)
+            (row, observation, alone)
             for row, member in enumerate(self._members)
-            if (observation := observations.get(member.name)) is not None and observation.batch_size
+            if (observation := observations.get(member.name)) is not None
+            and observation.batch_size
+            and (alone := self._gains.alone(member.name, observation)) is not None
         ]
         if not seen:
             return
-        workers = np.array([row for row, _ in seen], dtype=np.int64)
-        sizes = np.array([float(observation.batch_size) for _, observation in seen])
-        times = np.array([observation.batch_processing_time for _, observation in seen])
-        self._largest[workers] = np.maximum(self._largest[workers], sizes)
-        self._guarded[workers] = [observation.memory_usage > MEMORY_GUARD for _, observation in seen]
+        workers = np.array([row for row, _, _ in seen], dtype=np.int64)
+        sizes = np.array([float(alone) for _, _, alone in seen])
+        times = np.array([observation.batch_processing_time for _, observation, _ in seen])
+        largest = [float(observation.batch_size) for _, observation, _ in seen]
+        self._largest[workers] = np.maximum(self._largest[workers], largest)
+        self._guarded[workers] = [observation.memory_usage > MEMORY_GUARD for _, observation, _ in seen]
         everyone = self._measurements.latest_sizes
         everyone[workers] = sizes
         expected = self._fit(everyone).times(everyone)[workers]
@@ -93,17 +111,23 @@ class Learned(Policy):
         if not seen.any():
             return Split(split([1.0] * len(bounds), total, bounds))
         last = self._last.get(total)
-        curves = self._fit(np.array(last or self._usual_sizes(total), dtype=float))
-        best = split_evenly_in_time(EqualTime(curves), total, bounds)
-        if last is None or not _fits(last, bounds) or self._pays(curves, last, best):
+        alone = Alone([self._gains.waves(m.name) for m in self._members], [b.granularity for b in bounds])
+        curves = self._fit(self._usual_sizes(total) if last is None else alone.all(last))
+        best = split_evenly_in_time(self._times(curves, alone), total, bounds)
+        if last is None:  # the curves are to be right near the split that they lead to
+            curves = self._fit(alone.all(best))
+            best = split_evenly_in_time(self._times(curves, alone), total, bounds)
+        if last is None or not _fits(last, bounds) or self._pays(curves, alone.all(last), alone.all(best)):
             last = best
         self._last[total] = last
         counts = np.array(last, dtype=float)
-        times = curves.times(counts)
+        times = curves.times(alone.all(last))
         speeds = np.where(seen & (counts > 0), counts / times, np.nan)
-        needless = dispensable_workers(
-            [member.name for member in self._members], curves, self._measurements, last, total, bounds
-        )
+        needless: Mapping[str, str] = {}
+        if not self._gains.matter:
+            needless = dispensable_workers(
+                [member.name for member in self._members], curves, self._measurements, last, total, bounds
+            )
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
 
     def models(self) -> Models:
@@ -125,6 +149,10 @@ class Learned(Policy):
         self._curves, self._centres = curves.averaged_over(measurements.known), centres
         return self._curves
 
+    def _times(self, curves: Curves, alone: Alone) -> EqualTime:
+        """Return the curves for the solver; in waves, where a worker may compute several at once."""
+        return CurvesInWaves(curves, alone) if self._gains.matter else EqualTime(curves)
+
     def _usual_sizes(self, total: int) -> Array:
         """Return about what each worker would have of a batch of a new size, (workers,)."""
         sizes = self._measurements.latest_sizes
@@ -140,11 +168,11 @@ class Learned(Policy):
         ]
         return narrowed if sum(bound.maximum for bound in narrowed) >= total else bounds
 
-    def _pays(self, curves: Curves, last: Sequence[int], best: Sequence[int]) -> bool:
+    def _pays(self, curves: Curves, last: Array, best: Array) -> bool:
         """Return whether the best split is better than the last by more than the curves may be wrong."""
-        times = curves.times(np.array(last, dtype=float))
+        times = curves.times(last)
         straggler = int(times.argmax())
-        longest = float(curves.times(np.array(best, dtype=float)).max())
+        longest = float(curves.times(best).max())
         return bool(
             times[straggler] > longest * (1 + self._tolerance + _SURE * float(curves.error[straggler]))
         )

@@ -101,9 +101,15 @@ class Measurements:
             return self.noise[:, None] ** 2 / self.repeats + _AGEING * self._age + self._doubt
 
     def restore(self, worker: int, sizes: Array, times: Array) -> None:
-        """Fill a worker's row from an earlier run, with added variance, since its speed may have changed."""
-        kept = min(len(sizes), SIZES_KEPT)
-        self.sizes[worker, :kept], self.times[worker, :kept] = sizes[:kept], times[:kept]
+        """Fill a worker's row from an earlier run, with added variance, since its speed may have changed.
+
+        Args:
+            worker: Its row.
+            sizes: Batch sizes in samples, at most `SIZES_KEPT`.
+            times: Batch processing times in seconds.
+        """
+        kept = len(sizes)
+        self.sizes[worker, :kept], self.times[worker, :kept] = sizes, times
         self.repeats[worker, :kept] = 1.0
         self._doubt[worker, :kept] = _DOUBT
 

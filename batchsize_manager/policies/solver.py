@@ -104,8 +104,8 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
 
 
 def fill_to_level(
+    time: Callable[[int, int], float],
     within: Callable[[float], NDArray[np.float64]],
-    longest: float,
     total: int,
     low: NDArray[np.int64],
     high: NDArray[np.int64],
@@ -113,12 +113,15 @@ def fill_to_level(
     """Find by bisection the time in which the workers get through `total` samples; see `TimeCurves.fill`.
 
     Args:
+        time: `TimeCurves.time`.
         within: Function from a time in seconds to the most samples of each worker in it, (workers,).
-        longest: Seconds in which they get through `total`, an upper bound.
         total: Samples.
         low: Lower bounds in samples, (workers,); they sum to at most `total`.
         high: Upper bounds in samples, (workers,).
     """
+    # No worker needs more than the whole batch, and in the longest time for that all get through it.
+    high = np.maximum(low, np.minimum(high, total))
+    longest = max(time(worker, count) for worker, count in enumerate(high.tolist()))
     counts, soonest = low, 0.0
     while longest - soonest > 1e-12 * longest:
         level = (soonest + longest) / 2

@@ -30,6 +30,7 @@ from batchsize_manager.storage.state_format import (
     create_tables,
     explained,
     migrate,
+    pack_at_once,
     pack_records,
 )
 from batchsize_manager.storage.state_reader import StateReader
@@ -224,8 +225,8 @@ class StateFile:
                 packed = pack_records(record, self._number_workers(run, record.workers))
                 place = (record.attempt, record.epoch, record.start, record.total)
                 execute(
-                    "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, record.iteration, *place, record.duration, at, packed),
+                    "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (number, record.iteration, *place, record.duration, at, packed, pack_at_once(record)),
                 )
                 if run not in self._sizes:
                     self._sizes[run] = self._size(number)
@@ -267,18 +268,19 @@ class StateFile:
         for key, member in after.items():
             bounds = member.bounds
             marks = (member.unreleasable, member.drained, member.device, member.beats, member.cut_off)
-            values = (bounds.minimum, bounds.maximum, bounds.granularity, *marks, number, *key[:2])
+            limits = (bounds.minimum, bounds.maximum, bounds.granularity, bounds.at_once)
+            values = (*limits, *marks, number, *key[:2])
             if key not in before:
                 execute(
                     "INSERT INTO members "
-                    "(minimum, maximum, granularity, unreleasable, drained, device, beats, cut_off, "
-                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "(minimum, maximum, granularity, at_once, unreleasable, drained, device, beats, cut_off, "
+                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
             elif member != before[key]:
                 execute(
-                    "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, unreleasable = ?, "
-                    "drained = ?, device = ?, beats = ?, cut_off = ? "
+                    "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, at_once = ?, "
+                    "unreleasable = ?, drained = ?, device = ?, beats = ?, cut_off = ? "
                     "WHERE run = ? AND worker = ? AND incarnation = ?",
                     values,
                 )

@@ -18,7 +18,7 @@ from idl.records import IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 4  # SQLite's user_version
+FORMAT = 5  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
@@ -34,6 +34,10 @@ _ADDED = {  # by format, the columns of tables that it has added
     ),
     3: (("members", "device TEXT NOT NULL DEFAULT ''"), ("members", "cut_off INTEGER NOT NULL DEFAULT 0")),
     4: (("members", "beats INTEGER NOT NULL DEFAULT 0"),),
+    5: (
+        ("members", "at_once INTEGER NOT NULL DEFAULT 1"),
+        ("iterations", "at_once BLOB"),  # 8 bytes each, as in IterationRecord; NULL: 1 by each worker
+    ),
 }
 
 _SCHEMA = f"""
@@ -167,16 +171,28 @@ def pack_records(record: IterationRecord, numbers: Sequence[int]) -> bytes:
     return rows.tobytes()
 
 
-def unpack_records(packed: bytes) -> tuple[NDArray[np.uint32], bytes]:
+def pack_at_once(record: IterationRecord) -> bytes | None:
+    """Pack the numbers of micro-batches that were computed at once; None where each worker computed one."""
+    return record.at_once.tobytes() if (record.at_once > 1).any() else None
+
+
+def unpack_records(packed: bytes, at_once: bytes | None) -> tuple[NDArray[np.uint32], bytes]:
     """Unpack the same.
+
+    Args:
+        packed: What `pack_records` returned.
+        at_once: What `pack_at_once` returned.
 
     Returns:
         The workers' numbers, (workers,), and `IterationRecord.values`.
 
     Raises:
-        ValueError: `packed` is not a whole number of records.
+        ValueError: `packed` is not a whole number of records, or `at_once` has another number.
     """
     rows = np.frombuffer(packed, dtype=_ROW)
     columns = [rows[name] for name in _FIELDS[1:6]]
     columns.append(np.where(rows["predicted"], rows["predicted_speed"], np.nan))
+    columns.append(np.ones(len(rows), "<i8") if at_once is None else np.frombuffer(at_once, "<i8"))
+    if len(columns[-1]) != len(rows):
+        raise ValueError(f"{len(columns[-1])} numbers of micro-batches at once, but {len(rows)} workers")
     return rows["worker"], b"".join([column.tobytes() for column in columns])

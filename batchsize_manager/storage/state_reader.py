@@ -102,7 +102,8 @@ class StateReader:
 
     def members(self, run: str) -> list[SavedMember]:
         """Return the members of a run, in the order of their slices, and workers that may come back."""
-        columns = {2: "drained", 3: "device, cut_off", 4: "beats"}  # by the format that added them
+        # By the format that added them.
+        columns = {2: "drained", 3: "device, cut_off", 4: "beats", 5: "at_once"}
         later = ", ".join(self._since(version, names) for version, names in columns.items())
         rows = self._rows(
             f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
@@ -114,14 +115,26 @@ class StateReader:
                 SavedMember(
                     worker,
                     incarnation,
-                    Bounds(*bounds),
+                    Bounds(least, most, granularity, at_once or 1),
                     bool(unreleasable),
                     bool(drained),
                     device or "",
                     bool(beats),
                     bool(cut_off),
                 )
-                for worker, incarnation, *bounds, unreleasable, drained, device, cut_off, beats in rows
+                for (
+                    worker,
+                    incarnation,
+                    least,
+                    most,
+                    granularity,
+                    unreleasable,
+                    drained,
+                    device,
+                    cut_off,
+                    beats,
+                    at_once,
+                ) in rows
             ]
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:
@@ -144,7 +157,8 @@ class StateReader:
 
     def _records(self, run: str, which: str, *values: int) -> list[IterationRecord]:
         rows = self._rows(
-            "SELECT iteration, epoch, start, total, attempt, duration, workers FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers, "
+            f"{self._since(5, 'at_once')} FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -159,8 +173,8 @@ class StateReader:
         numbers = b""
         workers: tuple[str, ...] = ()
         with explained(self._path):
-            for iteration, epoch, start, total, attempt, duration, packed in rows:
-                its_numbers, columns = unpack_records(packed)
+            for iteration, epoch, start, total, attempt, duration, packed, at_once in rows:
+                its_numbers, columns = unpack_records(packed, at_once)
                 if its_numbers.tobytes() != numbers:  # somebody has come or gone
                     numbers, workers = its_numbers.tobytes(), tuple(names[n] for n in its_numbers.tolist())
                 found.append(

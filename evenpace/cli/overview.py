@@ -143,6 +143,7 @@ def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
                 "minimum": member.bounds.minimum,
                 "maximum": member.bounds.maximum,
                 "granularity": member.bounds.granularity,
+                "at_once": member.bounds.at_once or 1,
             }
             for member in job.members
         ],

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from evenpace.overview import phrases
 from evenpace.overview.feed import FollowedJob
-from evenpace.overview.figures import JobFigures, WorkerFigures
+from evenpace.overview.figures import JobFigures
 
 _STATES = {"running": "green", "failed": "bold red", "recovering": "yellow", "paused": "yellow"}
 _VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
@@ -91,7 +91,7 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
 
 def details(job: Shown, width: int) -> RenderableType:
     """Draw one job with its workers and its last events."""
-    parts: list[RenderableType] = [*head(job), Text(), workers_table(job.figures.workers, width, wrap=True)]
+    parts: list[RenderableType] = [*head(job), Text(), workers_table(job, width, wrap=True)]
     if job.events:
         parts += [Text(), *events(job, _EVENTS)]
     return Group(*parts)
@@ -99,7 +99,7 @@ def details(job: Shown, width: int) -> RenderableType:
 
 def head(job: Shown) -> list[Text]:
     """Draw a job's state and sums, in two lines."""
-    summary, figures = job.summary, job.figures
+    summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
     if summary.reason:
         first.append(f" ({plain(summary.reason)})")
@@ -109,7 +109,8 @@ def head(job: Shown) -> list[Text]:
     pieces = [
         f"iteration {summary.iteration:,}" + ("" if figures.epoch is None else f", epoch {figures.epoch:,}"),
         f"{summary.members} of {summary.workers} members",
-        f"batches of {summary.batch_size:,}",
+        f"batches of {summary.batch_size:,}"
+        + ("" if micro_batch is None else f" in micro-batches of {micro_batch:,}"),
         _policy(summary),
     ]
     if figures.throughput is not None and figures.iteration_time is not None:
@@ -124,14 +125,18 @@ def head(job: Shown) -> list[Text]:
     return lines
 
 
-def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = False) -> Table:
-    """Make a table of workers in their order; a line for each, unless long ones are to be wrapped.
+def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = False) -> Table:
+    """Make a table of a job's `most` slowest workers; a line for each, unless long ones are to be wrapped.
 
-    It has as many columns as fit into `width` characters.
+    It has as many columns as fit into `width` characters, and what is computed at once in jobs in
+    micro-batches alone.
     """
     table = _table()
     table.expand = True
-    titles = ["worker", "state", "verdict", "samples", "time", "ms/sample", "speed"]
+    titles = ["worker", "state", "verdict", "samples"]
+    if job.summary.spec.micro_batch is not None:
+        titles.append("at once")
+    titles += ["time", "ms/sample", "speed"]
     if width >= _WIDE:
         titles += ["waits", "CPU taken"]
     for title in titles:
@@ -139,13 +144,14 @@ def workers_table(workers: Sequence[WorkerFigures], width: int, wrap: bool = Fal
         table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
         table.columns[-1].max_width = _LONGEST_NAME
     table.add_column("why", no_wrap=not wrap, overflow="fold" if wrap else "ellipsis", ratio=1)
-    for one in workers:
+    for one in job.figures.workers[:most]:
         each = one.seconds_per_sample.median
         cells = {
             "worker": Text(plain(one.worker), style="bold"),
             "state": Text(one.state),
             "verdict": Text(one.verdict, style=_VERDICTS.get(one.verdict, "")),
             "samples": Text(f"{one.batch_size:,}"),
+            "at once": Text(f"{one.at_once:,}"),
             "time": Text(
                 _UNKNOWN if one.batch_processing_time is None else phrases.seconds(one.batch_processing_time)
             ),

@@ -48,6 +48,13 @@ def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="Start predictors from models that were kept: a file, or a folder of them.",
 )
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Start the policy `learned` from profiles of kinds of devices: a file of `evenpace profile`, or a "
+    "folder of them; may be repeated.",
+)
 @configured(Observing, "observing")
 @click.option(
     "--http",
@@ -62,6 +69,7 @@ def manager(
     listen: Address,
     config: ManagerConfig,
     reuse: Path | None,
+    profiles: tuple[Path, ...],
     observing: Observing,
     http: Address | None,
     http_name: tuple[str, ...],
@@ -69,6 +77,7 @@ def manager(
     limits: ServerLimits,
 ) -> None:
     """Run the BatchSizeManager, which tells every worker its batch size."""
+    from batchsize_manager.learning.profiles import read_profiles, with_profiles
     from batchsize_manager.learning.saved_models import load_models
     from batchsize_manager.service import ManagerService
     from evenpace.serve import serve
@@ -76,8 +85,12 @@ def manager(
     security.check_address(listen)
     observing.check(security)
     with user_mistakes():
-        if reuse is not None:
-            config = replace(config, options=replace(config.options, models=load_models(reuse)))
+        models = load_models(reuse) if reuse is not None else {}
+        if profiles:
+            if config.policy != "learned":
+                raise ValueError(f"policy {config.policy!r}: with --profiles it must be 'learned'")
+            models = with_profiles(models, read_profiles(profiles))
+        config = replace(config, options=replace(config.options, models=models))
         page = None
         if http is not None:
             from evenpace.dashboard.page_process import PageProcess

@@ -172,8 +172,8 @@ def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
     bottom = [Text(), *said] if said else []
     count = sum(job.figures.verdicts.values())
     room, cut = _fit(count, lines - len(top) - len(bottom) - 1)
-    workers = job.figures.workers[:room]
-    return [*top, workers_table(workers, width), *_more(count - len(workers), cut), *bottom]
+    hidden = count - len(job.figures.workers[:room])
+    return [*top, workers_table(job, width, room), *_more(hidden, cut), *bottom]
 
 
 def _fit(count: int, lines: int) -> tuple[int, bool]:

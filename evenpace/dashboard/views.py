@@ -49,6 +49,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "mode": summary.mode,
             "batch_size": summary.batch_size,
             "dataset_size": spec.dataset_size,
+            "micro_batch": spec.micro_batch,
             "seed": spec.seed,
             "figures": numbers,
             # All workers, in order; None where they are too many to be drawn one by one.
@@ -88,7 +89,8 @@ def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
         known = members.get(row["worker"])
         row["bounds"] = row["iteration"] = row["silence"] = None
         if known is not None:
-            row["bounds"] = [known.bounds.minimum, known.bounds.maximum, known.bounds.granularity]
+            bounds = known.bounds
+            row["bounds"] = [bounds.minimum, bounds.maximum, bounds.granularity, bounds.at_once or 1]
             row["iteration"], row["silence"] = known.iteration, known.silence
     return rows
 

@@ -91,6 +91,9 @@ def _described() -> Iterator[DescribedMetric]:
     yield gauge(of, "job_iteration", "job", "iterations", "the first iteration that is not complete")
     yield gauge(of, "job_epoch", "job", "epochs", "epoch of the last complete iteration")
     yield gauge(of, "job_batch_samples", "job", "samples", "size of the last complete iteration's batch")
+    yield gauge(
+        of, "job_micro_batch_samples", "job", "samples", "size of a job's micro-batches; 0 in a job without"
+    )
     yield histogram(
         of,
         "job_iteration_seconds",
@@ -136,6 +139,10 @@ def _described() -> Iterator[DescribedMetric]:
     )
     workers = (
         ("batch_samples", "samples", "size of the worker's part of the last complete batch"),
+        (
+            *("micro_batches_at_once", "micro-batches"),
+            "number of micro-batches that the worker computed at once in the last complete iteration",
+        ),
         ("batch_processing_seconds", "seconds", "batch processing time of the worker's part"),
         ("waiting_seconds", "seconds", "waiting time of the worker for the others"),
         ("samples_per_second", "samples per second", "measured speed of the worker"),

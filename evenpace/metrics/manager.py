@@ -69,6 +69,7 @@ def _job(families: Families, managed: ManagedJob) -> None:
     families.set("job_expected_members", managed.job.config.workers, name)
     families.set("job_waiting_members", len(managed.waiting), name)
     families.set("job_iteration", job.iterations.first_open, name)
+    families.set("job_micro_batch_samples", job.spec.micro_batch or 0, name)
     families.set("job_idle_seconds", time.monotonic() - max(managed.since, job.iterations.completed_at), name)
     families.fill("job_iteration_seconds", tally.durations, name)
     families.set("job_samples", tally.samples, name)
@@ -95,6 +96,7 @@ def last_iteration(families: Families, job: str, record: IterationRecord, most_w
         families.set("job_prediction_error_ratio", error, job)
     figures = {
         "batch_samples": record.batch_sizes,
+        "micro_batches_at_once": record.at_once,
         "batch_processing_seconds": processing,
         "waiting_seconds": waiting,
         "cpu_ratio": record.cpu_usages,

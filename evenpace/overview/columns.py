@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from evenpace.overview.statistics import Array
 from idl.records import IterationRecord
 
-QUANTITIES = 6
-SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED = range(QUANTITIES)
+QUANTITIES = 7
+SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED, AT_ONCE = range(QUANTITIES)
 
 _ROWS = 2000  # iterations kept at most
 _FEWEST_ROWS = 100  # iterations kept whatever the number of workers: what `RecentFigures` computes from
@@ -120,6 +120,7 @@ class Recent:
         row[CPU, columns] = iteration.cpu_usages
         row[MEMORY, columns] = iteration.memory_usages
         row[PREDICTED, columns] = iteration.predicted_speeds
+        row[AT_ONCE, columns] = iteration.at_once
         self._numbers[self._end] = iteration.iteration
         self._end += 1
         self._begin = max(self._begin, self._end - self.most)

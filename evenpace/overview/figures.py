@@ -25,6 +25,7 @@ class WorkerFigures:
         state: Its state as in `MemberStatus`; "gone" if it is no member any more.
         batch_size: Samples in the last iteration.
         even_batch_size: Samples that an even split would assign to it.
+        at_once: Micro-batches that it computed at once in the last iteration; 1 in a job without.
         batch_processing_time: Median, in seconds.
         waiting_time: Median, in seconds.
         waiting_share: Share of its time spent waiting, as `idl.measures` defines it.
@@ -48,6 +49,7 @@ class WorkerFigures:
     state: str
     batch_size: int
     even_batch_size: float
+    at_once: int
     batch_processing_time: float | None
     waiting_time: float | None
     waiting_share: float | None

@@ -7,7 +7,7 @@ import numpy as np
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview import phrases
 from evenpace.overview.best import Best, rates
-from evenpace.overview.columns import CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
+from evenpace.overview.columns import AT_ONCE, CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
 from evenpace.overview.even_split import with_even_shares
 from evenpace.overview.figures import JobFigures, Spread, WorkerFigures
 from evenpace.overview.phrases import Estimate, number
@@ -32,8 +32,9 @@ class RecentFigures:
         self._names = [names[column] for column in columns.tolist()]
         self._whole = whole
         self._rows = whole.rows[-len(values) :] if len(values) else whole.rows[:0]
-        self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted = (
-            values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED)
+        self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted, self._at_once = (
+            values[:, quantity][:, columns]
+            for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED, AT_ONCE)
         )
         curves = curves.at(columns)
         busy = (self._sizes > 0) & (self._times > 0)
@@ -104,6 +105,7 @@ class RecentFigures:
             to_best = median(self._rates[:, order]) / self._best[order]
             to_others = speeds[order] / members_speed
         cpu, memory = median(self._cpu[:, order]), self._memory[last, order]
+        at_once = self._at_once[last, order]
         errors = prediction_error(self._predicted[:, order], self._speeds[:, order], axis=0)
         won = median(self._even_times[:, order] - self._times[:, order])
         low, high = _extremes(per_sample)
@@ -121,6 +123,7 @@ class RecentFigures:
                     state=state,
                     batch_size=int(sizes[i]),
                     even_batch_size=float(even_sizes[i]),
+                    at_once=int(at_once[i]),
                     batch_processing_time=number(times[i]),
                     waiting_time=number(waits[i]),
                     waiting_share=number(shares[i]),

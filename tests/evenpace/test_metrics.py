@@ -156,6 +156,7 @@ def registered(collector):
             st.floats(0, 1),
             st.floats(0, 1),
             st.just(math.nan) | st.floats(1e-3, 1e6),
+            st.integers(1, 1024),
         ),
         min_size=1,
         max_size=8,
@@ -174,6 +175,8 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
     assert own == ({n: w.batch_size for n, w in workers.items()} if len(workers) <= most else {})
     spread = [value(found, "evenpace_workers_batch_samples", of=of) for of in ("min", "median", "max")]
     assert spread == [min(sizes), np.median(sizes), max(sizes)]
+    most_at_once = value(found, "evenpace_workers_micro_batches_at_once", of="max")
+    assert most_at_once == max(worker.at_once for worker in workers.values())
     speeds = [w.batch_size / w.batch_processing_time for w in workers.values() if w.batch_size]
     fastest = value(found, "evenpace_workers_samples_per_second", of="max")
     assert fastest == (pytest.approx(max(speeds)) if speeds else None)
@@ -221,7 +224,7 @@ def test_jobs_that_have_ended_disappear(wait_until):
     address, server, loop, stop = ended[0]
     try:
         with registered(manager_collector(service, server, 64)) as scrape:
-            worker = MemberWorker(address, "short")
+            worker = MemberWorker(address, "short", micro_batch=5)
             worker.iterate()
             during = scrape()
             worker.close()
@@ -238,6 +241,7 @@ def test_jobs_that_have_ended_disappear(wait_until):
         thread.join()
     assert value(during, "evenpace_jobs", state="running") == 1
     assert value(during, "evenpace_job_members", job="short") == 1
+    assert value(during, "evenpace_job_micro_batch_samples", job="short") == 5
     assert value(during, "evenpace_job_iteration_seconds_count", job="short") == 1
     assert not [labels for _, labels, _ in after if "job" in labels]
     assert value(after, "evenpace_jobs_ended_total", outcome="ended") == 1

@@ -15,7 +15,13 @@ from rpc import codec
 _numbers = st.just(0.0) | st.floats(min_value=1e-9, allow_nan=False)
 _parts = st.dictionaries(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
-    st.builds(WorkerRecord, st.integers(0, 2**62), *[_numbers] * 4, st.just(math.nan) | _numbers),
+    st.builds(
+        WorkerRecord,
+        st.integers(0, 2**62),
+        *[_numbers] * 4,
+        st.just(math.nan) | _numbers,
+        st.just(1) | st.integers(1, 2**62),
+    ),
     max_size=5,
 )
 
@@ -34,6 +40,7 @@ def test_parts_come_back_as_they_were(parts):
     (record,) = records_of([parts])
     assert repr(record.parts) == repr(parts)  # which tells NaN from NaN no better than 1 from 1
     assert record.batch_sizes.tolist() == [part.batch_size for part in parts.values()]
+    assert record.at_once.tolist() == [part.at_once for part in parts.values()]
     assert record.memory_usages.tolist() == [part.memory_usage for part in parts.values()]
     for speed, part in zip(record.speeds, parts.values(), strict=True):
         known = part.batch_size and part.batch_processing_time
@@ -51,12 +58,19 @@ def test_records_go_over_the_wire(all_parts):
     assert read[-1].workers is read[-2].workers
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 1}, {"waiting_times": b"12345678"}, {"total": None}])
-def test_what_makes_no_sense_is_refused(wrong):
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("workers", 1, "workers"),
+        ("waiting_times", b"12345678", "each column"),
+        ("at_once", b"12345678", "each column"),
+        ("total", None, "total"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name, wrong, message):
     """No such list of names, a column of another length, a field that is missing."""
     parts = {"a": WorkerRecord(1, *[0.5] * 5), "b": WorkerRecord(2, *[1.0] * 5)}
     history = wire_history("run", records_of([parts]))
-    for name, value in wrong.items():
-        setattr(history.iterations[0], name, value)
-    with pytest.raises(InvalidRequestError, match=next(iter(wrong)).replace("waiting_times", "each column")):
+    setattr(history.iterations[0], name, wrong)
+    with pytest.raises(InvalidRequestError, match=message):
         read_history(history)

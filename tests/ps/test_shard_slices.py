@@ -14,6 +14,11 @@ from ps.shard import GradientSink, Shard
 from tests.ps.tensors import plain_sgd, push, send, slice_of, tensor, values, wire
 
 ELEMENTS = 7
+ACTION = st.tuples(
+    st.sampled_from(["begin", "begin", "go on", "go on", "break", "again", "drop"]),
+    st.integers(0, 99),
+    st.integers(1, ELEMENTS),
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,8 +57,12 @@ class Redone:
                 self.todo.append(place)
             return
         within = start - self.start
-        gradient = self.samples[within : within + count].mean(dim=0)
+        gradient = self.gradient(self.samples[within : within + count])
         self.under_way.append(Brought(contribution, gradient, repeated))
+
+    def gradient(self, samples):
+        """Return what is pushed for samples of the batch, (elements,)."""
+        return samples.mean(dim=0)
 
     def go_on(self, brought, n):
         """Push the next elements."""
@@ -90,6 +99,21 @@ class Redone:
             while self.under_way:
                 self.go_on(self.under_way[0], ELEMENTS)
 
+    def play(self, actions):
+        """Do (what, which of those that it may be done to, a number), one after the other; then finish."""
+        for what, which, n in actions:
+            if what == "begin" and self.todo:
+                self.begin(self.todo.pop(which % len(self.todo)))
+            elif what == "go on" and self.under_way:
+                self.go_on(self.under_way[which % len(self.under_way)], n)
+            elif what == "break" and self.under_way:
+                self.break_off(self.under_way[which % len(self.under_way)], n)
+            elif what == "again":
+                self.begin(self.given_out[which % len(self.given_out)], repeated=True)
+            elif what == "drop" and which < 20:
+                self.drop()
+        self.finish()
+
     def push_stale(self):
         """Push elements of a contribution that was dropped."""
         for stale in self.stale:
@@ -109,28 +133,12 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
     expected = torch.zeros(ELEMENTS, dtype=torch.float64, requires_grad=True)
     reference = torch.optim.SGD([expected], lr=0.5, momentum=0.9)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
-    action = st.tuples(
-        st.sampled_from(["begin", "begin", "go on", "go on", "break", "again", "drop"]),
-        st.integers(0, 99),
-        st.integers(1, ELEMENTS),
-    )
     start = 0
     for version in range(1, 3):
         counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4), label="counts")
         samples = torch.randn(sum(counts), ELEMENTS, dtype=torch.float64, generator=generator)
         batch = Redone(shard, samples, start, counts, says_batch_start)
-        for what, which, n in data.draw(st.lists(action, max_size=40), label="actions"):
-            if what == "begin" and batch.todo:
-                batch.begin(batch.todo.pop(which % len(batch.todo)))
-            elif what == "go on" and batch.under_way:
-                batch.go_on(batch.under_way[which % len(batch.under_way)], n)
-            elif what == "break" and batch.under_way:
-                batch.break_off(batch.under_way[which % len(batch.under_way)], n)
-            elif what == "again":
-                batch.begin(batch.given_out[which % len(batch.given_out)], repeated=True)
-            elif what == "drop" and which < 20:
-                batch.drop()
-        batch.finish()
+        batch.play(data.draw(st.lists(ACTION, max_size=40), label="actions"))
         assert shard.complete
         shard.step()
         batch.push_stale()

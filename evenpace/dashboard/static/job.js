@@ -26,7 +26,8 @@ export function Job({ job, page, stale }) {
       </dl>
       <p class="setting muted">
         Policy <strong>${job.policy}</strong>${job.predictor && html` with <strong>${job.predictor}</strong>`} · ${job.mode} ·
-        batches of <strong>${number(job.batch_size)}</strong> of ${number(job.dataset_size)} samples · seed
+        batches of <strong>${number(job.batch_size)}</strong> of ${number(job.dataset_size)} samples${job.micro_batch != null &&
+        html`, in micro-batches of <strong>${number(job.micro_batch)}</strong>`} · seed
         ${" "}${job.seed}${job.attempt > 0 && html` · rewound ${job.attempt}×`}
       </p>
     </section>

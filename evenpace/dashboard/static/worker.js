@@ -6,7 +6,7 @@ import { capital, sentence } from "./sentence.js";
 const MOST = 8; // that are drawn one by one beside the bands
 
 export function WorkerDetails({ row, job, page, change, picked, pick }) {
-  const [minimum, most, granularity] = row.bounds ?? [null, null, null];
+  const [minimum, most, granularity, mostAtOnce] = row.bounds ?? [null, null, null, null];
   const [bounds, setBounds] = useState({ minimum, maximum: most, granularity });
   const drawn = picked.includes(row.worker);
   const set = (name) => (event) => setBounds({ ...bounds, [name]: event.target.valueAsNumber });
@@ -40,6 +40,7 @@ export function WorkerDetails({ row, job, page, change, picked, pick }) {
       <div><dt>Batch processing</dt><dd>${seconds(row.batch_processing_time)}</dd></div>
       <div><dt>Waiting</dt><dd>${seconds(row.waiting_time)}</dd></div>
       ${member && html`<div><dt>Bounds</dt><dd>${minimum} to ${number(most)}, steps of ${granularity}</dd></div>
+        ${job.micro_batch != null && html`<div><dt>Micro-batches at once</dt><dd>${number(row.at_once)}, at most ${mostAtOnce}</dd></div>`}
         <div><dt>Heard</dt><dd>${row.silence < 1 ? "just now" : `${seconds(row.silence)} ago`}</dd></div>`}
     </dl>
     ${job.names === null &&

@@ -84,7 +84,7 @@ export function Workers({ job, page, picked, pick, change }) {
       <tbody role="rowgroup">
         ${part?.rows.map(
           (row) => html`<${Fragment} key=${row.worker}>
-            <${Row} row=${row} most=${most} open=${open === row.worker}
+            <${Row} row=${row} inMicroBatches=${job.micro_batch != null} most=${most} open=${open === row.worker}
               toggle=${() => setOpen(open === row.worker ? null : row.worker)} />
             ${open === row.worker &&
             html`<tr role="row" class="more"><td role="cell" colspan=${COLUMNS.length}>
@@ -121,7 +121,7 @@ function Won({ value }) {
   return html`${seconds(Math.abs(value))}<span class="note">${value >= 0 ? "won" : "given"} per iteration</span>`;
 }
 
-function Row({ row, most, open, toggle }) {
+function Row({ row, inMicroBatches, most, open, toggle }) {
   return html`<tr role="row" class=${row.state === "gone" ? "gone" : ""}>
     <th role="rowheader" scope="row">
       <button type="button" class="who" aria-expanded=${open} onClick=${toggle}>${row.worker}</button>
@@ -131,7 +131,8 @@ function Row({ row, most, open, toggle }) {
     <td role="cell" data-name="Time per sample"><${Range} spread=${row.seconds_per_sample} most=${most} /></td>
     <td role="cell" data-name="Of its best"><${Share} value=${row.relative_to_best} good /></td>
     <td role="cell" data-name="Of the others">${times(row.relative_to_others)}</td>
-    <td role="cell" data-name="Batch">${number(row.batch_size)}<span class="note">even: ${number(row.even_batch_size)}</span></td>
+    <td role="cell" data-name="Batch">${number(row.batch_size)}<span class="note">even: ${number(row.even_batch_size)}</span>
+      ${inMicroBatches && html`<span class="note">${number(row.at_once)} at once</span>`}</td>
     <td role="cell" data-name="Waits">${percent(row.waiting_share)}</td>
     <td role="cell" data-name="CPU taken">${percent(row.cpu_usage)}</td>
     <td role="cell" data-name="Memory">${percent(row.memory_usage)}</td>

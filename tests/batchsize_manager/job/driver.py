@@ -16,10 +16,22 @@ class Driver:
     Some of them promise to send heartbeats.
     """
 
-    def __init__(self, *names, total=32, size=10**6, policy="even", bounds=None, promising=(), **config):
+    def __init__(
+        self,
+        *names,
+        total=32,
+        size=10**6,
+        micro_batch=None,
+        policy="even",
+        bounds=None,
+        promising=(),
+        **config,
+    ):
         self.now = 0.0
         self.job = Job(
-            JobSpec(size, total), JobConfig(workers=len(names) or 1, **config), make_job_policy(policy)
+            JobSpec(size, total, micro_batch=micro_batch),
+            JobConfig(workers=len(names) or 1, **config),
+            make_job_policy(policy),
         )
         for name in names:
             self.join(name, bounds=(bounds or {}).get(name, Bounds()), beats=name in promising)

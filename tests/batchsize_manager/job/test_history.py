@@ -13,7 +13,13 @@ from idl.records import IterationRecord, WorkerRecord
 _numbers = st.floats(min_value=0, allow_nan=False)
 _workers = st.dictionaries(
     st.text(max_size=5),
-    st.builds(WorkerRecord, st.integers(0, 2**62), *[_numbers] * 4, st.just(math.nan) | _numbers),
+    st.builds(
+        WorkerRecord,
+        st.integers(0, 2**62),
+        *[_numbers] * 4,
+        st.just(math.nan) | _numbers,
+        st.integers(1, 2**62),
+    ),
     max_size=5,
 )
 

@@ -423,14 +423,16 @@ def test_joining_in_the_middle_enters_at_the_next_unplanned_iteration():
     assert driver.iteration("a") == 2
 
 
-def test_newcomer_cannot_report_what_was_before_it():
-    """Iterations from before a worker joined are not its to report."""
+def test_report_of_what_was_before_a_newcomer_has_no_effect():
+    """Who was taken out and joined again reports what others have done meanwhile, and goes on."""
     driver = Driver("a")
     driver.finish("a")
     driver.next("a")
     driver.join("b")
-    with pytest.raises(InvalidRequestError, match="2 is next for 'b'"):
-        driver.report("b", 0)
+    driver.report("b", 0)
+    assert [tuple(record.workers) for record in driver.job.history(0, 9)] == [("a",)]
+    driver.finish("a")
+    assert driver.iteration("b") == 2
 
 
 # -- lookahead
@@ -726,3 +728,13 @@ def test_events_name_who_was_late():
         "b did not report iteration 0 in time",
         "what is missing of iteration 0 is given to a",
     ]
+
+
+@pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])
+def test_a_job_begins_with_the_batch_size_that_the_manager_was_told(given, size):
+    """The first batch has the configured size, as far as the data set goes; else what the workers say."""
+    job = Job(JobSpec(60, 32), JobConfig(batch_size=given), make_policy("even"))
+    job.join("a", "a", Bounds(), 0.0)
+
+    assert job.next_assignment("a", "a").total == size
+    assert bool(job.outbox.events and "the manager was told" in job.outbox.events[0]) == (given is not None)

@@ -23,6 +23,7 @@ from tests.state_machines import driven, replay
 CHECKPOINT_EVERY = 3  # versions
 MEMBERS = 5
 MOST_MINIMUM = 4  # samples that a worker takes at least
+MOST_WHOLE_MINIMUM = 6  # the same in whole micro-batches
 
 
 def is_there(member):
@@ -133,12 +134,15 @@ class AnyFault(RuleBasedStateMachine):
         drop_last=st.booleans(),
         scale=st.booleans(),
         maximum=st.sampled_from([1, 2**40]),
+        micro_batch=st.sampled_from([None, 1, 2, 3]),
     )
-    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum):
+    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum, micro_batch):
         """Begin a job with the workers that it waits for."""
         self.policy, self.now, self.count = policy, 0.0, 0
-        self.maximum = max(maximum, total + rest)  # so that the last one left can take the whole batch
-        self.spec = JobSpec(total + rest, total, drop_last=drop_last)
+        whole = micro_batch or 1
+        self.everything = -(-(total + rest) // whole) * whole  # samples, in whole micro-batches
+        self.maximum = max(maximum, self.everything)  # so that the last one left can take the whole batch
+        self.spec = JobSpec(total + rest, total, drop_last=drop_last, micro_batch=micro_batch)
         self.config = JobConfig(
             workers, lookahead, reconnect_grace=1.0, report_timeout=60.0, scale_batch=scale, keep=1e6
         )
@@ -295,7 +299,7 @@ class AnyFault(RuleBasedStateMachine):
         given, before = self.given(), self.job.planner.batches.total
         if self.config.scale_batch and size:
             # However few are left, their minima must fit into their part of it.
-            size = max(size, self.config.workers * MOST_MINIMUM)
+            size = max(size, self.config.workers * MOST_WHOLE_MINIMUM)
         try:
             self.job.operations.change_batch_size(size, self.now)
             self.sizes.add(size)
@@ -303,7 +307,9 @@ class AnyFault(RuleBasedStateMachine):
         except InvalidRequestError:
             assert self.job.planner.batches.total == before
             minima = sum(m.bounds.minimum for m in self.job.members.by_name.values())
-            assert self.config.scale_batch or not max(1, minima) <= size <= self.spec.dataset_size
+            assert self.config.scale_batch or not (
+                1 <= size <= self.spec.dataset_size and minima <= self.spec.cuts(size).padded
+            )
         assert given <= self.given() or self.job.attempts.recovering
         self.settle_change()
 
@@ -312,14 +318,14 @@ class AnyFault(RuleBasedStateMachine):
     def change_bounds(self, pick, minimum, more):
         """A worker is to take more or less; the last one left must be able to take all."""
         worker = self.picked(pick)
-        bounds = Bounds(minimum, max(minimum + more, self.spec.dataset_size))
+        bounds = Bounds(minimum, max(minimum + more, self.everything))
         if worker.name in self.job.members:
             try:
                 self.job.operations.change_bounds(worker.name, bounds, self.now)
                 worker.minimum = minimum
             except InvalidRequestError:
                 # With scaling, those who are silent count here, but the batch has no samples for them.
-                assert minimum > 1 or self.config.scale_batch
+                assert self.spec.narrowed(bounds).minimum > 1 or self.config.scale_batch
         self.settle_change()
 
     @precondition(lambda self: self.workers)
@@ -384,6 +390,9 @@ class AnyFault(RuleBasedStateMachine):
     def push(self, worker):
         """Push what is first to do, once the parameters for it are there."""
         part = worker.todo[0]
+        cuts = self.spec.cuts(part.total)
+        assert cuts.position(cuts.index(part.start - part.batch_start)) == part.start - part.batch_start
+        assert cuts.position(cuts.index(part.end - part.batch_start)) == part.end - part.batch_start
         try:
             self.shard.check(part.attempt, worker.instance)
             if part.iteration <= self.shard.version:
@@ -499,8 +508,9 @@ class AnyFault(RuleBasedStateMachine):
     def has_room(self, worker, beside):
         """Whether a worker's minimum fits beside the other members' into a batch for so many, and for it."""
         others = [m for name, m in self.job.members.by_name.items() if name != worker.name]
-        minima = worker.minimum + sum(m.bounds.minimum for m in others)
-        return minima <= self.job.planner.batches.size(len([m for m in others if beside(m)]) + 1)
+        own = self.spec.narrowed(Bounds(worker.minimum, self.maximum)).minimum
+        minima = own + sum(m.bounds.minimum for m in others)
+        return minima <= self.job.planner.batches.padded(len([m for m in others if beside(m)]) + 1)
 
     def waits(self, worker):
         """Whether it has asked, and has no answer yet."""
@@ -683,12 +693,26 @@ BEGIN = {
     "drop_last": False,
     "scale": False,
     "maximum": 1,
+    "micro_batch": None,
 }
 
 
 @pytest.mark.parametrize(
     "steps",
     [
+        pytest.param(
+            [
+                ("begin", BEGIN | {"workers": 3, "rest": 54}),
+                ("act", {"pick": 0, "steps": 1}),
+                ("freeze_or_thaw", {"pick": 0}),
+                ("act", {"pick": 1, "steps": 3}),
+                ("tick", {"seconds": 70.0}),
+                ("reconnect", {"pick": 0}),
+                ("freeze_or_thaw", {"pick": 0}),
+                ("all_act", {"steps": 3}),
+            ],
+            id="one reports what it had to do before it was taken out and joined again",
+        ),
         pytest.param(
             [
                 ("begin", BEGIN | {"lookahead": 1, "total": 31}),

@@ -441,4 +441,4 @@ def test_a_job_may_be_changed_before_it_starts():
     assert driver.next("a") is None
     driver.job.operations.resume(0.0)
     assert (driver.count("a"), driver.job.attempts.number) == (12, 0)
-    assert isinstance(driver.job.planner.policy.policy, Proportional)
+    assert isinstance(driver.job.planner.policy.policy.policy, Proportional)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchsize_manager.learning.profiles import Profile, Step, with_profiles
 from batchsize_manager.learning.saved_models import load_models, save_models
 from batchsize_manager.policies import (
     Participant,
@@ -46,6 +47,7 @@ class Cluster:
         self.workers, self.total, self.noise = dict(workers), total, noise
         self.random = np.random.default_rng(seed)
         self.policy = make_job_policy(policy, PolicyOptions(**options))
+        self.policy.expect(total)
         self.announce()
 
     def announce(self):
@@ -289,6 +291,37 @@ def test_newcomer_of_a_known_kind_starts_with_its_curve():
         longest[kind] = cluster.longest(cluster.iterate().counts) / cluster.best()
     assert longest["slow GPU"] <= 1.1
     assert longest["another GPU"] >= 1.3
+
+
+def profile_of(worker, sizes):
+    """Return a profile of a worker's kind of device."""
+    return Profile(worker.kind, "train.py", tuple(Step(n, worker.time(n)) for n in sizes))
+
+
+def test_profiles_make_the_first_split_right():
+    """With profiles of all kinds of device the first split is near the best, though nothing was measured."""
+    workers = {name: replace(worker, kind=f"GPU {name}") for name, worker in four().items()}
+    # Far more sizes than are kept of a worker, the first of them far below what any will get.
+    sizes = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    models = with_profiles({}, [profile_of(worker, sizes) for worker in workers.values()])
+
+    blind = Cluster(workers, 400, noise=0.0)
+    cluster = Cluster(workers, 400, noise=0.0, models=models)
+    assert blind.iterate().counts == [100] * 4
+    assert cluster.longest(cluster.iterate().counts) <= 1.02 * cluster.best()
+    assert cluster.longest([100] * 4) > 2 * cluster.best()
+
+
+def test_a_wrong_profile_is_learnt_away():
+    """A device that is three times slower than its profile says is balanced within some iterations."""
+    workers = {name: replace(worker, kind=f"GPU {name}") for name, worker in four().items()}
+    models = with_profiles({}, [profile_of(worker, [8, 16, 32, 64, 128, 256]) for worker in workers.values()])
+    workers["c"].factor = 3.0
+    cluster = Cluster(workers, 400, models=models)
+    assert cluster.longest(cluster.iterate().counts) > 1.3 * cluster.best()
+
+    cluster.run(25)
+    assert cluster.longest(cluster.iterate().counts) <= 1.1 * cluster.best()
 
 
 def test_short_of_memory_gets_no_more_than_it_has_had():

@@ -32,7 +32,13 @@ from batchsize_manager.storage.changes import (
 )
 from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import StateFile
-from batchsize_manager.storage.state_format import STATE_FILE, StateError, pack_records, unpack_records
+from batchsize_manager.storage.state_format import (
+    STATE_FILE,
+    StateError,
+    pack_at_once,
+    pack_records,
+    unpack_records,
+)
 from batchsize_manager.storage.state_reader import open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
@@ -45,9 +51,17 @@ pytestmark = pytest.mark.usefixtures("time_to_close")
 SPEC = JobSpec(1000, 10, seed=3)
 NAMES = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=8)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-WORKER_RECORDS = st.builds(WorkerRecord, st.integers(0, 2**48), *[NUMBERS] * 4, st.just(math.nan) | NUMBERS)
+WORKER_RECORDS = st.builds(
+    WorkerRecord,
+    st.integers(0, 2**48),
+    *[NUMBERS] * 4,
+    st.just(math.nan) | NUMBERS,
+    st.just(1) | st.integers(1, 2**40),
+)
 BOUNDS = st.builds(
-    lambda low, more, grain: Bounds(low * grain, (low + more) * grain, grain), *[st.integers(1, 2**20)] * 3
+    lambda low, more, grain, at_once: Bounds(low * grain, (low + more) * grain, grain, at_once),
+    *[st.integers(1, 2**20)] * 3,
+    st.integers(1, 1024),
 )
 
 
@@ -107,7 +121,7 @@ def test_packed_records_come_back_as_they_were(workers):
     kept = IterationRecord.of(0, 0, 1, 1.0, workers)
     numbers = [7 * i for i in reversed(range(len(workers)))]
 
-    its_numbers, values = unpack_records(pack_records(kept, numbers))
+    its_numbers, values = unpack_records(pack_records(kept, numbers), pack_at_once(kept))
 
     assert (its_numbers.tolist(), values) == (numbers, kept.values)
 
@@ -242,7 +256,7 @@ def test_a_newer_format_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
         other.execute("PRAGMA user_version=99")
     with pytest.raises(
-        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 4"
+        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 5"
     ):
         StateWriter(tmp_path)
     with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
@@ -312,9 +326,10 @@ def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
         file = StateFile(tmp_path / STATE_FILE)
         check(file.reader)
         file.close()
-    assert version() == 4
+    assert version() == 5
     file = StateFile(tmp_path / STATE_FILE)
-    drained = dataclasses.replace(member, drained=True, device="GPU", beats=True)
+    at_once = dataclasses.replace(member.bounds, at_once=4)
+    drained = dataclasses.replace(member, bounds=at_once, drained=True, device="GPU", beats=True)
     file.apply([wanted, MembersChanged("r", 3, [drained]), completed(0)])
     (run,) = file.reader.runs()
     assert (run.policy, run.balancing, run.batch_size, run.paused) == (

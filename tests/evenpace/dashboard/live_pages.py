@@ -155,6 +155,7 @@ class Uneven:
         job: The job's name.
         speeds: Samples per second of each worker, worker-0 first.
         credentials: Where the manager asks for them.
+        micro_batch: Samples of a micro-batch, of which each computes up to 4 at once; None for a job without.
 
     Attributes:
         done: Iterations that worker-0 was answered for, each once and in order.
@@ -168,8 +169,10 @@ class Uneven:
         job: str = "uneven",
         speeds: Sequence[float] = (400, 300, 200, 50),
         credentials: Credentials | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         self.job = job
+        self._micro_batch = micro_batch
         self.done: list[int] = []
         self._manager = manager
         self._speeds = speeds
@@ -210,9 +213,11 @@ class Uneven:
         client = Client(
             _wire.BatchSizeManager, self._manager, "manager", call_timeout=240, credentials=self._credentials
         )
-        spec = _wire.JobSpec(10**6, self.BATCH * len(self._speeds), 1, False, True)
+        cut = self._micro_batch
+        spec = _wire.JobSpec(10**6, self.BATCH * len(self._speeds), 1, False, True, cut)
+        bounds = _wire.Bounds(1, 10**6, 1, None if cut is None else 4)
         noise = random.Random(number)
-        reply = client.call("join", _wire.JoinRequest(identity, spec, _wire.Bounds(1, 10**6, 1)))
+        reply = client.call("join", _wire.JoinRequest(identity, spec, bounds))
         while not self._over.is_set() and reply.released is None:
             given = reply.assignment
             seconds = max(1e-4, given.count / self._speeds[number] * noise.gauss(1, 0.02))

@@ -82,6 +82,18 @@ def test_a_job_is_shown_as_its_records_say(page, run, wait_until):
     assert timeline["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
 
 
+def test_a_job_in_micro_batches_tells_their_size_and_how_many_are_computed_at_once(page, run, wait_until):
+    """Each worker's present number and its bound; in a job without, there is no size, and the number is 1."""
+    with Uneven(page.manager, "cut", micro_batch=8):
+        wait_until(lambda: page.shows("cut", iterations=12), "iterations beyond the first trial's beginning")
+        job, rows = page.get("/api/jobs/cut"), page.get("/api/jobs/cut/workers")["rows"]
+    assert job["micro_batch"] == 8
+    assert [row["bounds"] for row in rows] == [[8, 10**6, 8, 4]] * 4
+    assert {row["at_once"] for row in rows} <= {1, 2, 4}
+    assert page.get("/api/jobs/shared")["micro_batch"] is None
+    assert {row["at_once"] for row in page.get("/api/jobs/shared/workers")["rows"]} == {1}
+
+
 def test_the_stream_follows_a_run(page, run):
     """Viewers receive new iterations by themselves, each event small, and the end."""
     with Uneven(page.manager, "followed") as followed, page.events("followed") as events:

@@ -109,6 +109,8 @@ def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
     expect(slowest).to_contain_text("worker-3")
     expect(slowest).to_contain_text("chronic")
     expect(tab.locator(".events")).to_contain_text("worker-0 joined")
+    for part in (".setting", ".workers"):
+        expect(tab.locator(part)).not_to_contain_text(re.compile("micro-batches|at once"))
     tab.evaluate("window.mark = 1")
     first = _iteration(tab)
     chart = tab.get_by_role("img", name=re.compile("^Batch sizes, iterations"))
@@ -234,7 +236,7 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
     """Jobs are listed; many workers have bands, a table in parts, and single lines on demand."""
     with (
         managed_page(tmp_path) as page,
-        Uneven(page.manager, "wide", [50 + 10 * number for number in range(40)]) as wide,
+        Uneven(page.manager, "wide", [50 + 10 * number for number in range(40)], micro_batch=8) as wide,
         Uneven(page.manager, "small", (100,)),
     ):
         wait_until(lambda: len(wide.done) > 10, "ten iterations")
@@ -253,7 +255,12 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
         expect(tab.locator(".workers tbody tr")).to_have_count(15)
         tab.get_by_label("Name", exact=True).fill("worker-39")
         expect(tab.locator(".workers tbody tr")).to_have_count(1)
+        expect(tab.locator(".setting")).to_contain_text("samples, in micro-batches of 8 ·")
+        expect(tab.locator(".workers tbody")).to_contain_text(re.compile(r"[124] at once"))
         tab.get_by_role("button", name="worker-39").click()
+        expect(tab.locator(".worker dl")).to_contain_text(
+            re.compile(r"Micro-batches at once[124], at most 4")
+        )
         sizes = tab.get_by_role("img", name=re.compile("^Batch sizes"))
         assert "worker-39" not in sizes.get_attribute("aria-label")
         tab.get_by_label("Draw it in the charts").check()

@@ -16,11 +16,22 @@ import termios
 import pytest
 from click.testing import CliRunner
 
+import idl
 from evenpace.cli import cli
 from rpc import tokens
+from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.server import Security
-from tests.services import MemberWorker, address_of_our_own, manager_service, restartable_manager, serving
+from tests.services import (
+    MemberWorker,
+    address_of_our_own,
+    join_request,
+    manager_service,
+    restartable_manager,
+    serving,
+)
+
+_wire = idl.batchsize_manager
 
 
 def run(*arguments):
@@ -77,10 +88,36 @@ def test_status_for_machines_is_json(busy):
         "minimum": 1,
         "maximum": 10**6,
         "granularity": 1,
+        "at_once": 1,
     }
     assert first["events"][0]["text"] == "good joined, for iteration 0 on"
     assert first["spec"]["total_batch_size"] == 10
+    assert first["spec"]["micro_batch"] is None
+    assert first["figures"]["workers"][0]["at_once"] == 1
     assert second["figures"]["speedup"] is None
+
+
+def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(busy):
+    """The manager's choice for each worker, its bound, and the size; other jobs have no column for it."""
+    identity = idl.common.Identity("cut", "streams", "1")
+    with contextlib.closing(Client(_wire.BatchSizeManager, busy, "manager", call_timeout=120)) as client:
+        reply = client.call("join", join_request(identity, micro_batch=5, at_once=4))
+        while reply.assignment.at_once != 2:  # of the batch's two micro-batches
+            seconds = 0.5 / (reply.assignment.at_once or 1)
+            reply = client.call(
+                "report", _wire.ReportRequest(identity, reply.assignment.iteration, seconds, 0.0, 0.5, 0.5)
+            )
+        client.call("report", _wire.ReportRequest(identity, reply.assignment.iteration, 0.25, 0.0, 0.5, 0.5))
+        shown, other = run("status", "cut", "--manager", busy), run("status", "first", "--manager", busy)
+        told = run("status", "cut", "--json", "--manager", busy)
+    assert "batches of 10 in micro-batches of 5" in shown.output
+    assert re.search(r"worker +state +verdict +samples +at once +time", shown.output)
+    assert re.search(r"streams +working +even +10 +2 ", shown.output)
+    assert "at once" not in other.output
+    assert "micro-batches" not in other.output
+    (job,) = json.loads(told.output)["jobs"]
+    assert job["spec"]["micro_batch"] == 5
+    assert (job["figures"]["workers"][0]["at_once"], job["members"][0]["at_once"]) == (2, 4)
 
 
 @pytest.mark.parametrize("command", ["status", "top"])

@@ -189,6 +189,13 @@ def test_workers_come_and_go():
     assert {one.worker for one in view.figures().workers} == {"stays", "comes"}
 
 
+def test_what_is_computed_at_once_is_that_of_each_workers_last_iteration():
+    """The number may change in any iteration, and a worker that is gone keeps its last one."""
+    both = [iteration(k, [8, 8], [1.0, 1.0], ["a", "b"], at_once=[1 + k, 3]) for k in range(4)]
+    view = viewed([*both, iteration(4, [8], [1.0], ["a"], at_once=[2])])
+    assert {name: one.at_once for name, one in by_name(view.figures()).items()} == {"a": 2, "b": 3}
+
+
 def test_memory_is_bounded_where_many_come_and_go():
     """Most of three thousand workers over time, ten of which are there at once, are dropped."""
     view = JobView()

@@ -1,0 +1,291 @@
+"""How many micro-batches workers compute at once: tried upwards, fitted for each kind of device, and chosen.
+
+The throughput of k micro-batches at once is α ln k + β (JABAS, equation 1). Here it is relative to that of
+one at a time, 1 + γ ln k with γ = α / β, so that it stays right when a worker's speed changes. A wave of k
+takes ρ(k) = k / (1 + γ ln k) times as long as one micro-batch (equation 2), and n micro-batches take their
+full waves and a last one: the n_GA + 1 waves of JABAS.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from batchsize_manager.policies.base import Participant, Policy, PolicyWrapper, Split
+from batchsize_manager.policies.waves import Waves
+from idl.bounds import MOST_AT_ONCE
+from idl.records import WorkerRecord
+from predictors import Models, Weights
+
+MODEL = "at_once"
+"""The name of what was learned, among models."""
+
+_WINDOW = 5  # iterations whose median counts, after one that does not
+_PAYS = 1.05  # factor of the throughput, from which on twice as many at once are kept
+_MOST_GAIN = 1 / math.log(2)  # γ with which two at once take no longer than one
+
+
+@dataclass
+class Trial:
+    """What is known of one kind of device, and what is tried to know more.
+
+    Attributes:
+        relative: By number at once, the throughput relative to one at a time, of the numbers that have paid.
+        trying: The number that is measured at present; None if none is.
+        stopped: Whether the next number did not pay.
+    """
+
+    relative: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    trying: int | None = None
+    stopped: bool = False
+    _measured: dict[str, list[float]] = field(default_factory=dict)  # by worker; see `_measure`
+    _alone: dict[str, float] = field(default_factory=dict)  # by worker, seconds of one micro-batch alone
+
+    @property
+    def most(self) -> int:
+        """Return the largest number that has paid."""
+        return max(self.relative)
+
+    @property
+    def gain(self) -> float:
+        """Return γ, by least squares over the numbers that have paid."""
+        logs = np.log(list(self.relative))
+        above = np.array(list(self.relative.values())) - 1
+        return float(np.clip(logs @ above / max(logs @ logs, 1e-300), 0.0, _MOST_GAIN))
+
+    def waves(self, most: int, at_once: int | None = None) -> Waves:
+        """Return the times ρ of waves of 1 to `most` micro-batches; see `Waves` for `at_once`."""
+        numbers = np.arange(1, most + 1)
+        times = np.maximum.accumulate(numbers / (1 + self.gain * np.log(numbers)))
+        return Waves(tuple(times.tolist()), at_once=at_once)
+
+    def observe(self, worker: str, number: int, at_once: int, seconds: float) -> None:
+        """Take in a worker's iteration of `number` micro-batches, `at_once` of them at once."""
+        wanted = at_once == self.trying and number >= at_once if self.trying else at_once <= self.most
+        measured = self._measured.setdefault(worker, [])
+        if wanted and len(measured) <= _WINDOW:
+            measured.append(self._measure(worker, number, at_once, seconds))
+
+    def advance(self, rooms: Mapping[str, int]) -> str | None:
+        """Judge what is tried once it is measured, and try the next number.
+
+        Args:
+            rooms: The most micro-batches at once that each worker can have, by its bound and its share.
+
+        Returns:
+            What was found out, in words, if anything was.
+        """
+        target = self.trying or self._next(rooms)
+        able = [worker for worker, room in rooms.items() if room >= target]
+        if self.trying is not None:
+            able = [worker for worker in able if worker in self._alone]
+        if self.stopped or target == self.most or not able:
+            self.trying = None
+            self._measured.clear()
+            return None
+        if any(len(self._measured.get(worker, ())) <= _WINDOW for worker in able):
+            return None
+        typical = {worker: median(self._measured[worker][1:]) for worker in able}
+        self._measured.clear()
+        found = None
+        if self.trying is None:
+            self._alone = typical
+        else:
+            wave = math.exp(sum(map(math.log, typical.values())) / len(typical))
+            found = f"{target} micro-batches at once have {target / wave:.2f} times the throughput of one"
+            self.stopped = target / wave < _PAYS * self.relative[self.most]
+            if self.stopped:
+                found += f", which does not pay: at most {self.most} from now on"
+            else:
+                self.relative[target] = target / wave
+        following = self._next(rooms)
+        self.trying = following if following > self.most and not self.stopped else None
+        return found
+
+    def _next(self, rooms: Mapping[str, int]) -> int:
+        """Return the number to be tried next; `most` if there is room for no more."""
+        return max(self.most, min(2 * self.most, max(rooms.values(), default=1)))
+
+    def _measure(self, worker: str, number: int, at_once: int, seconds: float) -> float:
+        """Return the seconds of one micro-batch alone or, for a number that is tried, a wave's ρ."""
+        waves = self.waves(at_once, at_once)
+        if self.trying is None:
+            return seconds / waves.time(number)
+        full, last = divmod(number, at_once)
+        rest = waves.seconds[last - 1] if last else 0.0
+        return max((seconds / self._alone.get(worker, seconds) - rest) / full, 1e-3)
+
+
+class Gains:
+    """What several micro-batches at once gain, for the members of a job.
+
+    Args:
+        known: What was learned before, by worker; see `ModelRegistry`.
+
+    Raises:
+        ValueError: A model has not the form of this module's.
+    """
+
+    def __init__(self, known: Mapping[str, Weights] | None = None) -> None:
+        self._known = {} if known is None else known
+        for name, weights in self._known.items():
+            _restored(name, weights)
+        self._members: dict[str, Participant] = {}
+        self._trials: dict[str, Trial] = {}  # by kind, or by worker where it does not name its kind
+        self._found: list[str] = []  # in words
+
+    def set_members(self, members: Sequence[Participant]) -> None:
+        """Set the members; see `Policy.set_members`."""
+        self._members = {member.name: member for member in members if member.bounds.at_once > 1}
+        trials = {}
+        for member in self._members.values():
+            kind, known = _key(member), self._known.get(member.name)
+            if kind not in trials:
+                fresh = Trial() if known is None else _restored(member.name, known)
+                trials[kind] = self._trials.get(kind, fresh)
+        self._trials = trials
+
+    @property
+    def matter(self) -> bool:
+        """Return whether any member can compute several micro-batches at once."""
+        return bool(self._members)
+
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
+        """Take in a complete iteration; see `Policy.observe`."""
+        rooms: dict[str, dict[str, int]] = {kind: {} for kind in self._trials}
+        for name, member in self._members.items():
+            seen = observations.get(name)
+            if seen is None or not seen.batch_size:
+                continue
+            number = -(-seen.batch_size // member.bounds.granularity)
+            kind = _key(member)
+            self._trials[kind].observe(name, number, seen.at_once, seen.batch_processing_time)
+            rooms[kind][name] = min(number, member.bounds.at_once)
+        for kind, its in rooms.items():
+            if its and (found := self._trials[kind].advance(its)) is not None:
+                self._found.append(f"{kind.strip()}: {found}")
+
+    def padded(self, observations: Mapping[str, WorkerRecord]) -> int:
+        """Return the samples of an iteration in whole micro-batches; 0 where no gain can be learned."""
+        size = next((member.bounds.granularity for member in self._members.values()), 0)
+        return sum(-(-seen.batch_size // size) * size for seen in observations.values()) if size else 0
+
+    def take_found(self) -> list[str]:
+        """Return what was found out since the last call, in words."""
+        found, self._found = self._found, []
+        return found
+
+    def waves(self, name: str) -> Waves | None:
+        """Return the times ρ of a worker's waves from now on; None for one that computes one at once."""
+        member = self._members.get(name)
+        if member is None:
+            return None
+        trial = self._trials[_key(member)]
+        trying = self._tried_by(member)
+        return trial.waves(trying or min(trial.most, member.bounds.at_once), trying)
+
+    def alone(self, name: str, seen: WorkerRecord) -> float | None:
+        """Return the samples that take a worker as long, one micro-batch after another, as what was seen.
+
+        Returns:
+            Samples; None for a number at once that is not known yet.
+        """
+        member = self._members.get(name)
+        if member is None:
+            return seen.batch_size
+        trial, size = self._trials[_key(member)], member.bounds.granularity
+        if seen.at_once > trial.most:
+            return None
+        return size * trial.waves(seen.at_once, seen.at_once).time(-(-seen.batch_size // size))
+
+    def choose(self, name: str, count: int) -> int:
+        """Return how many micro-batches a worker is to compute at once, of `count` samples."""
+        waves, member = self.waves(name), self._members.get(name)
+        if waves is None or member is None or count < member.bounds.granularity:
+            return 1
+        return waves.best_at_once(count // member.bounds.granularity)
+
+    def models(self) -> Models:
+        """Return what was learned, by worker; see `Policy.models`."""
+        learned = {}
+        for name, member in self._members.items():
+            trial = self._trials[_key(member)]
+            if trial.stopped or trial.most > 1:
+                numbers, relative = zip(*trial.relative.items(), strict=True)
+                learned[name] = {
+                    "numbers": np.array(numbers, dtype=float),
+                    "throughputs": np.array(relative),
+                    "stopped": np.array([float(trial.stopped)]),
+                }
+        return {MODEL: learned} if learned else {}
+
+    def _tried_by(self, member: Participant) -> int | None:
+        """Return the number that a worker tries at present, if it can."""
+        trying = self._trials[_key(member)].trying
+        return trying if trying is not None and trying <= member.bounds.at_once else None
+
+
+class SeveralAtOnce(PolicyWrapper):
+    """A wrapper that adds to another policy's splits how many micro-batches each worker computes at once.
+
+    Args:
+        policy: The other policy.
+        gains: What is known of the gains, which the other policy may use, too.
+    """
+
+    def __init__(self, policy: Policy, gains: Gains) -> None:
+        super().__init__(policy)
+        self._gains = gains
+        self._names: list[str] = []
+        self._usual = 0  # samples of a whole batch
+
+    def set_members(self, members: Sequence[Participant]) -> None:
+        """Set the members of both; see `Policy.set_members`."""
+        self._gains.set_members(members)
+        self._names = [member.name for member in members]
+        self.policy.set_members(members)
+
+    def expect(self, total: int) -> None:
+        """Note the size of whole batches; see `Policy.expect`."""
+        self._usual = total
+        self.policy.expect(total)
+
+    def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
+        """Learn from an iteration of a whole batch; see `Policy.observe`."""
+        if self._gains.padded(observations) >= self._usual:  # an epoch's last has no room for as many at once
+            self._gains.observe(observations)
+        self.policy.observe(observations)
+
+    def split(self, total: int) -> Split:
+        """Split the next batch as the other policy does, with numbers at once; see `Policy.split`."""
+        split = self.policy.split(total)
+        if not self._gains.matter:
+            return split
+        numbers = [self._gains.choose(*part) for part in zip(self._names, split.counts, strict=True)]
+        return replace(split, at_once=numbers, warnings=(*split.warnings, *self._gains.take_found()))
+
+    def models(self) -> Models:
+        """Return the models of both; see `Policy.models`."""
+        return {**self.policy.models(), **self._gains.models()}
+
+
+def _key(member: Participant) -> str:
+    """Return the name under which a member's trial is kept, which it shares with those of its kind."""
+    return f"{member.kind}\t" if member.kind else member.name
+
+
+def _restored(name: str, weights: Weights) -> Trial:
+    """Return what was learned of a worker or its kind before, or raise ValueError."""
+    numbers, relative, stopped = (
+        np.asarray(weights.get(key, ())).ravel() for key in ("numbers", "throughputs", "stopped")
+    )
+    form = 0 < len(numbers) == len(relative) and len(stopped) == 1 and (relative > 0).all()
+    if not form or numbers[0] != 1 or (np.diff(numbers) < 1).any() or not numbers[-1] <= MOST_AT_ONCE:
+        raise ValueError(
+            f"model of worker {name!r}: 'numbers' must ascend from 1 to at most {MOST_AT_ONCE}, with as many "
+            f"'throughputs' above 0, but they are {numbers.tolist()} and {relative.tolist()}"
+        )
+    known = zip(numbers.astype(int).tolist(), relative.tolist(), strict=True)
+    return Trial(dict(known), stopped=bool(stopped[0]))

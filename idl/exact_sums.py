@@ -1,0 +1,112 @@
+"""Sums in fixed point, which depend neither on the order of what is added nor on how it is divided.
+
+Additions of integers are exact and may be done in any order; those of floating-point numbers round each time.
+So each micro-batch's values, times its samples, are rounded once, in the same way by any worker, and added as
+integers of 64 bits. `idl/parameter_server.thrift` defines them for other languages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from idl.layout import Layout
+
+_BITS = 63  # of an integer, without its sign
+_GRADIENT_BITS = 20
+_STATISTIC_BITS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """The integers that stand for sums over a batch of values times samples, as multiples of `unit`.
+
+    The unit follows from the batch's size: no sum over the batch can overflow where all values are below
+    `limit`, and the mean's resolution is the same for any size, to a factor of 2.
+
+    Attributes:
+        total: Samples of the whole batch.
+        statistics: Whether the values are statistics, such as batch normalisation's, and not gradients.
+    """
+
+    total: int
+    statistics: bool = False
+
+    @property
+    def limit(self) -> float:
+        """Return the absolute value that all values must be below."""
+        return 2.0 ** (_STATISTIC_BITS if self.statistics else _GRADIENT_BITS)
+
+    @property
+    def unit(self) -> float:
+        """Return what an integer of 1 stands for, a power of 2."""
+        return self.limit * 2.0 ** (self.total.bit_length() - _BITS)
+
+    def add(self, sums: NDArray[np.int64], values: NDArray[np.floating], count: int) -> None:
+        """Add the mean over `count` samples to sums, (n,) both, each product rounded to the nearest unit.
+
+        Raises:
+            InvalidRequestError: A value is not below the limit.
+        """
+        self.check(max(abs(float(values.max())), abs(float(values.min()))) if values.size else 0.0)
+        scaled = np.multiply(values, count / self.unit, dtype=np.float64)
+        sums += np.rint(scaled, out=scaled).astype(np.int64)
+
+    def mean(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the mean over the batch, (n,), of which these are the sums."""
+        mean = sums.astype(np.float64)
+        mean *= self.unit
+        mean /= self.total
+        return mean
+
+    def check(self, largest: float, of: str = "") -> None:
+        """Check that values can be added.
+
+        Args:
+            largest: The largest absolute value, or NaN if there is one among them.
+            of: The name of the tensor that has it.
+
+        Raises:
+            InvalidRequestError: They cannot; the message has the value and what is allowed.
+        """
+        if not largest < self.limit:
+            what = "a running statistic" if self.statistics else "a micro-batch's gradient"
+            raise InvalidRequestError(
+                f"{what} has an absolute value of {largest:g}{f' in {of}' if of else ''}: exact sums "
+                f"(--exact) take numbers below {self.limit:g}"
+            )
+
+
+def add_to(
+    sums: NDArray[np.int64], values: NDArray[np.floating], count: int, total: int, layout: Layout
+) -> None:
+    """Add a micro-batch's gradient and statistics to sums over a batch.
+
+    Args:
+        sums: (elements,), changed in place.
+        values: (elements,), the mean over the micro-batch.
+        count: Samples of the micro-batch; with 0, nothing is added, whatever the values are.
+        total: Samples of the batch.
+        layout: The layout of both arrays.
+
+    Raises:
+        InvalidRequestError: A value is not below its limit; the sums are no longer usable.
+    """
+    for begin, end, form in _groups(layout, total) if count else ():
+        form.add(sums[begin:end], values[begin:end], count)
+
+
+def mean_of(sums: NDArray[np.int64], total: int, layout: Layout) -> NDArray[np.float64]:
+    """Return the mean over a batch of `total` samples, (elements,), of which these are the sums."""
+    return np.concatenate([form.mean(sums[begin:end]) for begin, end, form in _groups(layout, total)])
+
+
+def _groups(layout: Layout, total: int) -> Iterator[tuple[int, int, FixedPoint]]:
+    """Yield the elements of each group, from begin to end, and their form."""
+    begin = 0
+    for group in layout.groups:
+        end = begin + group.elements
+        yield begin, end, FixedPoint(total, group.statistics)
+        begin = end

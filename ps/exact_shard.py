@@ -1,0 +1,42 @@
+"""A shard whose gradients are summed in fixed point, so that any division of the work gives the same bits.
+
+This module knows no sockets and no clock.
+"""
+
+import torch
+
+from idl.exact_sums import mean_of
+from idl.layout import Layout
+from ps.parameters import Contribution
+from ps.shard import Shard
+
+
+class ExactShard(Shard):
+    """A shard for bsp to which workers push sums over their micro-batches, as `idl.exact_sums` makes them.
+
+    Integers are added in any order: of a push that breaks off, what arrived stays in the sum, as in `Shard`,
+    and no gradient is held. The sum is divided once, by the samples of the whole batch, in the step.
+
+    Args:
+        layout: Layout of the shard's part of the parameters.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self.pushed_dtype = torch.int64
+        self._sums = torch.zeros(layout.elements, dtype=torch.int64)
+
+    def drop(self) -> None:
+        """Drop all sums that have arrived since the last step."""
+        super().drop()
+        self._sums.zero_()
+
+    def step(self) -> None:
+        """Take the optimiser's step with the mean over the batch."""
+        assert self._total is not None
+        self._gradient.copy_(torch.from_numpy(mean_of(self._sums.numpy(), self._total, self.layout)))
+        self._sums.zero_()
+        super().step()
+
+    def _accumulate(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> None:
+        self._sums[begin : begin + len(piece)].add_(piece)

@@ -1,0 +1,108 @@
+"""A job in micro-batches: parts end on cuts, and bounds and policies go by whole micro-batches."""
+
+import pytest
+
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec
+from idl.translation import read_spec, wire_spec
+from tests.batchsize_manager.job.driver import Driver
+
+
+def driver(*names, micro_batch=4, **options):
+    """Return a driver of a job in micro-batches."""
+    return Driver(*names, micro_batch=micro_batch, **options)
+
+
+def follow(job, speeds, iterations):
+    """Let workers compute at speeds in samples per second; return their counts, by iteration."""
+    counts = []
+    for _ in range(iterations):
+        parts = {name: job.next(name) for name in speeds}
+        for name, speed in speeds.items():
+            part = parts[name]
+            job.now += 0.01
+            job.report(name, part.iteration, seconds=max(part.count, 1) / speed)
+        counts.append([parts[name].count for name in speeds])
+    return counts
+
+
+@pytest.mark.parametrize("policy", ["even", "proportional", "learned", "leader_straggler"])
+def test_every_policy_gives_whole_micro_batches(policy):
+    """Uneven speeds move micro-batches, and never a part of one; each batch is complete."""
+    job = driver("a", "b", "c", total=40, size=400, policy=policy)
+    counts = follow(job, {"a": 100.0, "b": 30.0, "c": 10.0}, 40)
+    assert all(sum(row) == 40 and all(count % 4 == 0 for count in row) for row in counts)
+    moved = [row for row in counts if row != counts[0]]
+    assert bool(moved) == (policy != "even")
+    assert policy == "even" or counts[-1][0] > counts[-1][1] >= counts[-1][2]
+
+
+def test_the_last_micro_batches_are_alike():
+    """Of a batch of 23 in fours, the last two micro-batches have 4 and 3, so that none has one sample."""
+    job = driver("a", "b", "c", total=23, size=46)
+    parts = [job.next(name) for name in "abc"]
+    assert [(part.start, part.count) for part in parts] == [(0, 8), (8, 8), (16, 7)]
+
+
+def test_more_workers_than_micro_batches():
+    """Who has none takes part with no samples, where an epoch's last batch is small."""
+    job = driver("a", "b", "c", total=12, size=17)
+    job.finish("a", "b", "c")
+    assert [job.count(name) for name in "abc"] == [3, 2, 0]
+
+
+def test_what_is_redone_begins_and_ends_on_cuts():
+    """The part of a worker that has gone is dealt to the others in whole micro-batches."""
+    job = driver("a", "b", "c", total=46, size=460)
+    before = {name: job.next(name) for name in "abc"}
+    job.finish("a", "b")
+    job.job.leave("c", "c", job.now)
+    redone = [job.next(name) for name in "ab"]
+    assert sorted((part.start, part.end) for part in redone) == [(32, 40), (40, 46)]
+    assert sum(part.count for part in redone) == before["c"].count
+
+
+@pytest.mark.parametrize("policy", ["proportional", "learned", "leader_straggler"])
+def test_a_small_last_micro_batch_changes_nothing(policy):
+    """Workers that are alike keep their shares, although one of them has fewer samples to do."""
+    job = driver("a", "b", total=13, size=1300, policy=policy, micro_batch=4)
+    assert follow(job, {"a": 50.0, "b": 50.0}, 30) == [[8, 5]] * 30
+
+
+def test_bounds_are_narrowed_to_whole_micro_batches():
+    """A maximum of 11 is two micro-batches of 4, a minimum of 1 is one."""
+    job = driver("a", "b", total=32, size=320, bounds={"a": Bounds(1, 11)})
+    assert (job.count("a"), job.count("b")) == (8, 24)
+    job.finish("a", "b")
+    job.job.operations.change_bounds("b", Bounds(17, 27), job.now)
+    assert job.job.members.by_name["b"].bounds == Bounds(20, 24, 4)
+
+
+def test_a_worker_that_cannot_take_a_micro_batch_is_refused():
+    """The error names its maximum and what it has to be."""
+    said = "maximum batch size 3: must be at least a micro-batch, 4 samples"
+    with pytest.raises(InvalidRequestError, match=said):
+        driver("a", total=32, bounds={"a": Bounds(1, 3)})
+    job = driver("a", "b", total=32)
+    with pytest.raises(InvalidRequestError, match=said):
+        job.job.operations.change_bounds("b", Bounds(1, 3), job.now)
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1, 33])
+def test_a_micro_batch_has_a_range(micro_batch):
+    """The error names the value and what is allowed."""
+    with pytest.raises(ValueError, match=rf"micro_batch {micro_batch}: must be from 1 to .* 32"):
+        JobSpec(320, 32, micro_batch=micro_batch)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1, 7])
+def test_a_spec_crosses_the_wire(micro_batch):
+    """With micro-batches or without."""
+    spec = JobSpec(320, 32, micro_batch=micro_batch)
+    assert read_spec(wire_spec(spec)) == spec
+
+
+def test_workers_that_differ_in_the_micro_batch_are_told():
+    """The difference is named."""
+    assert "micro_batch 4" in JobSpec(320, 32, micro_batch=4).differences(JobSpec(320, 32))

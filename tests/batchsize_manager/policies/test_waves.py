@@ -1,0 +1,184 @@
+"""Waves of micro-batches: staircases that never fall, and splits that no other beats."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.policies.solver import split_evenly_in_time
+from batchsize_manager.policies.waves import WaveCurves, Waves
+from idl.bounds import Bounds
+
+JUST_MORE = 1 + 1e-9
+
+
+@st.composite
+def waves(draw, most=5):
+    """Draw a worker's waves: some flat, some steep, with or without a prescribed number."""
+    steps = draw(st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), max_size=most - 1))
+    seconds = np.cumsum([draw(st.floats(0.1, 10)), *steps])
+    at_once = draw(st.none() | st.integers(1, len(seconds)))
+    return Waves(tuple(seconds.tolist()), at_once)
+
+
+def one_by_one(its, number, at_once):
+    """Return the seconds of `number` micro-batches, wave after wave."""
+    seconds = 0.0
+    while number:
+        wave = min(number, at_once)
+        seconds += its.seconds[wave - 1]
+        number -= wave
+    return seconds
+
+
+def choices(its):
+    """Return the numbers at once that a worker may choose from."""
+    return range(1, len(its.seconds) + 1) if its.at_once is None else [its.at_once]
+
+
+def bounds_of(limits, micro_batch):
+    """Return bounds in samples of limits in micro-batches."""
+    return [Bounds(low * micro_batch, high * micro_batch, micro_batch) for low, high in limits]
+
+
+@given(waves(), st.integers(1, 30))
+def test_time_is_that_of_the_waves_one_by_one(its, number):
+    """The time is the sum over all waves, the last of what is left, with the best number at once."""
+    times = {at_once: one_by_one(its, number, at_once) for at_once in choices(its)}
+
+    assert its.time(number) == pytest.approx(min(times.values()))
+    assert times[its.best_at_once(number)] <= min(times.values()) * JUST_MORE
+
+
+@given(waves())
+def test_time_never_falls(its):
+    """One micro-batch more never takes less, as the solver requires, whichever number at once is the best."""
+    times = [its.time(number) for number in range(40)]
+
+    assert all(more >= less / JUST_MORE for less, more in itertools.pairwise(times))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(waves(), st.integers(0, 2), st.integers(2, 9)), min_size=1, max_size=3),
+    st.integers(0, 27),
+    st.sampled_from([1, 4]),
+)
+def test_optimal_against_brute_force(workers, more, size):
+    """No other split into whole micro-batches within the bounds has a shorter longest time."""
+    its = [waves for waves, _, _ in workers]
+    limits = [(max(1, low), high) for _, low, high in workers]
+    least, most = (sum(limit) for limit in zip(*limits, strict=True))
+    total = least + more % (most - least + 1)
+    counts = split_evenly_in_time(WaveCurves(its, size), total * size, bounds_of(limits, size))
+
+    numbers = [count // size for count in counts]
+    longest = max(waves.time(number) for waves, number in zip(its, numbers, strict=True))
+    splits = itertools.product(*(range(low, high + 1) for low, high in limits))
+    best = min(
+        max(waves.time(number) for waves, number in zip(its, split, strict=True))
+        for split in splits
+        if sum(split) == total
+    )
+    assert sum(numbers) == total
+    assert [number * size for number in numbers] == counts
+    assert longest <= best * JUST_MORE
+
+
+def jabas_throughput(alpha, beta, size, most):
+    """Return waves by JABAS's equations 1 and 2: throughput α ln n + β with n micro-batches at once."""
+    return [size * n / (alpha * math.log(n) + beta) for n in range(1, most + 1)]
+
+
+def jabas_configurations(seconds, total):
+    """Return the shortest time of each number of micro-batches in full waves (JABAS, Alg. 1, 10 to 20)."""
+    times: dict[int, float] = {}
+    for n_vsw in range(1, len(seconds) + 1):
+        for n_ga in range(total // n_vsw):
+            number = n_vsw * (n_ga + 1)
+            times[number] = min(times.get(number, math.inf), seconds[n_vsw - 1] * (n_ga + 1))
+    return times
+
+
+GPUS = [(60.0, 100.0, 4), (150.0, 300.0, 6), (30.0, 50.0, 2)]  # α and β in samples per second, most at once
+
+
+def test_jabas_solver_is_never_better():
+    """Any number of micro-batches takes at most as long as in JABAS's full waves, and so does the split."""
+    gpus = [jabas_throughput(alpha, beta, 16, most) for alpha, beta, most in GPUS]
+    curves = WaveCurves([Waves(tuple(seconds)) for seconds in gpus], 16)
+    total = 24
+    configurations = [jabas_configurations(seconds, total) for seconds in gpus]
+    # Equation 7: the smallest longest time of all configurations with `total` workers in all.
+    theirs = min(
+        max(times[number] for times, number in zip(configurations, numbers, strict=True))
+        for numbers in itertools.product(*configurations)
+        if sum(numbers) == total
+    )
+    counts = split_evenly_in_time(curves, total * 16, [Bounds(16, granularity=16)] * len(gpus))
+
+    for waves, times in zip(curves.waves, configurations, strict=True):
+        assert all(waves.time(number) <= seconds * JUST_MORE for number, seconds in times.items())
+    assert max(curves.time(worker, count) for worker, count in enumerate(counts)) <= theirs * JUST_MORE
+
+
+def test_full_waves_alone_fall_where_another_is_filled():
+    """In full waves 5 micro-batches take longer than 6; a last wave that is not full mends that."""
+    seconds = [1.0, 1.2, 1.4, 1.6]
+    full = jabas_configurations(seconds, 8)
+    its = Waves(tuple(seconds))
+
+    assert full[5] == pytest.approx(5.0)  # one after the other, as 5 is prime
+    assert full[6] == pytest.approx(2.8)  # two waves of three
+    assert its.time(5) == pytest.approx(2.6)  # 4 and 1, or 3 and 2
+    assert its.time(6) == pytest.approx(2.8)
+
+
+def test_equation_6_where_communication_is_hidden():
+    """With communication behind the last backward pass, full waves are JABAS's iteration, but its update."""
+    seconds = jabas_throughput(60.0, 100.0, 16, 4)
+    n_vsw, n_ga, forward = 3, 4, 0.4
+    iteration = seconds[2] * n_ga + forward * seconds[2] + (1 - forward) * seconds[2]
+
+    assert Waves(tuple(seconds), n_vsw).time(n_vsw * (n_ga + 1)) == pytest.approx(iteration)
+
+
+def test_workers_that_run_more_at_once_get_more():
+    """A device that computes four at once in the time of one gets four times as many micro-batches."""
+    curves = WaveCurves([Waves((1.0,)), Waves((1.0, 1.0, 1.0, 1.0))], 8)
+
+    assert split_evenly_in_time(curves, 20 * 8, [Bounds(8, granularity=8)] * 2) == [32, 128]
+
+
+def test_many_devices_keep_the_sum():
+    """64 unlike devices share 2,592 micro-batches, JABAS's most: one more would make any the slowest."""
+    rng = np.random.default_rng(0)
+    its = [
+        Waves(tuple(np.cumsum(rng.uniform(0.01, 0.1, int(most))).tolist()))
+        for most in rng.integers(1, 17, 64)
+    ]
+    curves = WaveCurves(its, 32)
+    counts = split_evenly_in_time(curves, 2592 * 32, [Bounds(32, granularity=32)] * 64)
+
+    longest = max(curves.time(worker, count) for worker, count in enumerate(counts))
+    assert sum(counts) == 2592 * 32
+    for worker, count in enumerate(counts):
+        assert curves.time(worker, count + 32) >= longest / JUST_MORE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (((),), r"seconds \(\): must be numbers above 0"),
+        (((1.0, 0.0),), r"seconds \(1.0, 0.0\): must be numbers above 0"),
+        (((1.0, 0.9),), "must not take less than a smaller one"),
+        (((1.0, 2.0), 3), "at_once 3: must be from 1 to 2"),
+    ],
+)
+def test_errors_name_the_value(arguments, said):
+    """Times that no worker can have are refused with the number that is wrong."""
+    with pytest.raises(ValueError, match=said):
+        Waves(*arguments)

@@ -1,0 +1,67 @@
+"""The cuts of a batch into micro-batches."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.cuts import Cuts
+
+TOTALS = st.integers(1, 500)
+SIZES = st.integers(1, 70)
+
+
+@given(TOTALS, SIZES)
+def test_micro_batches_tile_the_batch(total, size):
+    """They follow each other from the first sample to the last, each within a sample of what it may have."""
+    cuts = Cuts(total, size)
+    positions = [cuts.position(index) for index in range(len(cuts) + 1)]
+    sizes = [stop - start for start, stop in pairwise(positions)]
+    assert (positions[0], positions[-1]) == (0, total)
+    assert sizes[:-2] == [size] * len(sizes[:-2])
+    assert max(sizes) <= max(size, 3)
+    assert list(cuts.within(0, total)) == list(pairwise(positions))
+
+
+@given(st.integers(2, 500), st.integers(2, 70))
+def test_no_sample_is_alone(total, size):
+    """Batch normalisation refuses a single sample; a batch of one has no other."""
+    cuts = Cuts(total, size)
+    assert all(stop - start >= 2 for start, stop in cuts.within(0, total))
+
+
+@given(TOTALS, SIZES, st.data())
+def test_a_slice_knows_its_number_of_micro_batches(total, size, data):
+    """The number follows from the slice's samples alone, wherever in the batch it lies."""
+    cuts = Cuts(total, size)
+    first = data.draw(st.integers(0, len(cuts)))
+    last = data.draw(st.integers(first, len(cuts)))
+    assert cuts.number(cuts.position(last) - cuts.position(first)) == last - first
+
+
+@given(TOTALS, SIZES, st.data())
+def test_positions_and_indices(total, size, data):
+    """A cut has one index, and any other position is refused."""
+    cuts = Cuts(total, size)
+    positions = {cuts.position(index): index for index in range(len(cuts) + 1)}
+    position = data.draw(st.integers(0, total))
+    if position in positions:
+        assert cuts.index(position) == positions[position]
+    else:
+        with pytest.raises(ValueError, match=f"position {position} of a batch of {total} samples: not a cut"):
+            cuts.index(position)
+
+
+@given(TOTALS, SIZES, st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
+def test_slices_of_whole_micro_batches(total, size, weights, data):
+    """Slices of whole micro-batches, in any split, sum to the batch."""
+    cuts = Cuts(total, size)
+    taken, shares = 0, []
+    for weight in weights[:-1]:
+        shares.append(min(weight, len(cuts) - taken))
+        taken += shares[-1]
+    shares.append(len(cuts) - taken)
+    counts = cuts.counts([share * size for share in shares])
+    assert sum(counts) == total
+    assert list(map(cuts.number, counts)) == shares

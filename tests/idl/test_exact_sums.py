@@ -1,0 +1,98 @@
+"""Sums in fixed point: the same integers whatever the order and the division, and the mean to rounding."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.errors import InvalidRequestError
+from idl.exact_sums import FixedPoint, add_to, mean_of
+from idl.layout import Group, Layout
+
+ELEMENTS = 4
+LAYOUT = Layout("float32", "sgd", (Group(3, {"lr": 0.1}), Group(1, {}, statistics=True)))
+
+
+def floats(dtype, limit):
+    """Generate numbers of a dtype, subnormal ones included, whose absolute value is below a limit."""
+    width = np.dtype(dtype).itemsize * 8
+    return st.floats(-limit, limit, width=width, exclude_min=True, exclude_max=True)
+
+
+@st.composite
+def contributions(draw):
+    """Generate micro-batches of a batch: (count, values), with values up to the limits."""
+    dtype = draw(st.sampled_from(["float32", "float64"]))
+    values = st.tuples(*[floats(dtype, 2.0**20)] * 3, floats(dtype, 2.0**31))
+    one = st.tuples(st.integers(1, 2**12), values.map(lambda numbers: np.array(numbers, dtype=dtype)))
+    return draw(st.lists(one, min_size=1, max_size=8))
+
+
+def summed(parts, total):
+    """Sum contributions, in their order."""
+    sums = np.zeros(ELEMENTS, dtype=np.int64)
+    for count, values in parts:
+        add_to(sums, values, count, total, LAYOUT)
+    return sums
+
+
+@given(contributions(), st.randoms(), st.integers(0, 8))
+def test_any_order_and_any_division_give_the_same_integers(parts, chance, cut):
+    """Workers may have any of the micro-batches, in any order, and their sums may be added in any order."""
+    total = sum(count for count, _ in parts)
+    whole = summed(parts, total)
+    mixed = [*parts]
+    chance.shuffle(mixed)
+    assert np.array_equal(whole, summed(mixed[:cut], total) + summed(mixed[cut:], total))
+
+
+@given(contributions())
+def test_the_mean_is_that_of_exact_numbers_to_the_resolution(parts):
+    """Nothing overflows below the limits, and each contribution is off by half a unit at most."""
+    total = sum(count for count, _ in parts)
+    mean = mean_of(summed(parts, total), total, LAYOUT)
+    for element in range(ELEMENTS):
+        expected = sum(count * Fraction(float(values[element])) for count, values in parts) / total
+        unit = FixedPoint(total, statistics=element == 3).unit
+        # One more rounding where a product of double precision has not all of the digits.
+        off = Fraction(unit) * len(parts) / total + abs(expected) * Fraction(2) ** -50
+        most = max(abs(float(values[element])) for _, values in parts)
+        assert abs(Fraction(float(mean[element])) - expected) <= off + Fraction(most) * Fraction(2) ** -50
+
+
+@pytest.mark.parametrize("total", [1, 2, 255, 256, 2**31])
+@pytest.mark.parametrize("statistics", [False, True])
+def test_a_whole_batch_of_the_largest_numbers_does_not_overflow(total, statistics):
+    """The mean of a number just below the limit is this number, with either sign."""
+    form = FixedPoint(total, statistics)
+    largest = np.nextafter(np.float32(form.limit), np.float32(0))
+    sums = np.zeros(2, dtype=np.int64)
+    for count in (total - total // 2, total // 2):
+        form.add(sums, np.array([largest, -largest]), count)
+    assert np.sign(sums).tolist() == [1, -1]
+    assert form.mean(sums).astype(np.float32).tolist() == [largest, -largest]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(2.0**20, "1.04858e+06"), (-np.inf, "inf"), (np.nan, "nan"), (3e38, "3e+38")]
+)
+def test_what_does_not_fit_is_refused_with_its_value(value, said):
+    """The error has the value and the limit; with a weight of 0, any value is left out."""
+    values = np.array([0, value, 1, 2], dtype=np.float32)
+    with pytest.raises(InvalidRequestError, match=r"gradient has .* of ") as refused:
+        add_to(np.zeros(ELEMENTS, dtype=np.int64), values, 1, 8, LAYOUT)
+    assert f"of {said}: exact sums (--exact) take numbers below 1.04858e+06" in str(refused.value)
+    sums = np.zeros(ELEMENTS, dtype=np.int64)
+    add_to(sums, values, 0, 8, LAYOUT)
+    assert not sums.any()
+
+
+def test_statistics_may_be_larger_than_gradients():
+    """Their limit is 2^31, and the error says that it is one of them."""
+    sums = np.zeros(ELEMENTS, dtype=np.int64)
+    add_to(sums, np.array([1, 1, 1, 2.0**30]), 8, 8, LAYOUT)
+    assert mean_of(sums, 8, LAYOUT)[3] == 2.0**30
+    with pytest.raises(InvalidRequestError, match=r"statistic .* 2\.14748e\+09: .* below 2\.14748e\+09"):
+        add_to(sums, np.array([1, 1, 1, 2.0**31]), 8, 8, LAYOUT)
