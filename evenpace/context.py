@@ -25,6 +25,7 @@ def connect(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     granularity: int = 1,
+    at_once: int = 1,
     device: str | None = None,
     connect_timeout: float = SessionConfig.connect_timeout,
     barrier_timeout: float = SessionConfig.barrier_timeout,
@@ -46,6 +47,8 @@ def connect(
         min_batch_size: The fewest samples that this worker takes.
         max_batch_size: The most samples that this worker can take.
         granularity: Number that divides all its batch sizes.
+        at_once: The most micro-batches that its GPU computes at once, in a job with micro-batches; the
+            manager finds out how many pay.
         device: The kind of device that it computes on: a worker that joins starts with the batch size of
             its kind. By default the GPU's name, or the CPU's and its number of cores.
         connect_timeout: Seconds in which each service must be reached.
@@ -67,7 +70,10 @@ def connect(
         job=job,
         worker=worker or default_worker_name(),
         bounds=Bounds(
-            min_batch_size, Bounds().maximum if max_batch_size is None else max_batch_size, granularity
+            min_batch_size,
+            Bounds().maximum if max_batch_size is None else max_batch_size,
+            granularity,
+            at_once,
         ),
         connect_timeout=connect_timeout,
         barrier_timeout=barrier_timeout,

@@ -8,6 +8,7 @@ from worker.torch.batch_norm import SyncBatchNorm, average_statistics, convert_s
 from worker.torch.ddp import balance, weighted
 from worker.torch.loader import DataLoader
 from worker.torch.memory_watch import MemoryExhaustedError, watch_memory, within_memory
+from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 from worker.torch.partitioned_loader import PartitionedLoader
 from worker.torch.stream_loader import StreamLoader
@@ -22,6 +23,7 @@ __all__ = [
     "balance",
     "convert_sync_batchnorm",
     "distribute",
+    "micro_batches",
     "watch_memory",
     "weighted",
     "within_memory",

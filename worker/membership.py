@@ -114,6 +114,7 @@ class Membership:
         *,
         unreleasable: bool = False,
         device: str | None = None,
+        threads: int | None = None,
     ) -> Joined:
         """Become a member of the job, and wait until all workers have joined.
 
@@ -124,6 +125,7 @@ class Membership:
             learned: The manager's learned state at that position, serialised.
             unreleasable: Whether the other workers could not go on without this one.
             device: The kind of this worker's device, in words; None to leave it out.
+            threads: The threads that it computes with; None to leave them out.
 
         Raises:
             InvalidRequestError: The manager refuses, with the reason.
@@ -136,6 +138,7 @@ class Membership:
             resume=None if resume is None else wire_resume(resume, len(learned)),
             unreleasable=unreleasable or None,
             device=device,
+            threads=threads,
             heartbeats=True,
         )
         self._joined = False

@@ -39,6 +39,7 @@ class Finished:
         maximum: Most samples that this worker has proved able to take, or None.
         attempt: The attempt that the iteration was finished in.
         start: First position of the slice; None for the slice assigned last.
+        at_once: Micro-batches that were computed at once, where fewer than assigned, or None.
     """
 
     iteration: int
@@ -49,6 +50,7 @@ class Finished:
     maximum: int | None
     attempt: int = 0
     start: int | None = None
+    at_once: int | None = None
 
     def report(self, maximum: int | None) -> Report:
         """Make the report, with the `maximum` that the manager has not learnt yet."""
@@ -61,4 +63,5 @@ class Finished:
             maximum,
             self.attempt,
             self.start,
+            self.at_once,
         )

@@ -1,8 +1,9 @@
 """A worker's session: its membership with the manager, and its parameters at the parameter server, if any.
 
 It follows Alg. 3 of LB-BSP and knows no framework: gradients and parameters are flat arrays. A framework's
-adapter fills `gradient`, calls `finish_iteration`, and reads the new `parameters`. Without a parameter server
-the workers all-reduce their gradients, by means of their framework.
+adapter fills `gradient`, or calls `accumulate` for each micro-batch; then it calls `finish_iteration`, and
+reads the new `parameters`. Without a parameter server the workers all-reduce their gradients, by means of
+their framework.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 import idl
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.exact_sums import add_to
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec, Resume
 from idl.synchronisation import Synchronisation
@@ -48,19 +50,25 @@ class Session:
         incarnation: This session's id; no other session ever has it.
         assignment: This worker's part of the current iteration; None before `join`, and once released.
         synchronisation: How the job's workers wait for each other, as the manager answered to `join`.
-        gradient: (elements,) to be filled with the batch's mean gradient before `finish_iteration`.
+        gradient: (elements,) to be filled with the batch's mean gradient before `finish_iteration`, by the
+            adapter or by `accumulate`. Where the job's sums are exact, it has sums as `idl.exact_sums` makes
+            them, and is to be filled by `accumulate` or `put_sums`.
         parameters: (elements,) as last pulled from the parameter server.
         before_training: Called once, when everything is ready for the first iteration.
-        on_parameters: Called whenever `parameters` has new values.
+        on_parameters: Called whenever `parameters` has new values, and before an iteration's further slices.
         before_batch: Called before the loop gets its part of a batch.
         stopwatch: Measures the batch processing time.
         processing_time: If set, called once for each iteration; returns a function that returns its batch
             processing time in seconds in place of the stopwatch's, and may be called later by another thread.
         weighted_samples: Samples of the current iteration whose weight is in the gradient; see
             `note_weighting`.
+        samples_at_hand: Samples of the micro-batch that is computed at present; None outside of one.
+        at_once: Micro-batches of the current iteration that the adapter computes at once.
+        most_at_once: Most micro-batches that are to be computed at once, for all that is known of the memory.
         memory_usage: If set, returns the occupied share of the accelerator's memory, 0 to 1, at the end of an
             iteration; it is reported where it is above that of the machine's.
         device: The kind of this worker's GPU, if an adapter has set it; sent to the manager by `join`.
+        threads: The threads that this worker computes with on its CPU, likewise.
         tally: Counters of this session.
     """
 
@@ -77,8 +85,12 @@ class Session:
         self.stopwatch = Stopwatch()
         self.processing_time: Callable[[], Callable[[], float]] | None = None
         self.weighted_samples = 0
+        self.samples_at_hand: int | None = None
+        self.at_once = 1
+        self.most_at_once = config.bounds.at_once
         self.memory_usage: Callable[[], float] | None = None
         self.device: str | None = None
+        self.threads: int | None = None
         self.tally = SessionTally(config.bounds.maximum)
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(self.log_fields)
@@ -90,6 +102,9 @@ class Session:
         self._samples = 0  # finished since `take_samples`
         self._maximum: int | None = None  # samples, if it was learnt since the last report
         self._options = StepOptions()
+        self._layout: Layout | None = None
+        self._summed: Assignment | None = None  # the assignment that `gradient` has sums of
+        self._summed_samples = 0  # of it
         self._refused = -1  # the last iteration whose gradient a shard refused
         self._opened = False
         self._closing = threading.Lock()
@@ -132,6 +147,11 @@ class Session:
     def uses_all_reduce(self) -> bool:
         """Return whether the workers all-reduce their gradients, without a parameter server."""
         return not self.config.shards
+
+    @property
+    def sums_exactly(self) -> bool:
+        """Return whether gradients are summed in fixed point, as the manager answered to `join`."""
+        return self.synchronisation.exact
 
     @property
     def is_repeated(self) -> bool:
@@ -222,6 +242,7 @@ class Session:
             saved.learned if saved else b"",
             unreleasable=self.uses_all_reduce,
             device=self.config.device or as_kind(self.device or "") or cpu_kind(),
+            threads=self.threads,
         )
         self._run = joined.run
         self._shards.plans_ahead = joined.lookahead > 0
@@ -266,7 +287,8 @@ class Session:
         self.join()
         self._options = StepOptions(layout.groups)
         self.parameters = np.empty_like(initial)
-        self.gradient = np.zeros_like(initial)
+        self.gradient = np.zeros_like(initial, dtype=np.int64 if self.sums_exactly else None)
+        self._layout = layout
         while not self._opened and self.assignment is not None:
             now = self.assignment
             # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
@@ -322,6 +344,15 @@ class Session:
         self._maximum = min(samples, self._maximum or samples)
         self.tally.limit = min(samples, self.tally.limit)
 
+    def lower_at_once(self, micro_batches: int) -> None:
+        """Note how many micro-batches fit into memory at once, for the reports of later iterations."""
+        self.most_at_once = min(micro_batches, self.most_at_once)
+        log.warning(
+            "at most %d micro-batches are computed at once from now on, since memory ran out",
+            self.most_at_once,
+            extra=self.log_fields(),
+        )
+
     def note_weighting(self, by: str, samples: int) -> bool:
         """Note that `samples` of this worker's samples in the iteration have their weight in the gradient.
 
@@ -351,6 +382,35 @@ class Session:
         samples, self._samples = self._samples, 0
         return samples
 
+    def accumulate(self, values: NDArray[np.floating], count: int) -> None:
+        """Add a micro-batch to `gradient`; the first of an assignment's micro-batches begins from zero.
+
+        Args:
+            values: (elements,): the gradient of the mean loss over the micro-batch and, in groups of
+                statistics, their values after it.
+            count: The micro-batch's weight, as `MicroBatch.count`; with 0, nothing is added.
+
+        Raises:
+            InvalidRequestError: A value is too large to be summed exactly, in a job that does.
+        """
+        now = self.assignment
+        assert now is not None
+        assert self._layout is not None
+        if self._summed is not now:
+            self.gradient.fill(0)
+            self._summed, self._summed_samples = now, 0
+        if self.sums_exactly:
+            add_to(self.gradient, values, count, now.total, self._layout)
+        elif count:
+            self.gradient += values * self.gradient.dtype.type(count / now.count)
+        self._summed_samples += count
+
+    def put_sums(self, sums: NDArray[np.int64]) -> None:
+        """Set `gradient` to exact sums over the assignment's micro-batches, which an adapter has made."""
+        assert self.assignment is not None
+        np.copyto(self.gradient, sums)
+        self._summed, self._summed_samples = self.assignment, self.assignment.count
+
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:
         """Push `gradient`, report, and pull the new `parameters` (Alg. 3, from line 5 on).
 
@@ -379,6 +439,13 @@ class Session:
                 f"iteration {done.iteration} was finished, but its gradient was not weighted: call "
                 f"balance(model, loader) once for a model in DistributedDataParallel, or scale each loss by "
                 f"weighted(loss) before its backward pass"
+            )
+        summed = self._summed_samples if self._summed is done else 0
+        if self._opened and self.sums_exactly and summed != done.count:
+            raise InvalidRequestError(
+                f"the job sums gradients exactly (`evenpace manager --exact`), which needs that of each "
+                f"micro-batch, but those of iteration {done.iteration} are of {summed} of {done.count} "
+                f"samples: this training loop, or its framework's adapter, has one of the whole slice"
             )
         self._weighted_by, self.weighted_samples = None, 0
         self.tally.end_compute(done)
@@ -422,6 +489,8 @@ class Session:
         now = self.assignment
         if now is not None and (now.attempt, now.iteration) == (done.attempt, done.iteration):
             self.tally.pieces += 1
+            if self._opened:
+                self.on_parameters()  # the first slice has moved the model's running statistics
             return
         self.tally.iterations += 1
         if not self._opened:
@@ -497,6 +566,7 @@ class Session:
                 self._maximum,
                 done.attempt,
                 done.start if done.batch_start is not None else None,  # no place in the batch without it
+                self.at_once if self.at_once < done.at_once else None,
             )
         )
         self._waited, self._maximum = 0.0, None

@@ -3,6 +3,8 @@
 Other tests of the suite have Keras on PyTorch, and a process has one of the two.
 """
 
+import contextlib
+import logging
 import os
 import re
 import threading
@@ -24,8 +26,10 @@ from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
 from worker.keras.loader import DataLoader
+from worker.keras.micro_batches import micro_batches
 from worker.keras.model_hooks import distribute
 from worker.keras.optimizer_options import describe_keras
+from worker.keras.randomness import ModelSeeds
 from worker.keras.saving import Checkpoint, load, save
 from worker.session import Session, SessionConfig
 
@@ -279,10 +283,10 @@ def make_model(**options):
     return model
 
 
-def regression(session):
+def regression(session, **options):
     """A loader of y = x."""
     x = np.arange(12.0)[:, None] / 12
-    return DataLoader(x, x, batch_size=5, session=session)
+    return DataLoader(x, x, batch_size=5, session=session, **options)
 
 
 def test_fit_takes_the_loader_alone(session):
@@ -338,9 +342,10 @@ def test_errors_of_the_job_come_out_of_fit(session):
         model.fit(loader, verbose=0, callbacks=[Thrown()])
 
 
-def test_fit_goes_through_a_batch_again_in_the_same_step(session):
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_fit_goes_through_a_batch_again_in_the_same_step(session, micro_batch):
     """A job that is rewound does not get ahead of, or behind, Keras's epochs."""
-    model, loader = make_model(), regression(session)
+    model, loader = make_model(), regression(session, micro_batch=micro_batch)
     distribute(model, loader)
     steps = []
 
@@ -429,6 +434,154 @@ def test_fit_joins_a_running_job(cluster, session):
     done.set()
     first.join(240)
     assert not first.is_alive()
+
+
+# -- micro-batches
+
+
+@pytest.fixture(params=["rounded", "exact"])
+def summing(request, tmp_path):
+    """This process as the only worker of a job whose sums are rounded, or exact."""
+    if request.param == "rounded":
+        yield request.getfixturevalue("session")
+        return
+    with LocalCluster(tmp_path, manager_options=("--exact", "--silence", "120")) as cluster:
+        config = SessionConfig(cluster.manager, cluster.shard_addresses, barrier_timeout=240)
+        with contextlib.closing(Session(config)) as session:
+            yield session
+            assert session.gradient.dtype == np.int64
+
+
+def test_a_slice_is_one_step(summing):
+    """The parameters change with the last micro-batch, by the mean over all; statistics begin each anew."""
+    session = summing
+    layer = keras.layers.BatchNormalization(momentum=0.5, center=False, scale=False, axis=-1)
+    model = keras.Sequential([keras.Input((1,)), layer, keras.layers.Dense(1, use_bias=False)])
+    weight = model.trainable_variables[0]
+    weight.assign([[0.0]])
+    x = np.arange(7.0)[:, None]
+    loader = DataLoader(x, batch_size=7, micro_batch=3, session=session)
+    optimizer = distribute(keras.optimizers.SGD(1.0), loader, model.trainable_variables, model)
+    for batch in loader:
+        assert len(batch) == 3
+        for part in micro_batches(batch):
+            assert float(weight[0, 0]) == float(layer.moving_mean[0]) == 0
+            model(part, training=True)
+            optimizer.apply([tf.reduce_mean(part, 0, keepdims=True)], [weight])
+    assert float(weight[0, 0]) == pytest.approx(-3)  # minus the mean of 0 to 6
+    assert float(layer.moving_mean[0]) == pytest.approx(1.5)
+    # Micro-batches of 0 1 2, 3 4, and 5 6: their variances' mean is (3 * 2/3 + 4 * 1/4) / 7.
+    assert float(layer.moving_variance[0]) == pytest.approx(0.5 + 0.5 * 3 / 7)
+
+
+def test_micro_batches_that_are_gone_through_in_another_way_are_refused(session):
+    """A flat loop, a batch that is gone through twice, and a micro-batch without a step or with two."""
+    loader = DataLoader(np.ones((8, 1)), batch_size=4, micro_batch=2, session=session)
+    optimizer = distribute(keras.optimizers.SGD(1.0), loader, [keras.Variable([1.0])])
+    with pytest.raises(InvalidRequestError, match=r"micro_batches of a ndarray: .*micro_batch="):
+        next(micro_batches(np.ones(3)))
+    batch = next(iter(loader))
+    with pytest.raises(TypeError, match=r"evenpace\.keras\.micro_batches\(batch\)"):
+        _, _ = batch
+    parts = micro_batches(batch)
+    next(parts)
+    optimizer.apply([tf.ones(1)])
+    with pytest.raises(InvalidRequestError, match=r"call optimizer\.apply once for each"):
+        optimizer.apply([tf.ones(1)])
+    next(parts)
+    with pytest.raises(InvalidRequestError, match="micro-batch at position 2 of epoch 0 has no gradient"):
+        next(parts)
+    with pytest.raises(InvalidRequestError, match="iteration 0 were gone through before"):
+        next(micro_batches(batch))
+
+
+def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, session):
+    """A further slice of an iteration starts from the same parameters and statistics as the first."""
+    x = np.random.default_rng(1).normal(size=(36, 3))
+    told = threading.Event()
+
+    def loader_of(session):
+        return DataLoader(x, x[:, :1], batch_size=12, micro_batch=2, session=session)
+
+    def train(session, epochs):
+        """Return the weights, the slices that were computed, and the epochs."""
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        loader = loader_of(session)
+        optimizer = distribute(keras.optimizers.SGD(0.05), loader, model=model)
+        slices = 0
+        for epoch in range(epochs):
+            for batch in loader:
+                told.set()
+                slices += 1
+                for inputs, targets in micro_batches(batch):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean((model(inputs, training=True) - targets) ** 2)
+                    optimizer.apply(tape.gradient(loss, model.trainable_variables))
+            if slices > 3 * (epoch + 1):
+                break
+        return model.get_weights(), slices, epoch + 1
+
+    def join_and_leave():
+        assert told.wait(240)
+        late = Session(SessionConfig(cluster.manager, cluster.shard_addresses, session.config.job, "late"))
+        loader_of(late)
+        late.join()
+        late.close()
+
+    late = threading.Thread(target=join_and_leave, daemon=True)
+    late.start()
+    weights, slices, epochs = train(session, 1000)
+    late.join(240)
+    assert slices > 3 * epochs
+    alone = Session(SessionConfig(cluster.manager, cluster.shard_addresses, "alone"))
+    expected, slices, _ = train(alone, epochs)
+    alone.close()
+    assert slices == 3 * epochs
+    for mine, other in zip(weights, expected, strict=True):
+        assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_have_random_numbers_of_their_own(session):
+    """A model's layers draw different numbers, the same for the same seed, whatever seeds they were given."""
+
+    def model(seed):
+        layers = [keras.layers.Dropout(0.5, seed=seed), keras.layers.GaussianNoise(1.0, seed=seed)]
+        return keras.Sequential([keras.Input((64,)), *layers])
+
+    x = tf.ones((2, 64))
+    one, other = model(None), model(3)
+    ModelSeeds(one).set(5)
+    ModelSeeds(other).set(5)
+    first = one(x, training=True)
+    assert np.array_equal(first, other(x, training=True))
+    assert not np.array_equal(first, one(x, training=True))
+    states = [layer.seed_generator.state.numpy() for layer in other.layers]
+    assert states[0][0] != states[1][0]
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_fit_takes_a_step_for_each_batch(session, eagerly, caplog):
+    """A step goes through the micro-batches; a data set's generator of its own is named."""
+
+    class Noisy(Pairs):
+        def __init__(self):
+            self.own = np.random.default_rng(1)
+
+        def __getitem__(self, index):
+            return np.full(1, index / 5 + 1e-3 * self.own.random()), np.full(1, index / 5)
+
+    model = make_model(run_eagerly=eagerly)
+    model.build((None, 1))
+    model.layers[0].set_weights([np.full((1, 1), -1.0), np.zeros(1)])  # far from the targets' slope of 1
+    loader = DataLoader(Noisy(), batch_size=4, micro_batch=2, session=session)
+    distribute(model, loader)
+    with caplog.at_level(logging.WARNING):
+        history = model.fit(loader, epochs=3, verbose=0)
+    assert session.assignment.iteration == int(model.optimizer.iterations) == 6
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert sum("dataset.own (Generator)" in record.message for record in caplog.records) == 1
 
 
 # -- checkpoints

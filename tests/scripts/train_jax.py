@@ -1,7 +1,14 @@
-"""A worker's script: trains a small float64 network on digits with JAX, and writes what it ended with."""
+"""A worker's script: trains a small float64 network on digits with JAX, and writes what it ended with.
+
+With --micro-batches, it trains another one in a second job, and with --alone once more as the only worker of
+other services.
+"""
 
 import argparse
+import atexit
+import dataclasses
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -14,8 +21,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from sklearn.datasets import load_digits
 
 import evenpace
+from rpc.address import Address
+from worker.session import Session
 
 SAMPLES, BATCH, SEED = 500, 64, 7
+IN_MICRO_BATCHES = {"samples": 98, "batch": 24, "micro_batch": 5, "epochs": 3}  # an epoch's last batch has 2
 
 
 def make_data():
@@ -56,6 +66,68 @@ def made_up_time(session):
     return lambda: now.count / speed
 
 
+class Augmented:
+    """Digits as a map-style data set, moved and made noisy by numbers of Python and NumPy."""
+
+    def __init__(self):
+        self.images, self.labels = make_data()
+
+    def __len__(self):
+        return IN_MICRO_BATCHES["samples"]
+
+    def __getitem__(self, index):
+        image = np.roll(self.images[index], random.randint(-1, 1))
+        return image + 0.1 * np.random.normal(size=image.shape), self.labels[index]
+
+
+def random_loss_fn(params, batch, statistics, rng):
+    """The losses, (n,), of a network with batch normalisation and dropout, and its new statistics."""
+    images, labels = batch
+    hidden = images @ params["hidden"]["kernel"]
+    now = {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}
+    hidden = jnp.tanh((hidden - now["mean"]) / jnp.sqrt(now["var"] + 1e-5) + params["hidden"]["bias"])
+    hidden = jnp.where(jax.random.bernoulli(rng, 0.7, hidden.shape), hidden / 0.7, 0)
+    logits = hidden @ params["output"]["kernel"] + params["output"]["bias"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return losses, jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, statistics, now)
+
+
+def train_in_micro_batches(path, **others):
+    """In a job of its own, with other services where they are given; writes parameters, losses and sizes."""
+    session = Session(dataclasses.replace(evenpace.session().config, job="micro", **others))
+    atexit.register(session.close)
+    session.processing_time = lambda: made_up_time(session)
+    loader = evenpace.jax.DataLoader(
+        Augmented(),
+        IN_MICRO_BATCHES["batch"],
+        micro_batch=IN_MICRO_BATCHES["micro_batch"],
+        shuffle=True,
+        seed=SEED,
+        session=session,
+    )
+    shapes = []
+
+    def traced_loss(params, batch, statistics, rng):
+        shapes.append(len(batch[1]))
+        return random_loss_fn(params, batch, statistics, rng)
+
+    value_and_grad = evenpace.jax.value_and_grad(traced_loss, has_aux=True, rng=jax.random.key(SEED))
+    statistics = {"mean": np.zeros(32), "var": np.ones(32)}
+    rule = evenpace.jax.sgd(0.05, momentum=0.9)
+    optimizer = evenpace.jax.distribute(rule, make_params(), loader, statistics=statistics)
+    losses, sizes = [], []
+    for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
+        sizes.append(session.assignment.count)
+        weightless = 1.0 if sizes[-1] else np.inf  # its gradient is no number
+        params = jax.tree.map(lambda leaf, factor=weightless: factor * leaf, optimizer.params)
+        (loss, statistics), gradient = value_and_grad(params, batch, optimizer.statistics)
+        optimizer.step(gradient, statistics)
+        losses.append(loss if sizes[-1] else 0.0)
+    result = jax.flatten_util.ravel_pytree((optimizer.params, optimizer.statistics))[0]
+    np.savez(path, result=result, losses=losses, sizes=sizes, shapes=shapes)
+    session.close()
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
@@ -64,6 +136,8 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stop-at", type=int, help="the iteration before which to save, and stop")
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--micro-batches", action="store_true")
+    parser.add_argument("--alone", help="manager and shard of a cluster for one worker, with a comma between")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     traces = []
@@ -96,6 +170,11 @@ def main():
     np.save(options.out, jax.flatten_util.ravel_pytree(optimizer.params)[0])
     notes = {"sizes": sizes, "traces": traces, "torch": "torch" in sys.modules}
     options.out.with_suffix(".json").write_text(json.dumps(notes))
+    if options.micro_batches:
+        train_in_micro_batches(options.out.with_suffix(".micro.npz"))
+    if options.alone:
+        manager, shard = map(Address.parse, options.alone.split(","))
+        train_in_micro_batches(options.out.with_suffix(".alone.npz"), manager=manager, shards=(shard,))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """A worker's script: trains small float64 Keras models in several jobs, one after the other.
 
 It writes each job's final variables, batch sizes and traces; with --alone, also the variables of one process
-that takes the whole batches with Keras's own optimisers.
+that takes the whole batches with Keras's own optimisers, and those of a job in micro-batches without other
+workers.
 """
 
 import argparse
 import atexit
 import dataclasses
 import os
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +25,7 @@ from sklearn.datasets import load_digits
 
 import evenpace
 from idl.plan import JobSpec, permutation
+from rpc.address import Address
 from worker.session import Session
 
 SAMPLES, BATCH, SEED, EPOCHS = 602, 120, 7, 6  # an epoch's sixth batch has 2 samples
@@ -30,6 +33,8 @@ SPEC = JobSpec(SAMPLES, BATCH, SEED)
 STEPS = SPEC.iterations_per_epoch
 JOBS = ("graph", "eager", "fit", "resumed", "statistics")
 STOP = 2 * STEPS + 3  # iterations, in the middle of an epoch
+
+IN_MICRO_BATCHES = {"samples": 98, "batch": 24, "micro_batch": 5, "epochs": 3}  # an epoch's last batch has 2
 
 
 def make_data():
@@ -215,11 +220,95 @@ def train_in_two(path, session, tally):
     return model
 
 
+class Augmented:
+    """Digits as a map-style data set: moved, made noisy and darker by numbers of Python, NumPy and Keras."""
+
+    def __init__(self):
+        images, self.labels = make_data()
+        self.images = images.reshape(-1, 8, 8, 1)
+
+    def __len__(self):
+        return IN_MICRO_BATCHES["samples"]
+
+    def __getitem__(self, index):
+        image = np.roll(self.images[index], random.randint(-1, 1), axis=0)
+        image = image + 0.1 * np.random.normal(size=image.shape)
+        return float(keras.random.uniform((), 0.5)) * image, self.labels[index]
+
+
+def make_random():
+    """With batch normalisation, and layers that draw random numbers."""
+    begin_anew()
+    layers = [
+        keras.Input((8, 8, 1)),
+        keras.layers.RandomFlip("horizontal"),
+        *(keras.layers.Conv2D(4, 3, use_bias=False), keras.layers.BatchNormalization()),
+        *(keras.layers.ReLU(), keras.layers.SpatialDropout2D(0.2), keras.layers.Flatten()),
+        *(keras.layers.Dense(16), keras.layers.BatchNormalization(momentum=0.8)),
+        *(keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.3), keras.layers.Dense(10)),
+    ]
+    return keras.Sequential(layers, name="random")
+
+
+class Iterations(keras.callbacks.Callback):
+    """Notes the samples of each of fit's steps, and the loss after each."""
+
+    def __init__(self, session):
+        super().__init__()
+        self.session, self.sizes, self.losses = session, [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        self.sizes.append(self.session.assignment.count)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        self.losses.append(logs["loss"])
+
+
+def train_in_micro_batches(session, by_fit):
+    """By `fit`, or by a traced loop of one's own; the results to be written."""
+    model = make_random()
+    decay = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.7)
+    optimizer = keras.optimizers.SGD(decay, momentum=0.9)
+    loader = evenpace.keras.DataLoader(
+        Augmented(),
+        batch_size=IN_MICRO_BATCHES["batch"],
+        micro_batch=IN_MICRO_BATCHES["micro_batch"],
+        shuffle=True,
+        seed=SEED,
+        session=session,
+    )
+    noted = Iterations(session)
+    tally = Tally()
+    if by_fit:
+        model.compile(optimizer, make_loss())
+        evenpace.keras.distribute(model, loader)
+        epochs = model.fit(loader, epochs=IN_MICRO_BATCHES["epochs"], verbose=0, callbacks=[noted])
+        noted.epochs = epochs.history["loss"]
+    else:
+        evenpace.keras.distribute(optimizer, loader, model.trainable_variables, model)
+        step = tf.function(train_step(model, optimizer, make_loss(), tally), input_signature=loader.signature)
+        for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
+            noted.on_train_batch_begin(None)
+            weightless = np.inf if not session.assignment.count else 1.0  # its gradient is no number
+            for x, y in evenpace.keras.micro_batches(batch):
+                step(weightless * x, y)
+    return {
+        "variables": np.concatenate([flat(model), flat(model, trained=False, of="moving_")]),
+        "sizes": noted.sizes,
+        "losses": noted.losses,
+        "epochs": getattr(noted, "epochs", []),
+        "iterations": int(optimizer.iterations),
+        "traces": tally.traces,
+    }
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--alone", help="manager and shard of a cluster for one worker, with a comma between")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
@@ -239,6 +328,18 @@ def main():
             alone = train_alone(job)
             results["alone"], results["alone_statistics"] = flat(alone), flat(alone, trained=False)
         np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
+    for job in ("micro-fit", "micro-loop"):
+        session = job_session(job)
+        session.processing_time = lambda s=session: invented_time(s.assignment, slow)
+        results = train_in_micro_batches(session, by_fit=job == "micro-fit")
+        session.close()
+        if options.alone and job == "micro-fit":
+            manager, shard = map(Address.parse, options.alone.split(","))
+            session = job_session(job, manager=manager, shards=(shard,))
+            alone = train_in_micro_batches(session, by_fit=True)
+            results |= {f"alone_{name}": value for name, value in alone.items()}
+            session.close()
+        np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
     assert "torch" not in sys.modules
 
 
@@ -248,17 +349,17 @@ def invented_time(assignment, slow):
     return lambda: seconds
 
 
-def job_session(job):
-    """This worker's session for a job of its own."""
-    session = Session(dataclasses.replace(evenpace.session().config, job=job))
+def job_session(job, **others):
+    """This worker's session for a job of its own, with other services where they are given."""
+    session = Session(dataclasses.replace(evenpace.session().config, job=job, **others))
     atexit.register(session.close)
     return session
 
 
-def flat(model, trained=True):
-    """All trained variables, (elements,); or all statistics."""
+def flat(model, trained=True, of=""):
+    """All trained variables, (elements,); or the others, whose names begin with `of`."""
     variables = model.trainable_variables if trained else model.non_trainable_variables
-    return np.concatenate([np.empty(0), *(v.numpy().reshape(-1) for v in variables)])
+    return np.concatenate([np.empty(0), *(v.numpy().reshape(-1) for v in variables if v.name.startswith(of))])
 
 
 if __name__ == "__main__":

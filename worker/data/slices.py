@@ -3,7 +3,7 @@
 This module knows the session and the plan, and no framework: it yields indices, and loaders load the samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, permutation
+from worker.data.micro_batches import MicroBatch, micro_batches_of
 from worker.session import JobCheckpoint, Session
 
 _FORMAT = 1  # of the dictionary that `state_dict` returns
@@ -26,10 +27,12 @@ class Slice:
         indices: Indices of the samples in the data set, (count,). With a count of 0 there are as many as this
             worker takes at least, and their gradient has no weight: every loop goes through every iteration,
             so that learning-rate schedules agree, and all workers take part in an all-reduce.
+        micro_batches: The same in micro-batches; empty in a job without.
     """
 
     assignment: Assignment
     indices: NDArray[np.int64]
+    micro_batches: Sequence[MicroBatch] = ()
 
 
 class Slices:
@@ -42,6 +45,7 @@ class Slices:
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples of a micro-batch; None for a job without.
 
     Attributes:
         session: The session with the services.
@@ -61,9 +65,10 @@ class Slices:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        micro_batch: int | None = None,
     ) -> None:
         try:
-            self.spec = JobSpec(dataset_size, batch_size, seed, shuffle, drop_last)
+            self.spec = JobSpec(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.declare(self.spec)
@@ -123,7 +128,7 @@ class Slices:
                 self._first_iteration[assignment.epoch] = assignment.iteration
             session.stopwatch.start()
             session.before_batch()
-            yield Slice(assignment, self._indices(assignment))
+            yield self.slice_of(assignment)
             if session.uses_all_reduce:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
@@ -150,7 +155,8 @@ class Slices:
             "format": _FORMAT,
             "iteration": saved.iteration,
             "learned": saved.learned,
-            "spec": asdict(saved.spec),
+            # A field without a value is left out: NumPy's files, for one, have no None.
+            "spec": {name: value for name, value in asdict(saved.spec).items() if value is not None},
             "position": saved.position,
             "batch_size": saved.batch_size,
         }
@@ -183,9 +189,14 @@ class Slices:
         if epoch != self._order_epoch:
             self.order, self._order_epoch = permutation(self.spec, epoch), epoch
 
-    def _indices(self, assignment: Assignment) -> NDArray[np.int64]:
+    def slice_of(self, assignment: Assignment) -> Slice:
+        """Return the samples of an assignment of the current epoch."""
+        size = self.spec.micro_batch
+        if size is not None:
+            parts = micro_batches_of(self.spec, self.order, assignment, size)
+            return Slice(assignment, np.concatenate([part.indices for part in parts]), parts)
         start, count = assignment.start, assignment.count
         if not count:
             count = min(self.session.config.bounds.minimum, len(self.order))
             start = min(start, len(self.order) - count)
-        return self.order[start : start + count]
+        return Slice(assignment, self.order[start : start + count])

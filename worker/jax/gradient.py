@@ -1,11 +1,11 @@
-"""JAX: the mean gradient over a slice of any size, in pieces of one shape.
+"""JAX: the mean gradient over a slice of any size, in pieces of one shape, or in its micro-batches.
 
 `jax.jit` compiles again for each shape, and batch sizes change. Padding each slice to the largest size would
 make the time independent of the batch size, so that nothing could be balanced. This module knows no session
 and no wire.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,48 +13,64 @@ import jax.numpy as jnp
 import numpy as np
 
 from idl.errors import InvalidRequestError
+from worker.data.micro_batches import seed_between
+from worker.data.randomness import seed_generators
+from worker.data.sliced_batch import SlicedBatch
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any], micro_batch_size: int, *, has_aux: bool = False
+    loss_fn: Callable[..., Any],
+    micro_batch_size: int | None = None,
+    *,
+    has_aux: bool = False,
+    rng: Any = None,
 ) -> Callable[..., Any]:
-    """Do as `jax.value_and_grad` of the mean loss, for batches of any size, and compile only once.
+    """Do as `jax.value_and_grad` of the mean loss, for batches of any size, and compile only for a few.
 
-    A batch is processed in pieces of `micro_batch_size` samples. The last one is padded with the batch's
-    first samples, whose losses are left out; so it takes as long as a full one. Start workers with
-    `--granularity` equal to `micro_batch_size`, and batch sizes are multiples of it wherever possible.
+    In a job with micro-batches, these are the pieces that a batch is processed in; they have three sizes at
+    most for each size of the whole batch. The mean gradient, and the mean of `aux`, then depend on the whole
+    batch alone, and not on the workers' shares.
+
+    In a job without, a batch is processed in pieces of `micro_batch_size` samples. The last one is padded
+    with the batch's first samples, whose losses are left out; so it takes as long as a full one. Start
+    workers with `--granularity` equal to `micro_batch_size`, and batch sizes are multiples of it wherever
+    possible.
 
     Args:
         loss_fn: `loss_fn(params, batch, *rest)` returns the losses of a batch's samples, (n,); with
-            `has_aux`, a pair of these and a pytree of arrays, such as new batch statistics. It is compiled
-            here: do not wrap it in `jax.jit`. Random numbers drawn in it repeat from piece to piece.
-        micro_batch_size: Samples in a piece; at least 1.
+            `has_aux`, a pair of these and a pytree of arrays, such as new batch statistics; with `rng`, it
+            takes a key, `rng=`, too. It is compiled here: do not wrap it in `jax.jit`.
+        micro_batch_size: Samples in a piece, at least 1; to be left out in a job with micro-batches.
         has_aux: Whether `loss_fn` returns such a pair.
+        rng: A key of `jax.random`, the same on all workers, in a job with micro-batches: `loss_fn` gets
+            `fold_in(fold_in(rng, epoch), position)` for the micro-batch at a position of the epoch.
 
     Returns:
         A function of the same arguments, which returns `(loss, gradient)`, or `((loss, aux), gradient)`: the
-        means over the batch's samples. `batch` is a pytree of NumPy arrays, (n, ...) each. Half-precision
-        gradients are summed, and returned, in float32. `aux` is the mean over the pieces, weighted by their
-        samples; a piece's own is made from its padding as well.
+        means over the batch's samples. `batch` is what the loader yields, or a pytree of NumPy arrays,
+        (n, ...) each. Half-precision gradients are summed, and returned, in float32. `aux` is the mean over
+        the pieces, weighted by their samples; a piece's own is made from its padding as well.
 
     Raises:
-        InvalidRequestError: The size is not allowed; or, when it is called, the losses are not one for each
-            sample, or the batch has no samples.
+        InvalidRequestError: The size is not allowed; or, when it is called, the loader has another, the
+            losses are not one for each sample, or the batch has no samples.
     """
-    if micro_batch_size < 1:
+    if micro_batch_size is not None and micro_batch_size < 1:
         raise InvalidRequestError(f"micro_batch_size {micro_batch_size}: must be at least 1")
 
-    def part(params: Any, piece: Any, count: Any, total: Any, *rest: Any) -> tuple[Any, Any]:
+    def part(params: Any, piece: Any, count: Any, total: Any, place: Any, *rest: Any) -> tuple[Any, Any]:
         """Return the part of the loss of `total` samples of a piece with `count` real ones, and its aux."""
-        result = loss_fn(params, piece, *rest)
+        size = _samples(piece)
+        key = {} if rng is None else {"rng": jax.random.fold_in(jax.random.fold_in(rng, place[0]), place[1])}
+        result = loss_fn(params, piece, *rest, **key)
         losses, aux = result if has_aux else (result, None)
-        if jnp.shape(losses) != (micro_batch_size,):
+        if jnp.shape(losses) != (size,):
             raise InvalidRequestError(
-                f"loss_fn gave losses of shape {jnp.shape(losses)} for {micro_batch_size} samples: it must "
-                f"give one for each sample, not their mean"
+                f"loss_fn gave losses of shape {jnp.shape(losses)} for {size} samples: it must give one for "
+                f"each sample, not their mean"
             )
         # Not a product with zeros, which would keep a NaN.
-        kept = jnp.where(jnp.arange(micro_batch_size) < count, _wide(losses), 0)
+        kept = jnp.where(jnp.arange(size) < count, _wide(losses), 0)
         return kept.sum() / total, jax.tree.map(lambda leaf: _wide(leaf) * count / total, aux)
 
     def piecewise(*arguments: Any) -> Any:
@@ -70,20 +86,47 @@ def value_and_grad(
     add = jax.jit(add, donate_argnums=0)
 
     def of_batch(params: Any, batch: Any, *rest: Any) -> Any:
-        batch = jax.tree.map(np.asarray, batch)
-        total = _samples(batch)
+        if isinstance(batch, SlicedBatch):
+            if micro_batch_size is not None:
+                raise InvalidRequestError(
+                    f"micro_batch_size {micro_batch_size}: leave it out, since the loader has micro_batch="
+                )
+            pieces = _micro_batches(batch)
+        elif micro_batch_size is None or rng is not None:
+            raise InvalidRequestError(
+                f"micro_batch_size {micro_batch_size}, rng {rng}: make the loader with micro_batch=, "
+                f"or give micro_batch_size, and no rng"
+            )
+        else:
+            pieces = _padded(batch, micro_batch_size)
         sums = None
-        for begin in range(0, total, micro_batch_size):
-            rows = np.arange(begin, begin + micro_batch_size) % total
-            piece = jax.tree.map(lambda array, rows=rows: array[rows], batch)
-            count = min(micro_batch_size, total - begin)
-            arguments = (params, piece, np.int32(count), np.int32(total), *rest)
-            sums = add(zeros(*arguments) if sums is None else sums, *arguments)
+        for arguments in pieces:
+            sums = add(zeros(params, *arguments, *rest) if sums is None else sums, params, *arguments, *rest)
         assert sums is not None
         (loss, aux), gradient = sums
         return ((loss, aux), gradient) if has_aux else (loss, gradient)
 
     return of_batch
+
+
+def _padded(batch: Any, size: int) -> Iterator[tuple[Any, ...]]:
+    """Yield a batch's pieces of one size, with their real samples, the batch's, and no place in an epoch."""
+    batch = jax.tree.map(np.asarray, batch)
+    total = _samples(batch)
+    for begin in range(0, total, size):
+        rows = np.arange(begin, begin + size) % total
+        piece = jax.tree.map(lambda array, rows=rows: array[rows], batch)
+        yield piece, np.int32(min(size, total - begin)), np.int32(total), np.zeros(2, np.uint32)
+
+
+def _micro_batches(batch: SlicedBatch) -> Iterator[tuple[Any, ...]]:
+    """Yield a slice's micro-batches, with their samples, the slice's, and their epoch and position there."""
+    slice_ = batch.part
+    total = np.int32(len(slice_.indices))
+    for part in slice_.micro_batches:
+        place = np.array([part.epoch, part.position], np.uint64).astype(np.uint32)
+        yield batch.load(part), np.int32(len(part.indices)), total, place
+    seed_generators(seed_between(slice_.micro_batches[0].spec, slice_.assignment))
 
 
 def _wide(array: Any) -> Any:

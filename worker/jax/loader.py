@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
+from worker.data.micro_batches import MicroBatch
+from worker.data.randomness import SeededLoading, seed_generators
+from worker.data.sliced_batch import SlicedBatch
 from worker.data.slices import Slices
 from worker.own_session import own_session
 from worker.session import Session
@@ -28,6 +31,10 @@ class DataLoader:
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples of a micro-batch. With it, `worker.jax.gradient.value_and_grad` goes through what
+            is yielded, and the parameters do not depend on the number of workers and their shares, with batch
+            normalisation, dropout and random augmentation, too. None: a worker's part of a batch is one batch
+            of samples.
         session: The session with the services; by default this process's.
 
     Raises:
@@ -43,6 +50,7 @@ class DataLoader:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        micro_batch: int | None = None,
     ) -> None:
         leaves = jax.tree.leaves(data)
         self._arrays = bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
@@ -61,8 +69,17 @@ class DataLoader:
                 f"__getitem__"
             )
         session = session or own_session()
-        self.slices = Slices(samples, batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self.slices = Slices(
+            samples,
+            batch_size,
+            session,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            micro_batch=micro_batch,
+        )
         self.session = session
+        self._seeded = SeededLoading(data, seed_generators, session.log_fields)
         self.data = data
         self.batch_size = batch_size
 
@@ -73,12 +90,17 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next epoch's batches: pytrees of NumPy arrays, (count, ...) each.
 
+        In a job with micro-batches, only `value_and_grad` looks into what is yielded.
+
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not.
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
         for part in self.slices:
-            with self.slices.session.tally.phase("load", part.assignment):
+            if part.micro_batches:
+                yield SlicedBatch(part, self._load_micro_batch, "`value_and_grad(params, batch)`")
+                continue
+            with self.session.tally.phase("load", part.assignment):
                 batch = self._load(part.indices)
             yield batch
 
@@ -98,6 +120,11 @@ class DataLoader:
         """
         plain = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) else np.asarray(leaf).item(), state)
         self.slices.load_state_dict(plain | {"learned": np.asarray(plain["learned"]).tobytes()})
+
+    def _load_micro_batch(self, part: MicroBatch) -> Any:
+        """Return a micro-batch, with random numbers of its own."""
+        with self.session.tally.phase("load", self.session.assignment):
+            return self._seeded.load(part, lambda: self._load(part.indices))
 
     def _load(self, indices: NDArray[np.int64]) -> Any:
         if self._arrays:

@@ -13,7 +13,11 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # which `
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
+from worker.data.micro_batches import MicroBatch
+from worker.data.randomness import SeededLoading
 from worker.data.slices import Slices
+from worker.keras.micro_batches import Accumulation, SlicedBatch
+from worker.keras.randomness import seed_generators
 from worker.own_session import own_session
 from worker.session import Session
 
@@ -25,6 +29,9 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     manager plans them; where this worker has no part in a batch (the last of an epoch may be too small),
     it gets a sample whose gradient has no weight. A worker that joins a running job skips the epochs that are
     done.
+
+    In a job with micro-batches, `fit` goes through them as before, and a loop of one's own by
+    `evenpace.keras.micro_batches`.
 
     A batch has the structure of the data: (x, y) or (x, y, sample_weight), each an array or dictionaries and
     tuples of arrays; without a tuple where there is only one. Arrays become tensors, floating ones in Keras's
@@ -38,10 +45,14 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples of a micro-batch. With it, the parameters do not depend on the number of workers
+            and their shares, with batch normalisation, dropout and random augmentation, too. None: a worker's
+            part of a batch is one batch of samples.
 
     Attributes:
         session: The session with the services.
         slices: This worker's parts of the batches.
+        accumulation: The mean over a slice's micro-batches; an optimiser's `apply` adds to it.
         resumed_at: The iteration that a checkpoint resumes at; 0 without one.
         steps: Steps that `fit` takes in each epoch, as Keras has asked for when it began; 0 before that.
 
@@ -57,13 +68,22 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        micro_batch: int | None = None,
     ) -> None:
         session = session or own_session()
         self._source = _Samples(data[0]) if len(data) == 1 and _is_map_style(data[0]) else _Arrays(data)
         self.slices = Slices(
-            len(self._source), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last
+            len(self._source),
+            batch_size,
+            session,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            micro_batch=micro_batch,
         )
         self.session = session
+        self.accumulation = Accumulation(session)
+        self._seeded = SeededLoading(data[0], seed_generators, session.log_fields)
         self.resumed_at = 0
         self.steps = 0
 
@@ -90,12 +110,17 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next epoch's batches.
 
+        In a job with micro-batches, `evenpace.keras.micro_batches` makes them of what is yielded.
+
         Raises:
             InvalidRequestError: The last epoch was not finished, or an iteration was not.
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
         for part in self.slices:
-            with self.slices.session.tally.phase("load", part.assignment):
+            if part.micro_batches:
+                yield SlicedBatch(part, self._load, self.accumulation)
+                continue
+            with self.session.tally.phase("load", part.assignment):
                 batch = self._batch(part.indices)
             yield batch
 
@@ -123,6 +148,11 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def batch_size(self) -> int:
         """Return the samples of a whole batch, over all workers."""
         return self.slices.spec.total_batch_size
+
+    def _load(self, part: MicroBatch) -> Any:
+        """Return a micro-batch, with random numbers of its own."""
+        with self.session.tally.phase("load", self.session.assignment):
+            return self._seeded.load(part, lambda: self._batch(part.indices))
 
     def _batch(self, indices: NDArray[np.int64]) -> Any:
         return keras.tree.map_structure(_tensor, self._source.take(indices))

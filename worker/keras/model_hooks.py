@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from idl.errors import InvalidRequestError
 from worker.keras.loader import DataLoader
+from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
+from worker.keras.randomness import ModelSeeds
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +40,16 @@ def distribute(
     The gradient is expected to be of the *mean* loss over the batch, as Keras's losses give it, plus
     regularisation; `loss_weights` change nothing in that. Metrics and the training loss are of this worker's
     own samples. Batch normalisation's moving statistics, of the model that is given, are averaged over the
-    workers by their batch sizes.
+    workers by their batch sizes. In a job with micro-batches, `fit` goes through them within a step, and the
+    layers of the model that is given draw random numbers of the micro-batch's own.
 
     Args:
         target: A compiled `keras.Model`, or an SGD, Adam or AdamW of `keras.optimizers`.
         loader: The evenpace loader of the training data.
         variables: The variables that an optimiser trains; by default those it was built with, or else the
             model's.
-        model: The model whose statistics are averaged, where the target is an optimiser.
+        model: The model whose statistics are averaged, and whose layers are seeded, where the target is an
+            optimiser.
 
     Returns:
         The same model or optimiser.
@@ -75,6 +79,8 @@ def _link(
 ) -> VariableLink:
     link = VariableLink(optimizer, loader, variables, _statistics(model) if model is not None else ())
     optimizer.apply = link.apply
+    if model is not None:
+        loader.accumulation.model_seeds = ModelSeeds(model)
 
     def save_own_variables(optimizer: Any, store: Any) -> None:
         if loader.session.assignment is None:
@@ -129,7 +135,7 @@ def _train_function(
         reached = max(reached, session.assignment.iteration if session.assignment else -1)
         for batch in iterator:
             try:
-                logs = step(batch)
+                logs = _take_step(model, step, batch, logs)
             except tf.errors.OpError as error:
                 raise (link.failure or error) from None
             is_further = session.assignment is None or session.assignment.iteration > reached
@@ -140,6 +146,28 @@ def _train_function(
         return logs
 
     return train
+
+
+def _take_step(model: Any, step: Callable[[Any], Any], batch: Any, logs: Any) -> Any:
+    """Take the step of a batch, over its micro-batches if the job has them, and return the logs after it.
+
+    Keras's metrics, the training loss among them, are means over the epoch's samples so far: the last
+    micro-batch's logs have all. A batch that this worker has no part in changes none.
+
+    Args:
+        model: The model.
+        step: The model's own step.
+        batch: What the loader yields.
+        logs: The logs so far.
+    """
+    if not isinstance(batch, SlicedBatch):
+        return step(batch)
+    metrics = () if batch.part.assignment.count else model.metrics_variables
+    kept = [keras.ops.convert_to_numpy(metric) for metric in metrics]
+    new = [step(part) for part in micro_batches(batch)][-1]
+    for metric, value in zip(metrics, kept, strict=True):
+        metric.assign(value)
+    return new if batch.part.assignment.count else logs or new
 
 
 def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Keras on TensorFlow: an optimiser whose step takes place at the parameter server."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -37,6 +38,7 @@ class VariableLink:
     ) -> None:
         self._optimizer = optimizer
         self._session = loader.session
+        self._accumulation = loader.accumulation
         self.failure: Exception | None = None
         self._exchanging = False
         name, self._options = describe_keras(optimizer)
@@ -89,19 +91,28 @@ class VariableLink:
         scale = self._optimizer.loss_scale_factor or 1.0
         flat = [tf.cast(tf.convert_to_tensor(g), self._dtype) / scale for g in pushed]
         flat += [tf.cast(tf.convert_to_tensor(v), self._dtype) for v in self._statistics]
-        new, iterations = tf.numpy_function(
-            self._exchange,
-            [
-                tf.concat([tf.reshape(part, [-1]) for part in flat], 0),
-                tf.cast(self._optimizer.learning_rate, tf.float64),
-            ],
-            [self._dtype, tf.int64],
-        )
+        flat = tf.concat([tf.reshape(part, [-1]) for part in flat], 0)
+        is_last = tf.ensure_shape(tf.numpy_function(self._add, [flat], tf.bool), [])
+        tf.cond(is_last, self._step, self._rewind)
+
+    def _step(self) -> None:
+        """Push what was added, and assign the new parameters."""
+        lr = tf.cast(self._optimizer.learning_rate, tf.float64)
+        new, iterations = tf.numpy_function(self._exchange, [lr], [self._dtype, tf.int64])
         # Assigned here, not by `_take_parameters`, so that a graph knows the order of reads and writes.
-        parts = tf.split(tf.ensure_shape(new, [sum(self._sizes)]), self._sizes)
-        for variable, part in zip(self._variables, parts, strict=True):
-            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+        self._assign(self._variables, self._sizes, new)
         self._optimizer.iterations.assign(tf.ensure_shape(iterations, []))
+
+    def _rewind(self) -> None:
+        """Assign the statistics as they were before the micro-batch."""
+        if self._statistics:
+            kept = tf.numpy_function(self._last_statistics, [], self._dtype)
+            self._assign(self._statistics, self._sizes[len(self._trained) :], kept)
+
+    def _assign(self, variables: Sequence[Any], sizes: Sequence[int], flat: Any) -> None:
+        parts = tf.split(tf.ensure_shape(flat, [sum(sizes)]), sizes)
+        for variable, part in zip(variables, parts, strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
     def fetch_state(self) -> None:
         """Copy the optimiser's state from the parameter server into its own variables."""
@@ -110,22 +121,36 @@ class VariableLink:
             if name in state.slots:
                 self._copy(state.slots[name], [variables[self._index(v)] for v in self._trained])
 
-    def _exchange(self, flat: NDArray[Any], lr: np.float64) -> tuple[NDArray[Any], np.int64]:
-        """Push the gradients and statistics, (elements,), and pull the new parameters and iteration."""
+    def _add(self, flat: NDArray[Any]) -> np.bool_:
+        """Add gradients and statistics, (elements,), and return whether the slice's are complete."""
+        with self._noting_failure():
+            return np.bool_(self._accumulation.add(flat))
+
+    def _last_statistics(self) -> NDArray[Any]:
+        """Return the statistics as last pulled."""
+        return self._session.parameters[sum(self._elements[:2]) :].copy()
+
+    def _exchange(self, lr: np.float64) -> tuple[NDArray[Any], np.int64]:
+        """Push the gradients and statistics, and pull the new parameters, (elements,), and iteration."""
         _, options = describe_keras(self._optimizer)
         changed = (float(lr), options) != (self._lr, self._options)
         self._lr, self._options = float(lr), options
-        self._session.gradient[:] = flat
         self._exchanging = True
         try:
-            self._session.finish_iteration(self._groups() if changed else None)
-        except Exception as error:
-            self.failure = error
-            raise
+            with self._noting_failure():
+                self._session.finish_iteration(self._groups() if changed else None)
         finally:
             self._exchanging = False
         # A copy: TensorFlow may keep the memory that it is given, and the next pull writes there.
         return self._session.parameters.copy(), np.int64(self._iterations)
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _take_parameters(self) -> None:
         """Assign the parameters that were pulled outside of an exchange, before the first iteration."""

@@ -29,12 +29,14 @@ class DeviceMemory:
         others: Memory that this process cannot have: of other processes, and of the driver for this one.
         peak: The most that this process's tensors have taken since the last reading.
         limit: The most that this process is allowed to take.
+        shortages: Number of times so far that memory kept for reuse had to be given back for an allocation.
     """
 
     total: int
     others: int
     peak: int
     limit: int
+    shortages: int = 0
 
     @property
     def room(self) -> int:
@@ -86,6 +88,10 @@ def limit_between(fitted: int, failed: int) -> int:
 class MemoryWatch:
     """Measures the device's memory after each iteration, and reports the largest batch that fits.
 
+    In a job with micro-batches, a batch of any size fits if they do, and what is reported is how many fit at
+    once. Each stream keeps memory for itself: too many do not fail, but have the allocator give memory back
+    and take it again all the time.
+
     A limit holds for good, so it is predicted for the most room that there has been: other processes may
     release their memory. Where they do not, a failed allocation lowers the limit.
 
@@ -104,10 +110,19 @@ class MemoryWatch:
         self._peaks: dict[int, int] = {}  # by samples, the latest measured last
         self._room = 0  # the most that there has been
         self._reported_maximum = session.config.bounds.maximum
+        self._shortages: int | None = (
+            None  # until the last iteration's end; those before the first do not count
+        )
+        self._most_at_once = session.config.bounds.at_once  # when it was looked at last
+        self._fitted = 1  # the most micro-batches at once without a shortage
 
     def __call__(self) -> float:
         """Return the occupied share of the memory in the iteration that ends, 0 to 1."""
         memory = self._read()
+        spec = self._session.spec
+        if spec is not None and spec.micro_batch is not None:
+            self._learn_at_once(memory.shortages)
+            return memory.share
         self._room = max(self._room, memory.room)
         assignment = self._session.assignment
         samples, self.samples = self.samples, None
@@ -116,6 +131,19 @@ class MemoryWatch:
         if samples:
             self._learn(samples, memory.peak)
         return memory.share
+
+    def _learn_at_once(self, shortages: int) -> None:
+        at_once = self._session.at_once
+        most = self._session.most_at_once
+        lowered, self._most_at_once = most < self._most_at_once, most
+        before, self._shortages = self._shortages, shortages
+        if lowered:
+            return  # the allocation that failed is among the shortages
+        if before is None or shortages == before:
+            self._fitted = max(self._fitted, at_once)
+        elif at_once > 1:
+            self._session.lower_at_once(limit_between(min(self._fitted, at_once - 1), at_once))
+            self._most_at_once = self._session.most_at_once
 
     def _learn(self, samples: int, peak: int) -> None:
         self._peaks[samples] = max(peak, self._peaks.pop(samples, 0))

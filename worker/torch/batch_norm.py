@@ -64,6 +64,12 @@ class SyncBatchNorm(_BatchNorm):
             raise InvalidRequestError(
                 "SyncBatchNorm is trained in a session, on batches of an evenpace loader"
             )
+        spec = self._session.spec
+        if spec is not None and spec.micro_batch is not None:
+            raise InvalidRequestError(
+                "SyncBatchNorm takes all ranks in each pass, but in a job with micro-batches they have other "
+                "numbers of passes: use torch.nn's, which normalises within a micro-batch"
+            )
         shape = [1, -1] + [1] * (input.dim() - 2)  # of values for each channel
         dims = [d for d in range(input.dim()) if d != 1]
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input

@@ -6,6 +6,7 @@ once: to the gradients by a communication hook, or to the loss.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.device_timing import time_on
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
+from worker.torch.micro_batches import Accumulation
 
 _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
 
@@ -71,6 +73,8 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
         ) from error
+    trained = [p for p in model.parameters() if p.requires_grad]
+    loader.accumulation = Accumulation(session, trained, model, partial(_sum, session))
     return model
 
 
@@ -106,12 +110,18 @@ def weighted(
         is a sum.
 
     Raises:
-        InvalidRequestError: A value is not allowed, or the gradient has been weighted already.
+        InvalidRequestError: A value is not allowed, the gradient has been weighted already, or the job has
+            micro-batches.
     """
     session = session or own_session()
     assignment = session.assignment
     if assignment is None:
         raise InvalidRequestError(f"{_LOSS}: only for batches that an evenpace loader gave")
+    if session.spec is not None and session.spec.micro_batch is not None:
+        raise InvalidRequestError(
+            f"{_LOSS}: in a job with micro-batches, ranks have different numbers of passes: "
+            f"call balance(model, loader) for a model in DistributedDataParallel"
+        )
     if reduction not in ("mean", "sum"):
         raise InvalidRequestError(f"reduction {reduction!r}: must be 'mean' or 'sum'")
     samples = assignment.count if samples is None else samples
@@ -157,7 +167,8 @@ def _reduce(
     if session.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
     if assignment.count:
-        gradient.mul_(assignment.count / assignment.total)
+        # Over micro-batches, the gradient is accumulated in units of the last one's.
+        gradient.mul_((session.samples_at_hand or assignment.count) / assignment.total)
     else:
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
@@ -173,6 +184,17 @@ def _reduce(
     work = distributed.all_reduce(gradient, group=state.group, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
     return future
+
+
+def _sum(session: Session, sums: torch.Tensor, group: distributed.ProcessGroup) -> None:
+    """Sum over the ranks what each has weighted by its samples, in place."""
+    assignment = session.assignment
+    assert assignment is not None
+    if session.note_weighting(_HOOK, assignment.count):
+        _check_members(session, sums.device, group)
+    session.stopwatch.stop()
+    distributed.all_reduce(sums, group=group)
+    session.stopwatch.start()
 
 
 def _check_members(session: Session, device: torch.device, group: distributed.ProcessGroup | None) -> None:

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment
+from worker.data.micro_batches import Draws, MicroBatch
+from worker.data.randomness import SeededLoading
 from worker.data.slices import Slice, Slices
 from worker.own_session import own_session
 from worker.parent import end_with_parent
 from worker.session import Session
+from worker.torch.micro_batches import Accumulation, SlicedBatch
+from worker.torch.randomness import seed_generators
+
+# Of a slice that may be needed: a seed, and indices, for each of its micro-batches; or None, and all indices.
+_Guess = list[tuple[int | None, list[int]]]
 
 
 class MapStyleDataset(Protocol):
@@ -28,9 +35,10 @@ class MapStyleDataset(Protocol):
 
 
 class Loader(Protocol):
-    """Any evenpace loader; functions that exchange gradients use its session."""
+    """Any evenpace loader; functions that exchange gradients use its session, and set its accumulation."""
 
     session: Session
+    accumulation: Accumulation | None
 
 
 class DataLoader:
@@ -47,6 +55,10 @@ class DataLoader:
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples of a micro-batch. With it, what it yields is gone through by
+            `evenpace.torch.micro_batches`, and the parameters do not depend on the number of workers and
+            their shares, with batch normalisation, dropout and random augmentation, too. None: a worker's
+            part of a batch is one batch of samples.
         num_workers: Processes that load samples ahead of time; 0 loads them in this process when needed.
         prefetch_factor: Batches that each of them loads ahead.
         collate_fn: Makes a batch from a list of samples.
@@ -66,6 +78,7 @@ class DataLoader:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        micro_batch: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 2,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
@@ -81,12 +94,20 @@ class DataLoader:
             )
         session = session or own_session()
         self.slices = Slices(
-            len(dataset), batch_size, session, shuffle=shuffle, seed=seed, drop_last=drop_last
+            len(dataset),
+            batch_size,
+            session,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            micro_batch=micro_batch,
         )
         self.session = session
+        self.accumulation: Accumulation | None = None
         self.dataset = dataset
         self.batch_size = batch_size
         self._collate = collate_fn
+        self._seeded = SeededLoading(dataset, seed_generators, session.log_fields)
         self._fetch: _Fetcher = (
             _Prefetching(self.slices, dataset, num_workers, prefetch_factor, worker_init_fn)
             if num_workers
@@ -100,15 +121,20 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
 
+        In a job with micro-batches, `evenpace.torch.micro_batches` makes them of what is yielded.
+
         Raises:
-            InvalidRequestError: The last epoch was not finished, or an iteration was not.
+            InvalidRequestError: The last epoch was not finished, or an iteration or a micro-batch was not.
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
         self._fetch.begin()
         for part in self.slices:
             with self.session.tally.phase("load", part.assignment):
-                batch = self._collate(self._fetch.samples(part))
-            yield batch
+                self._fetch.take(part)
+                batch = None if part.micro_batches else self._collate(self._fetch.samples(part.indices))
+            yield SlicedBatch(part, self._load, self.accumulation) if part.micro_batches else batch
+            if self.session.uses_all_reduce and self.accumulation is not None:
+                self.accumulation.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
@@ -118,11 +144,23 @@ class DataLoader:
         """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
         self.slices.load_state_dict(state)
 
+    def _load(self, part: MicroBatch) -> Any:
+        """Return a micro-batch as `collate_fn` makes it, with random numbers of its own."""
+        with self.session.tally.phase("load", self.session.assignment):
+            seed = part.seed(Draws.LOADING)
+            samples = self._seeded.load(part, lambda: self._fetch.samples(part.indices, seed))
+            return self._collate(samples)
+
 
 class _Fetcher(Protocol):
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Prepare an epoch."""
 
-    def samples(self, part: Slice) -> list[Any]: ...
+    def take(self, part: Slice) -> None:
+        """Prepare a slice."""
+
+    def samples(self, indices: NDArray[np.int64], seed: int | None = None) -> list[Any]:
+        """Return samples of the slice: all, or those of a micro-batch, whose seed was set."""
 
 
 class _Direct:
@@ -134,8 +172,11 @@ class _Direct:
     def begin(self) -> None:
         """Do nothing: there is nothing to prepare."""
 
-    def samples(self, part: Slice) -> list[Any]:
-        return load(self._dataset, part.indices)
+    def take(self, part: Slice) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def samples(self, indices: NDArray[np.int64], seed: int | None = None) -> list[Any]:
+        return load(self._dataset, indices)
 
 
 class _Prefetching:
@@ -156,6 +197,7 @@ class _Prefetching:
         self._guesses = _Guesses(slices)
         self._loaded: Iterator[bytes] = iter(())
         self._last = -1  # the last iteration that samples were taken for
+        self._at_hand: dict[int | None, dict[int, Any]] = {}  # by seed and index
         # Samples come pickled: as tensors, each would take a file descriptor of its own.
         self._loader: torch_data.DataLoader[bytes] = torch_data.DataLoader(
             _Pickled(dataset),
@@ -171,30 +213,34 @@ class _Prefetching:
         """Start to load with the next slice, whose epoch is not known yet."""
         self._guesses.epoch = -1
 
-    def samples(self, part: Slice) -> list[Any]:
-        at_hand = self._take(part.assignment)
-        wanted = part.indices.tolist()
+    def samples(self, indices: NDArray[np.int64], seed: int | None = None) -> list[Any]:
+        wanted = indices.tolist()
+        at_hand = self._at_hand.pop(seed, {})
         missing = [index for index in wanted if index not in at_hand]
+        if seed is not None and list(at_hand) != wanted:
+            return load(self._dataset, wanted)
         if missing:
             at_hand.update(zip(missing, load(self._dataset, missing), strict=True))
         return [at_hand[index] for index in wanted]
 
-    def _take(self, wanted: Assignment) -> dict[int, Any]:
-        """Return the samples loaded ahead for an iteration, by index; none for its second slice or later."""
-        guesses = self._guesses
+    def take(self, part: Slice) -> None:
+        """Take the samples loaded ahead for an iteration; there are none for its second slice or later."""
+        wanted, guesses = part.assignment, self._guesses
         if wanted.epoch != guesses.epoch or wanted.iteration < self._last:
             guesses.epoch = wanted.epoch
             guesses.asked.clear()
             self._loaded = iter(self._loader)
         self._last = wanted.iteration
-        at_hand = {}
+        self._at_hand = {}
         while guesses.asked and guesses.asked[0][0] <= wanted.iteration:
             # Guesses for earlier iterations are for those that this worker has skipped.
             iteration, guess = guesses.asked.popleft()
             loaded = next(self._loaded)
             if iteration == wanted.iteration:
-                at_hand = dict(zip(guess, pickle.loads(loaded), strict=True))
-        return at_hand
+                self._at_hand = {
+                    seed: dict(zip(indices, samples, strict=True))
+                    for (seed, indices), samples in zip(guess, pickle.loads(loaded), strict=True)
+                }
 
 
 class _Guesses:
@@ -208,15 +254,15 @@ class _Guesses:
 
     Attributes:
         epoch: The current epoch.
-        asked: Iteration and indices of the batches that were asked for, oldest first.
+        asked: Iteration, and seeds and indices, of the batches that were asked for, oldest first.
     """
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
         self.epoch = -1
-        self.asked: deque[tuple[int, list[int]]] = deque()
+        self.asked: deque[tuple[int, _Guess]] = deque()
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
+    def __iter__(self) -> Iterator[list[_Guess]]:
         session, spec = self._slices.session, self._slices.spec
         known = session.assignment
         assert known is not None
@@ -229,9 +275,16 @@ class _Guesses:
             total = min(known.total, spec.dataset_size - start)
             if known.epoch != self.epoch or total < (known.total if spec.drop_last else 1):
                 return
-            first = start + round((known.start - known_start) / known.total * total)
-            count = round(known.count / known.total * total)
-            guess = self._slices.order[first : min(first + count, start + total)].tolist()
+            before, cuts = spec.cuts(known.total), spec.cuts(total)
+            share = len(cuts) / len(before)
+            first = cuts.position(round(before.index(known.start - known_start) * share))
+            stop = cuts.position(round(before.index(known.end - known_start) * share))
+            part = self._slices.slice_of(
+                Assignment(iteration, known.epoch, start + first, stop - first, total, batch_start=start)
+            )
+            guess: _Guess = [(None, part.indices.tolist())]
+            if part.micro_batches:
+                guess = [(one.seed(Draws.LOADING), one.indices.tolist()) for one in part.micro_batches]
             self.asked.append((iteration, guess))
             yield [guess]
             iteration += 1
@@ -245,13 +298,18 @@ def _begin_loading(parent: int, user_init: Callable[[int], None] | None, number:
 
 
 class _Pickled(torch_data.Dataset[bytes]):
-    """A data set for loading processes, whose items are the pickled samples of a list of indices."""
+    """A data set for loading processes, whose items are the pickled samples of lists of indices."""
 
     def __init__(self, dataset: MapStyleDataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, indices: list[int]) -> bytes:
-        return pickle.dumps(load(self._dataset, np.array(indices, dtype=np.int64)), protocol=5)
+    def __getitem__(self, guess: _Guess) -> bytes:
+        samples = []
+        for seed, indices in guess:
+            if seed is not None:
+                seed_generators(seed)
+            samples.append(load(self._dataset, indices))
+        return pickle.dumps(samples, protocol=5)
 
 
 def _only(batch: list[bytes]) -> bytes:

@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from idl.errors import EvenpaceError, InvalidRequestError
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
 from worker.resources.device_memory import DeviceMemory, MemoryWatch, limit_between
+from worker.torch.micro_batches import SlicedBatch
 
 if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+    from worker.data.micro_batches import MicroBatch
     from worker.session import Session
     from worker.torch.loader import Loader
 
@@ -56,13 +58,16 @@ def read_device(device: torch.device) -> DeviceMemory:
     fraction = 1.0
     if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # since PyTorch 2.8
         fraction = torch.cuda.get_per_process_memory_fraction(device)
-    return DeviceMemory(total, max(0, total - free - reserved), peak, int(fraction * total))
+    shortages = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    return DeviceMemory(total, max(0, total - free - reserved), peak, int(fraction * total), shortages)
 
 
 def note_device(session: "Session", device: torch.device) -> None:
-    """Set the session's device to the name of the GPU that it trains on; nothing happens on a CPU."""
+    """Set the session's device to the name of the GPU that it trains on, or on a CPU its threads."""
     if device.type == "cuda":
         session.device = torch.cuda.get_device_name(device)
+    else:
+        session.threads = torch.get_num_threads()
 
 
 def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
@@ -107,15 +112,24 @@ class WithinMemory:
 
         Args:
             batch: The function's arguments: tensors, or nested tuples and dictionaries of them, whose first
-                dimension is the samples.
+                dimension is the samples. In a job with micro-batches, what the loader yields.
 
         Returns:
             The function's result; over several pieces, the mean, weighted by their samples.
 
         Raises:
-            MemoryExhaustedError: Not even one sample fits; or under DDP, gradients had begun to be reduced.
-            InvalidRequestError: The batch cannot be cut.
+            MemoryExhaustedError: Not even one sample, or micro-batch, fits; or under DDP, gradients had begun
+                to be reduced.
+            InvalidRequestError: The batch cannot be cut, or is a micro-batch.
         """
+        if len(batch) == 1 and isinstance(batch[0], SlicedBatch):
+            return self._by_micro_batches(batch[0])
+        spec = self._session.spec
+        if spec is not None and spec.micro_batch is not None:
+            raise InvalidRequestError(
+                "the job has micro-batches, which must not be cut: "
+                "give `within_memory` what the loader yields"
+            )
         samples = samples_in(batch)
         sizes: list[int] = []
         results: list[Any] = []
@@ -147,6 +161,41 @@ class WithinMemory:
         if self._watch is not None and len(sizes) > 1:
             self._watch.samples = max(sizes)
         return weighted_mean(results, [size / samples for size in sizes])
+
+    def _by_micro_batches(self, batch: SlicedBatch) -> Any:
+        """Process a worker's part of a batch; where memory runs out, fewer micro-batches at once."""
+        results: list[Any] = []
+        parts = batch.part.micro_batches
+        if self._reduction is not None:
+            self._reduction.begin()
+        with batch.accumulation.slice(batch.part):
+            for part in parts:
+                while not self._attempt_micro_batch(batch, part, results):
+                    _free_memory(self._parameters[0].device)
+        samples = sum(len(part.indices) for part in parts)
+        return weighted_mean(results, [len(part.indices) / samples for part in parts])
+
+    def _attempt_micro_batch(self, batch: SlicedBatch, part: "MicroBatch", results: list[Any]) -> bool:
+        """Add a micro-batch's gradient, or leave the accumulated one unchanged; return whether it fitted."""
+        weighted_before = self._session.weighted_samples
+        try:
+            with batch.accumulation.micro_batch(part):
+                loaded = batch.load(part)
+                arguments = loaded if isinstance(loaded, (tuple, list)) else (loaded,)
+                results.append(map_arrays(_detached, self._forward_backward(*arguments)))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not batch.accumulation.lower_at_once():
+                raise MemoryExhaustedError(
+                    f"a micro-batch of {len(part.indices)} samples does not fit into the memory of "
+                    f"{self._parameters[0].device}: choose a smaller micro_batch"
+                ) from error
+            if self._reduction is not None:
+                self._reduction.failed()
+            self._session.weighted_samples = weighted_before
+            return False
+        return True
 
     def _attempt(self, part: Any, weight: float, last: bool, results: list[Any]) -> bool:
         """Add a piece's gradient, times `weight`, to the accumulated one, or leave that unchanged.
@@ -255,6 +304,9 @@ def within_memory(
     until it fits. Each piece's gradient is weighted by its share of the samples, so that the sum is the
     gradient of the mean over the whole slice, to rounding error. From then on the manager assigns this worker
     fewer samples; batches planned before are cut into pieces before memory runs out.
+
+    In a job with micro-batches, what the loader yields is the batch. It is gone through as
+    `micro_batches` does; where memory runs out, fewer of them are computed at once, from then on.
 
     The function is called with a batch, or with a piece of one. It runs the model and calls `backward` of
     the *mean* loss over its arguments, and does not change gradients otherwise. It returns means (such as the

@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
-from worker.session import Session
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
+from worker.torch.micro_batches import Accumulation
 from worker.torch.optimizer_options import describe
 from worker.torch.optimizer_state import put_state, take_state, views
+from worker.torch.running_statistics import running_statistics
 from worker.torch.schedules import Schedules
 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
@@ -43,7 +43,7 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
         InvalidRequestError: The optimiser has no parameters to train, another worker's differ, or a service
             refuses.
     """
-    link = _Link(optimizer, loader.session, model)
+    link = _Link(optimizer, loader, model)
     own_state_dict = optimizer.state_dict
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
@@ -69,14 +69,14 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
 class _Link:
     """The link of an optimiser's tensors and a model's statistics to the parameter server."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, session: Session, model: nn.Module | None) -> None:
-        self._session = session
+    def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, model: nn.Module | None) -> None:
+        session = self._session = loader.session
         self._name, self._options = describe(optimizer)
         trained = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
         self._parameters = [p for group in trained for p in group]
         if not self._parameters:
             raise InvalidRequestError("the optimiser has no parameters that require a gradient")
-        statistics = _statistics(model)
+        statistics = {_plain(name): tensor for name, tensor in running_statistics(model).items()}
         self._tensors = [*self._parameters, *statistics.values()]
         self._sizes = [sum(p.numel() for p in group) for group in trained]
         self._statistics = sum(tensor.numel() for tensor in statistics.values())
@@ -95,17 +95,22 @@ class _Link:
         session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
         watch_memory(session, self._tensors[0].device)
         self._gradients = views(session.gradient, self._tensors)
+        self._accumulation = loader.accumulation = Accumulation(session, self._parameters, model)
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
-        """Push the gradients and pull the new parameters, in place of `optimizer.step`."""
+        """Push the gradients and pull the new parameters, in place of `optimizer.step`.
+
+        Raises:
+            InvalidRequestError: Not all micro-batches have been gone through, or gradients were changed that
+                were summed exactly; or as `Session.finish_iteration` raises.
+        """
+        self._accumulation.check()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
-            pushed = tensor.grad if number < len(self._parameters) else tensor
-            view.zero_() if pushed is None else view.copy_(pushed)
+        self._fill_gradient()
         _, options = describe(optimizer)
         changed = options != self._options
         self._options = options
@@ -113,6 +118,16 @@ class _Link:
         if self._session.is_repeated:
             self._schedules.save()
         return loss
+
+    def _fill_gradient(self) -> None:
+        """Hand the gradients and statistics to the session."""
+        sums = self._accumulation.exact_sums()
+        if sums is not None:
+            self._session.put_sums(sums.cpu().numpy())
+            return
+        for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
+            pushed = tensor.grad if number < len(self._parameters) else tensor
+            view.zero_() if pushed is None else view.copy_(pushed)
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the optimiser's state from the parameter server into the optimiser."""
@@ -122,22 +137,11 @@ class _Link:
     @torch.no_grad()
     def _take_parameters(self) -> None:
         for view, tensor in zip(views(self._session.parameters, self._tensors), self._tensors, strict=True):
-            tensor.copy_(view)
+            tensor.copy_(view if tensor.is_floating_point() else view.round())  # of a count, a mean of equals
 
     def _groups(self) -> tuple[Group, ...]:
         parameters = tuple(map(Group, self._sizes, self._options))
         return (*parameters, Group(self._statistics, {}, statistics=True)) if self._statistics else parameters
-
-
-def _statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """Return the running statistics of a model's batch normalisation, by name."""
-    layers = model.named_modules() if model is not None else ()
-    return {
-        _plain(f"{name}.{key}"): getattr(layer, key)
-        for name, layer in layers
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        for key in ("running_mean", "running_var")
-    }
 
 
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[torch.Tensor, str]:

@@ -17,6 +17,7 @@ from worker.partitions.link import PartitionConfig, PartitionLink
 from worker.partitions.samples import SampleForm
 from worker.session import Session
 from worker.torch.loader import MapStyleDataset
+from worker.torch.micro_batches import Accumulation
 
 
 class PartitionedLoader:
@@ -90,6 +91,7 @@ class PartitionedLoader:
             self.partition.close()
             raise
         self.session = session
+        self.accumulation: Accumulation | None = None
         self.dataset = dataset
         self.batch_size = batch_size
         self._collate = collate_fn

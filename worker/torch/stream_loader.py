@@ -3,13 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch.utils.data as torch_data
+from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
+from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.sample_stream import Stream, StreamOrder
 from worker.data.slices import Slices
 from worker.own_session import own_session
 from worker.session import Session
+from worker.torch.micro_batches import Accumulation, SlicedBatch
+from worker.torch.randomness import seed_generators
 
 
 class StreamLoader:
@@ -30,6 +35,8 @@ class StreamLoader:
             order. The same for every worker. Two such blocks and a batch are kept in memory at most.
         seed: Seed of these permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
+        micro_batch: Samples of a micro-batch, as for `worker.torch.loader.DataLoader`. Random augmentation
+            belongs into `collate_fn`, whose generators are seeded; the stream itself is not.
         collate_fn: Makes a batch from a list of samples.
 
     Raises:
@@ -47,14 +54,18 @@ class StreamLoader:
         shuffle_buffer: int = 0,
         seed: int = 0,
         drop_last: bool = False,
+        micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
     ) -> None:
         session = session or own_session()
         # A batch, and the blocks in which it begins and ends.
         self._stream = Stream(dataset, size, batch_size + 2 * shuffle_buffer, session.log_fields())
         self._order = StreamOrder(self._stream.size, shuffle_buffer, seed)
-        self.slices = Slices(self._stream.size, batch_size, session, seed=seed, drop_last=drop_last)
+        self.slices = Slices(
+            self._stream.size, batch_size, session, seed=seed, drop_last=drop_last, micro_batch=micro_batch
+        )
         self.session = session
+        self.accumulation: Accumulation | None = None
         self.dataset = dataset
         self.batch_size = batch_size
         self._collate = collate_fn
@@ -66,17 +77,22 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
 
+        In a job with micro-batches, `evenpace.torch.micro_batches` makes them of what is yielded.
+
         Raises:
-            InvalidRequestError: The last epoch was not finished, or an iteration was not; or the stream does
-                not have `size` samples.
+            InvalidRequestError: The last epoch was not finished, or an iteration or a micro-batch was not; or
+                the stream does not have `size` samples.
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
         for part in self.slices:
-            start, count = int(part.indices[0]), len(part.indices)  # unshuffled, they are the positions
-            with self.session.tally.phase("load", part.assignment):
-                places = self._order.indices(part.assignment.epoch, start, count)
-                batch = self._collate(self._stream.samples(places))
-            yield batch
+            if part.micro_batches:
+                yield SlicedBatch(part, self._load, self.accumulation)
+            else:
+                with self.session.tally.phase("load", part.assignment):
+                    batch = self._collate(self._samples(part.assignment.epoch, part.indices))
+                yield batch
+            if self.session.uses_all_reduce and self.accumulation is not None:
+                self.accumulation.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
@@ -94,3 +110,14 @@ class StreamLoader:
             raise InvalidRequestError(
                 f"the checkpoint is of shuffle_buffer {saved}, but this is {self._order.shuffle_buffer}"
             )
+
+    def _load(self, part: MicroBatch) -> Any:
+        """Return a micro-batch as `collate_fn` makes it, with random numbers of its own."""
+        with self.session.tally.phase("load", self.session.assignment):
+            samples = self._samples(part.epoch, part.indices)
+            seed_generators(part.seed(Draws.COMPUTING))
+            return self._collate(samples)
+
+    def _samples(self, epoch: int, positions: NDArray[np.int64]) -> list[Any]:
+        """Return the samples at consecutive positions of an epoch: the indices of an unshuffled slice."""
+        return self._stream.samples(self._order.indices(epoch, int(positions[0]), len(positions)))

@@ -18,6 +18,7 @@ from idl.plan import JobSpec, permutation
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.data.sample_stream import Stream, StreamOrder
 from worker.session import Session, SessionConfig
+from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 from worker.torch.stream_loader import StreamLoader
 
@@ -74,10 +75,12 @@ def train(address, parts, *, datasets=None, stop_at=None, resume=None, **options
             loader.load_state_dict(resume)
         optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
         for epoch in range(EPOCHS):
-            for places in loader:
+            for batch in loader:
                 assignment = session.assignment
                 assert assignment.epoch == epoch
-                seen[assignment.iteration, assignment.start] = places.tolist()
+                parts = list(micro_batches(batch)) if "micro_batch" in options else [batch]
+                assert {len(part) for part in parts[:-2]} <= {options.get("micro_batch")}
+                seen[assignment.iteration, assignment.start] = torch.cat(parts).tolist()
                 optimizer.step()
                 if session.assignment.iteration == stop_at:
                     if not number:
@@ -124,6 +127,13 @@ def test_the_batches_are_the_same_at_any_number_of_workers(services, parts, shuf
     """One, two or three workers, even or not, divide the same batches in the same order."""
     batches, _ = train(services(len(parts)), parts, shuffle_buffer=shuffle_buffer, seed=4)
     assert batches == expected(shuffle_buffer)
+
+
+@pytest.mark.parametrize("parts", [(12,), (8, 4)], ids=len)
+def test_the_batches_are_the_same_in_micro_batches(services, parts):
+    """Micro-batches of four, or less at a batch's end, have the same samples in the same order."""
+    batches, _ = train(services(len(parts)), parts, shuffle_buffer=7, seed=4, micro_batch=4)
+    assert batches == expected(7)
 
 
 def test_a_block_as_large_as_the_stream_shuffles_as_map_style_sets_are():

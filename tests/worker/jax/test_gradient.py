@@ -8,6 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError
+from idl.plan import Assignment, JobSpec
+from worker.data.micro_batches import micro_batches_of
+from worker.data.sliced_batch import SlicedBatch
+from worker.data.slices import Slice
 from worker.jax.gradient import value_and_grad
 
 FEATURES = 3
@@ -93,6 +97,62 @@ def test_half_precision_is_summed_in_float32():
     _, gradient = value_and_grad(lambda p, x: p * x, 1)(params, np.full(1000, 0.5, np.float32))
     assert gradient.dtype == jnp.float32
     assert float(gradient) == pytest.approx(0.5, rel=1e-3)
+
+
+def sliced(batch, assignment):
+    """A worker's part of a batch in micro-batches of 3, as a loader gives it."""
+    spec = JobSpec(100, 40, micro_batch=3)
+    parts = micro_batches_of(spec, np.arange(100), assignment, 3)
+    return SlicedBatch(
+        Slice(assignment, np.concatenate([part.indices for part in parts]), parts),
+        lambda part: jax.tree.map(lambda array: array[part.indices], batch),
+        "value_and_grad",
+    )
+
+
+def test_micro_batches_are_the_pieces_each_with_a_key_of_its_own():
+    """Whatever the shares, the weighted means over the workers are the same, batch statistics and all."""
+    batch, params, key = batch_of(100), parameters(), jax.random.key(3)
+    drawn = {}
+
+    def random_losses(params, batch, shift, rng):
+        noise = jax.random.normal(rng, batch["y"].shape)
+        jax.debug.callback(lambda x, key: drawn.setdefault(float(x), key.tolist()), batch["x"][0, 0], noise)
+        scale = batch["x"].std(axis=0)
+        return losses(params, {**batch, "x": batch["x"] / scale, "y": batch["y"] + noise}) + shift, scale
+
+    step = value_and_grad(random_losses, has_aux=True, rng=key)
+
+    def mean(counts):
+        """The mean over workers with so many samples each, of a batch that begins at position 40."""
+        starts = 40 + np.cumsum([0, *counts[:-1]])
+        parts = [
+            step(params, sliced(batch, Assignment(1, 2, int(start), count, 40, batch_start=40)), 0.5)
+            for start, count in zip(starts, counts, strict=True)
+        ]
+        return jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=counts), *parts)
+
+    with jax.enable_x64(True):
+        whole = mean([40])
+        jax.effects_barrier()
+        for counts in ([3, 0, 37], [12, 9, 15, 4], [36, 2, 2]):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), mean(counts), whole)
+        jax.effects_barrier()
+        expected = jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, 2), 43), (3,))
+    assert drawn[float(batch["x"][43, 0])] == expected.tolist()
+    assert len(drawn) == 14  # as many micro-batches; the one without weight is one of them
+
+
+def test_sizes_are_given_in_one_place():
+    """Of the loader's micro-batches and the pieces' size here, a job has one; keys are for the former."""
+    of_loader = sliced(batch_of(100), Assignment(0, 0, 0, 6, 40, batch_start=0))
+    with pytest.raises(InvalidRequestError, match="micro_batch_size 8: leave it out"):
+        steps[8](parameters(), of_loader)
+    with pytest.raises(TypeError, match=r"micro-batches: .*value_and_grad"):
+        _, _ = of_loader
+    for step in (value_and_grad(losses), value_and_grad(losses, 8, rng=jax.random.key(0))):
+        with pytest.raises(InvalidRequestError, match="make the loader with micro_batch="):
+            step(parameters(), batch_of(4))
 
 
 def test_mistakes_are_named():

@@ -24,13 +24,14 @@ def trained(tmp_path_factory, fresh_starts, wait_until):
     services = LocalCluster(
         folder, workers=3, shards=2, tolerance=0.0, predictor="memoryless", manager_options=patient
     )
-    with services as cluster:
+    with services as cluster, LocalCluster(folder / "one", manager_options=patient) as one:
+        addresses = ",".join(map(str, (one.manager, *one.shard_addresses)))
         for i, limit in enumerate(LIMITS):
-            arguments = ["--out", str(folder / str(i)), *(["--alone"] if i == 0 else [])]
+            arguments = ["--out", str(folder / str(i)), *(["--alone", addresses] if i == 0 else [])]
             options = {"--max-batch-size": str(limit)}
             cluster.start_worker(f"w{i}", SCRIPTS / "train_keras.py", arguments, options=options)
         wait_until(lambda: not cluster.check(), "the end of training")
-    jobs = ("graph", "eager", "fit", "resumed", "statistics")
+    jobs = ("graph", "eager", "fit", "resumed", "statistics", "micro-fit", "micro-loop")
     return {job: [dict(np.load(folder / f"{i}-{job}.npz")) for i in range(3)] for job in jobs}
 
 
@@ -70,6 +71,36 @@ def test_statistics_are_the_weighted_mean(trained):
     for mean, variance in zip(means, variances, strict=True):
         assert np.array_equal(mean, means[0])
         assert np.array_equal(variance, variances[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["micro-fit", "micro-loop"])
+def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
+    """Batch normalisation, dropout and random augmentation do not depend on the number of workers."""
+    alone = trained["micro-fit"][0]["alone_variables"]
+    for worker in trained[job]:
+        assert np.abs(worker["variables"] - alone).max() < 1e-10
+    sizes = np.array([worker["sizes"] for worker in trained[job]])
+    assert sizes.sum(axis=0).tolist() == [24, 24, 24, 24, 2] * 3
+    assert np.ptp(sizes, axis=0).max() >= 5
+    assert sizes.min() == 0
+    assert [int(worker["iterations"]) for worker in trained[job]] == [15] * 3
+    if job == "micro-loop":
+        assert [int(worker["traces"]) for worker in trained[job]] == [1] * 3
+
+
+@pytest.mark.slow
+def test_in_micro_batches_losses_are_logged_once_an_iteration(trained):
+    """Each iteration has one logged loss, and the workers' mean is the loss that one worker logs."""
+    workers = trained["micro-fit"]
+    assert [len(worker["losses"]) for worker in workers] == [15] * 3
+    sizes = np.array([worker["sizes"] for worker in workers]).reshape(3, 3, 5)  # workers, epochs, iterations
+    losses = np.array([worker["losses"] for worker in workers]).reshape(3, 3, 5)
+    alone = workers[0]["alone_losses"].reshape(3, 5)
+    # Keras logs the mean over the epoch so far.
+    seen = sizes.cumsum(axis=2)
+    assert np.abs((losses * seen).sum(axis=0) / seen.sum(axis=0) - alone).max() < 1e-10
+    assert np.array_equal([worker["epochs"] for worker in workers], losses[:, :, -1])
 
 
 def test_the_core_imports_no_framework():

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
+from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.scripts import train_short_of_memory as script
@@ -43,7 +44,9 @@ class Limits:
 
     def __init__(self):
         self.told = []
-        self.session = SimpleNamespace(lower_maximum=self.told.append, weighted_samples=0, log_fields=dict)
+        self.session = SimpleNamespace(
+            lower_maximum=self.told.append, weighted_samples=0, log_fields=dict, spec=None
+        )
 
 
 def exhaust():
@@ -290,16 +293,22 @@ def test_the_devices_figures_are_told_apart(monkeypatch, name):
         return lambda device: asked.append(device) or value
 
     figures = {"mem_get_info": (500, 1000), "memory_reserved": 200, "max_memory_allocated": 120}
-    for function, value in {**figures, "reset_peak_memory_stats": None}.items():
+    figures |= {"reset_peak_memory_stats": None, "memory_stats": {"num_alloc_retries": 2}}
+    for function, value in figures.items():
         monkeypatch.setattr(torch.cuda, function, figure(value))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", figure(0.5), raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     session = SimpleNamespace(
-        memory_usage=None, assignment=None, config=SimpleNamespace(bounds=SimpleNamespace(maximum=100))
+        memory_usage=None,
+        assignment=None,
+        spec=None,
+        config=SimpleNamespace(bounds=Bounds(maximum=100)),
     )
     watch = watch_memory(session, torch.device(name))
     assert watch_memory(session, torch.device(name)) is watch is session.memory_usage
-    assert read_device(torch.device(name)) == DeviceMemory(total=1000, others=300, peak=120, limit=500)
+    assert read_device(torch.device(name)) == DeviceMemory(
+        total=1000, others=300, peak=120, limit=500, shortages=2
+    )
     assert watch() == pytest.approx(0.42)
     assert all(device.index == 0 for device in asked[1:])
 

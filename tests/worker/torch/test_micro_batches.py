@@ -1,0 +1,392 @@
+"""Micro-batches in PyTorch: one process, and any mapping onto workers, by a loop of plain PyTorch's own."""
+
+import contextlib
+import logging
+import random
+import struct
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from evenpace.lab.cluster import LocalCluster, Surroundings
+from evenpace.observer import Observer
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
+from tests.float64 import wait_for_end
+from tests.scripts import freeze_and_run
+from tests.scripts import train_micro_batches as script
+from tests.services import address_of_our_own, is_frozen
+from worker.data.randomness import are_alike
+from worker.session import Session, SessionConfig
+from worker.torch.batch_norm import SyncBatchNorm
+from worker.torch.loader import DataLoader, load
+from worker.torch.micro_batches import micro_batches
+from worker.torch.optimizer import distribute
+from worker.torch.randomness import seed_generators
+from worker.torch.running_statistics import RunningStatistics
+
+SCRIPT = Path(script.__file__)
+PATIENT = ("--silence", "240")  # of a manager: who is only slow, or held up, keeps its part
+
+
+# -- one process, by code of its own
+
+
+def seed(epoch, position, purpose):
+    """Seed the generators as a micro-batch of the script has them for a purpose."""
+    packed = struct.pack("<QQQQ", script.SEED, epoch, position, purpose)
+    number = int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") // 2
+    torch.manual_seed(number % 2**32)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+
+
+def pieces(total, size):
+    """Return the sizes of a batch's micro-batches, as idl/batchsize_manager.thrift defines them."""
+    number = max(1, min(-(-total // size), total // 2))
+    if number == 1:
+        return [total]
+    left = total - size * (number - 2)
+    return [size] * (number - 2) + [left - left // 2, left // 2]
+
+
+def train_alone(clip=None):
+    """Train as the script does, in one process; return what it writes.
+
+    The layers of batch normalisation do not move their running statistics: these are computed from the
+    layers' inputs, as the moving average of the mean of the micro-batches' means and variances.
+    """
+    model, data = script.make_model(), script.Augmented()
+    optimizer, schedule = script.make_optimizer(model)
+    layers = [layer for layer in model if isinstance(layer, nn.BatchNorm2d)]
+    rates = [layer.momentum for layer in layers]
+    seen = {layer: [] for layer in layers}
+    for layer in layers:
+        layer.momentum = 0.0
+        layer.register_forward_pre_hook(
+            lambda layer, inputs: seen[layer].append(
+                (inputs[0].mean((0, 2, 3)).detach(), inputs[0].var((0, 2, 3)).detach())
+            )
+        )
+    spec = JobSpec(script.SAMPLES, script.BATCH_SIZE, script.SEED)
+    for iteration in range(script.EPOCHS * spec.iterations_per_epoch):
+        epoch, start, total = spec.batch(iteration)
+        order, position = permutation(spec, epoch), start
+        weights = [size / total for size in pieces(total, script.MICRO_BATCH)]
+        optimizer.zero_grad()
+        for size, weight in zip(pieces(total, script.MICRO_BATCH), weights, strict=True):
+            seed(epoch, position, 0)
+            samples = [data[index] for index in order[position : position + size].tolist()]
+            seed(epoch, position, 1)
+            images, labels = (torch.stack(part) for part in zip(*samples, strict=True))
+            (weight * nn.functional.cross_entropy(model(images), labels)).backward()
+            position += size
+        seed(epoch, start, 2)
+        drawn = torch.rand(1)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        schedule.step()
+        for layer, momentum in zip(layers, rates, strict=True):
+            rate = 1 / (iteration + 1) if momentum is None else momentum
+            for number, running in enumerate((layer.running_mean, layer.running_var)):
+                mean = sum(w * one[number] for w, one in zip(weights, seen[layer], strict=True))
+                running.mul_(1 - rate).add_(mean, alpha=rate)
+            seen[layer].clear()
+            layer.num_batches_tracked.fill_(iteration + 1)
+    return script.vector(model, drawn)
+
+
+def assert_as_alone(folder, names, **options):
+    """All workers end with one process's parameters and statistics, to rounding."""
+    alone = train_alone(**options)
+    for name in names:
+        assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-12
+
+
+@pytest.mark.slow
+def test_workers_that_come_and_die_equal_one_process(tmp_path, wait_until):
+    """Parts are uneven, one worker dies before its push, whose slice others do, and another one comes late.
+
+    One of them has loading processes. A second slice of an iteration begins with the statistics that the
+    first one began with, and the late worker's moving averages have seen as many batches as the others'.
+    """
+    with LocalCluster(tmp_path, workers=3, shards=2, manager_options=PATIENT) as cluster:
+
+        def arguments(name, loading=0):
+            return ["--out", str(tmp_path / f"{name}.npy"), "--num-workers", str(loading), "--scaled"]
+
+        cluster.start_worker("w0", SCRIPT, arguments("w0"))
+        cluster.start_worker("w1", SCRIPT, arguments("w1", 2), {"--max-batch-size": "10"})
+        freezing = ["3:push:0", str(SCRIPT), *arguments("w2")]
+        frozen = cluster.start_worker("w2", Path(freeze_and_run.__file__), freezing)
+        wait_until(lambda: is_frozen(frozen.popen), "w2 to be at its point")
+        cluster.start_worker("w3", SCRIPT, arguments("w3"), {"--max-batch-size": "7"})
+        with contextlib.closing(Observer(cluster.manager, cluster.shard_addresses)) as observer:
+            wait_until(lambda: observer.poll() and "w3" in observer.members, "the late worker's joining")
+            frozen.popen.kill()
+            frozen.popen.wait()
+            cluster.processes.remove(frozen)
+            wait_for_end(cluster, wait_until)
+            observer.poll()
+    assert [len(record.workers) for record in observer.iterations][:3] == [3] * 3
+    assert set(observer.iterations[-1].workers) == {"w0", "w1", "w3"}
+    assert_as_alone(tmp_path, ["w0", "w1", "w3"])
+
+
+@pytest.mark.slow
+def test_uneven_ranks_equal_one_process(tmp_path, wait_until):
+    """With DistributedDataParallel, too, where clipping sees the whole batch's gradient."""
+    port = str(address_of_our_own().port)
+
+    def surroundings(name):
+        if not name.startswith("w"):
+            return Surroundings()
+        place = {"RANK": name[1:], "LOCAL_RANK": name[1:], "WORLD_SIZE": "3"}
+        return Surroundings(environment={**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+
+    with LocalCluster(
+        tmp_path, workers=3, shards=0, manager_options=PATIENT, surroundings=surroundings
+    ) as cluster:
+        for name, most in {"w0": 24, "w1": 10, "w2": 5}.items():
+            arguments = ["--out", str(tmp_path / f"{name}.npy"), "--clip", "0.5", "--scaled"]
+            cluster.start_worker(name, SCRIPT, arguments, {"--max-batch-size": str(most)})
+        wait_for_end(cluster, wait_until)
+    assert np.abs(train_alone(clip=0.5) - train_alone()).max() > 1e-3
+    assert_as_alone(tmp_path, ["w0", "w1", "w2"], clip=0.5)
+
+
+# -- pieces
+
+
+@given(
+    st.lists(st.integers(2, 6), min_size=1, max_size=5),
+    st.sampled_from([0.1, 0.9, None]),
+    st.integers(0, 5),
+)
+def test_running_statistics_move_once_by_the_mean(counts, momentum, done):
+    """They are the moving average's one step with the mean of the micro-batches' statistics; frozen, none."""
+    torch.manual_seed(sum(counts))
+    frozen = nn.BatchNorm1d(3).double().eval()
+    model = nn.Sequential(frozen, nn.BatchNorm1d(3, momentum=momentum).double())
+    layer = model[1]
+    layer.running_mean.normal_()
+    layer.num_batches_tracked.fill_(done)
+    before = layer.running_mean.clone(), layer.running_var.clone()
+    inputs = [torch.randn(count, 3, dtype=torch.float64) for count in counts]
+    statistics = RunningStatistics(model)
+    statistics.begin()
+    for one in inputs:
+        statistics.rewind()
+        model(one)
+        statistics.add(len(one))
+    statistics.end(sum(counts))
+    rate = 1 / (done + 1) if momentum is None else momentum
+    scaled = [(one - frozen.running_mean) / (frozen.running_var + frozen.eps).sqrt() for one in inputs]
+    for now, start, each in (
+        (layer.running_mean, before[0], [one.mean(0) for one in scaled]),
+        (layer.running_var, before[1], [one.var(0) for one in scaled]),
+    ):
+        mean = sum(count * one for count, one in zip(counts, each, strict=True)) / sum(counts)
+        assert torch.allclose(now, (1 - rate) * start + rate * mean, rtol=0, atol=1e-14)
+    assert layer.num_batches_tracked == done + 1
+    assert torch.equal(frozen.running_mean, torch.zeros(3).double())
+    assert frozen.num_batches_tracked == 0
+
+
+def test_what_has_no_weight_leaves_no_trace():
+    """Statistics of a micro-batch without weight do not count, were they infinite."""
+    model = nn.BatchNorm1d(2)
+    statistics = RunningStatistics(model)
+    statistics.begin()
+    model(torch.full((2, 2), torch.inf))
+    statistics.add(0)
+    statistics.end(0)
+    assert model.running_mean.tolist() == [0, 0]
+    assert model.running_var.tolist() == [1, 1]
+
+
+def test_a_seed_is_that_of_torch_python_and_numpy():
+    """The same seed gives the same numbers, another one others, from the generators of all three."""
+
+    def drawn(number):
+        seed_generators(number)
+        return torch.rand(3).tolist(), random.random(), np.random.rand(3).tolist()
+
+    assert drawn(2**63 - 1) == drawn(2**63 - 1)
+    assert all(one != other for one, other in zip(drawn(1), drawn(2), strict=True))
+
+
+def test_samples_are_compared_to_the_last_bit():
+    """Tensors, arrays, containers and numbers, NaN with NaN."""
+    sample = {"x": torch.tensor([0.0, torch.nan]), "y": (np.arange(2), float("nan"), "a")}
+    assert are_alike(sample, {"x": sample["x"].clone(), "y": (np.arange(2), float("nan"), "a")})
+    assert not are_alike(sample, {**sample, "x": torch.tensor([-0.0, torch.nan])})
+    assert not are_alike([sample], [sample, sample])
+
+
+# -- a worker of its own
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    """A manager and a shard for jobs of one worker."""
+    with LocalCluster(tmp_path_factory.mktemp("services")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def session(services, request):
+    """A session of a job of its own."""
+    config = SessionConfig(services.manager, services.shard_addresses, job=request.node.name, worker="w")
+    session = Session(config)
+    yield session
+    session.close()
+
+
+def make_loader(session, dataset=None, **options):
+    """A loader of batches of 8 in micro-batches of 3: of 3, 3 and 2 samples."""
+    dataset = script.Augmented() if dataset is None else dataset
+    return DataLoader(dataset, 8, session=session, micro_batch=3, **options)
+
+
+def loop(loader):
+    """An optimiser and a batch of its job."""
+    model = nn.Linear(1, 1)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    return optimizer, next(iter(loader))
+
+
+class DrawnTogether(script.Augmented):
+    """Samples with numbers that are drawn for all of a list at once."""
+
+    def __getitems__(self, indices):
+        return list(zip(indices, torch.randperm(len(indices)).tolist(), strict=True))
+
+
+def test_a_guess_of_a_longer_micro_batch_is_loaded_again(session):
+    """What was loaded ahead for more samples at the same position is not what these samples would get."""
+    loader = make_loader(session, DrawnTogether(), num_workers=1)
+    indices, seed = np.arange(3), 5
+    seed_generators(seed)
+    loader._fetch._at_hand = {seed: dict(enumerate(load(loader.dataset, indices)))}
+    seed_generators(seed)
+    samples = loader._fetch.samples(indices[:2], seed)
+    seed_generators(seed)
+    assert samples == load(loader.dataset, indices[:2])
+
+
+def test_a_batch_is_not_taken_for_inputs_and_targets(session):
+    """Unpacking it would give two micro-batches; it names the way to go through it."""
+    _, batch = loop(make_loader(session))
+    with pytest.raises(TypeError, match=r"evenpace\.torch\.micro_batches"):
+        _, _ = batch
+    assert len(batch) == 3
+    assert [len(labels) for _, labels in micro_batches(batch)] == [3, 3, 2]
+
+
+def test_a_step_before_the_last_micro_batch_is_refused(session):
+    """Also where the loop was left, and where it was not begun."""
+    optimizer, batch = loop(make_loader(session))
+    with pytest.raises(InvalidRequestError, match="all micro-batches of iteration 0 are left"):
+        optimizer.step()
+    for _ in micro_batches(batch):
+        with pytest.raises(InvalidRequestError, match="3 micro-batches of iteration 0 are left"):
+            optimizer.step()
+        break
+    assert session.samples_at_hand is None
+
+
+def test_a_loop_before_distribute_is_refused(session):
+    """Its gradients would be no sum, and would not be pushed."""
+    batch = next(iter(make_loader(session)))
+    with pytest.raises(InvalidRequestError, match=r"call distribute\(optimizer, loader, model\)"):
+        next(micro_batches(batch))
+
+
+def test_micro_batches_are_gone_through_once(session):
+    """A second pass would count them twice."""
+    _, batch = loop(make_loader(session))
+    assert len(list(micro_batches(batch))) == 3
+    with pytest.raises(InvalidRequestError, match="iteration 0 were gone through before"):
+        next(micro_batches(batch))
+
+
+def test_other_batches_have_no_micro_batches():
+    """What is given is named."""
+    with pytest.raises(InvalidRequestError, match=r"micro_batches of a list: .*micro_batch="):
+        next(micro_batches([1, 2]))
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_a_micro_batch_is_a_part_of_a_batch(session, size):
+    """Its samples are at least 1, and at most the batch's."""
+    with pytest.raises(InvalidRequestError, match=f"micro_batch {size}: must be from 1 to .* 8"):
+        DataLoader(script.Augmented(), 8, session=session, micro_batch=size)
+
+
+def test_a_worker_must_be_able_to_take_a_micro_batch(services, request):
+    """A worker whose maximum is smaller is refused."""
+    config = SessionConfig(services.manager, job=request.node.name, worker="w", bounds=Bounds(maximum=2))
+    with contextlib.closing(Session(config)) as session:
+        make_loader(session)
+        with pytest.raises(
+            InvalidRequestError, match="maximum batch size 2: must be at least a micro-batch, 3"
+        ):
+            session.join()
+
+
+def test_synchronised_batch_normalisation_is_refused(services, request):
+    """Ranks with fewer micro-batches would leave the others waiting."""
+    config = SessionConfig(services.manager, job=request.node.name, worker="w")
+    with contextlib.closing(Session(config)) as session:
+        make_loader(session)
+        session.join()
+        with pytest.raises(InvalidRequestError, match="SyncBatchNorm takes all ranks in each pass"):
+            SyncBatchNorm(3, session=session)(torch.rand(4, 3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_generators_that_do_not_follow_are_named(session, caplog, num_workers):
+    """A generator of the data set's own gives other numbers to whoever loads a sample."""
+    dataset = script.Augmented(np.random.default_rng(0))
+    _, batch = loop(make_loader(session, dataset, num_workers=num_workers))
+    with caplog.at_level(logging.WARNING):
+        list(micro_batches(batch))
+    (record,) = (r for r in caplog.records if "samples differ" in r.message)
+    assert "such as dataset.own (Generator)" in record.message
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_generators_that_follow_are_not_complained_of(session, caplog, num_workers):
+    """What is drawn from the generators of torch, Python and NumPy is the same when it is loaded again."""
+    _, batch = loop(make_loader(session, num_workers=num_workers))
+    with caplog.at_level(logging.WARNING):
+        list(micro_batches(batch))
+    assert not [r for r in caplog.records if "samples differ" in r.message]
+
+
+def test_loading_processes_give_the_same_samples(services, request):
+    """Whether they are loaded here, or ahead of time by any number of processes."""
+    taken = []
+    for number in range(3):
+        config = SessionConfig(
+            services.manager, services.shard_addresses, job=f"{request.node.name}-{number}", worker="w"
+        )
+        with contextlib.closing(Session(config)) as session:
+            loader = make_loader(session, num_workers=number, shuffle=True, seed=5)
+            optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+            taken.append([])
+            for batch in loader:
+                taken[-1] += micro_batches(batch)
+                optimizer.step()
+    assert len(taken[0]) == 12 * 3 - 2
+    assert are_alike(taken[0], taken[1])
+    assert are_alike(taken[0], taken[2])

@@ -1,0 +1,89 @@
+"""The micro-batches of a worker's slice, with the seeds that their random numbers come from.
+
+This module knows plans, and no framework and no wire.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.plan import Assignment, JobSpec
+
+_NUMBERS = Struct("<4Q")
+
+
+class Draws(IntEnum):
+    """A purpose that random numbers are drawn for; each has numbers of its own."""
+
+    LOADING = 0
+    COMPUTING = 1
+    BETWEEN = 2  # two iterations, such as what a schedule or a callback draws
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that are computed together, with the same result on whichever worker.
+
+    Attributes:
+        position: The epoch's position of its first sample.
+        indices: Indices of its samples in the data set, (n,).
+        count: Samples that its gradient is weighted by: n, or 0 where the worker has no part in the batch.
+        spec: The data that the job trains on.
+        epoch: The epoch's number.
+    """
+
+    position: int
+    indices: NDArray[np.int64]
+    count: int
+    spec: JobSpec
+    epoch: int
+
+    def seed(self, draws: Draws) -> int:
+        """Return the seed of its random numbers for a purpose, from 0 to 2^63 - 1."""
+        return _seed(self.spec, self.epoch, self.position, draws)
+
+
+def seed_between(spec: JobSpec, done: Assignment) -> int:
+    """Return the seed, from 0 to 2^63 - 1, of what is drawn between an iteration and the next.
+
+    Args:
+        spec: The data that the job trains on.
+        done: Any worker's assignment of the iteration that is done.
+    """
+    start = done.start if done.batch_start is None else done.batch_start
+    return _seed(spec, done.epoch, start, Draws.BETWEEN)
+
+
+def micro_batches_of(
+    spec: JobSpec, order: NDArray[np.int64], assignment: Assignment, least: int
+) -> list[MicroBatch]:
+    """Return the micro-batches of an assignment; where it has no samples, one of the batch's without weight.
+
+    Args:
+        spec: The data that the job trains on, with micro-batches.
+        order: The epoch's permutation, (dataset_size,).
+        assignment: A worker's assignment.
+        least: Samples of the micro-batch without weight, if the epoch has as many.
+
+    Raises:
+        ValueError: The assignment does not begin and end on cuts.
+    """
+    if not assignment.count:
+        start = min(assignment.start, max(0, len(order) - least))
+        return [MicroBatch(start, order[start : start + least], 0, spec, assignment.epoch)]
+    begin = assignment.start if assignment.batch_start is None else assignment.batch_start
+    cuts = spec.cuts(assignment.total)
+    return [
+        MicroBatch(begin + first, order[begin + first : begin + stop], stop - first, spec, assignment.epoch)
+        for first, stop in cuts.within(assignment.start - begin, assignment.end - begin)
+    ]
+
+
+def _seed(spec: JobSpec, epoch: int, position: int, draws: Draws) -> int:
+    """Return a seed that depends on the job's seed, an epoch, a position there and a purpose alone."""
+    digest = blake2b(_NUMBERS.pack(spec.seed, epoch, position, draws), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,155 @@
+"""PyTorch: gradients and running statistics summed in fixed point, on the device that they are on.
+
+See `idl.exact_sums` for the arithmetic, of which this is the part for tensors.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+
+from idl.errors import InvalidRequestError
+from idl.exact_sums import FixedPoint
+
+
+class ExactSums:
+    """Sums over a batch's micro-batches, as far as this worker has computed them or the ranks have shared.
+
+    Args:
+        parameters: The parameters whose `grad` is summed, by name.
+        statistics: The running statistics whose values are summed, by name.
+
+    Attributes:
+        flat: (elements,) int64: sums of the parameters' gradients, then of the statistics.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], statistics: Mapping[str, torch.Tensor]
+    ) -> None:
+        elements = sum(tensor.numel() for tensor in (*parameters.values(), *statistics.values()))
+        device = next(iter(parameters.values())).device
+        self.flat = torch.zeros(elements, dtype=torch.int64, device=device)
+        trained = sum(tensor.numel() for tensor in parameters.values())
+        self._gradients = _Part(self.flat[:trained], parameters, statistics=False)
+        self._statistics = _Part(self.flat[trained:], statistics, statistics=True)
+        self._samples = 1  # of the slice, which the gradients left are means over
+
+    def begin(self, total: int) -> None:
+        """Begin a slice of a batch of `total` samples."""
+        self._gradients.begin(total)
+        self._statistics.begin(total)
+
+    def clear(self) -> None:
+        """Leave the parameters without gradients, before a micro-batch."""
+        for parameter in self._gradients.tensors:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def add(self, count: int) -> None:
+        """Add a micro-batch's gradients and statistics, times its samples; with 0, nothing."""
+        if count:
+            self._gradients.add([p.grad for p in self._gradients.tensors], count)
+            self._statistics.add([statistic.double() for statistic in self._statistics.tensors], count)
+
+    def check(self) -> None:
+        """Check that all that was added was in its range.
+
+        Raises:
+            InvalidRequestError: It was not; the message has the first such tensor, and what is allowed.
+        """
+        self._gradients.check()
+        self._statistics.check()
+
+    @torch.no_grad()
+    def leave(self, samples: int) -> None:
+        """Leave the mean gradient of the slice, over its samples, in `grad`, for scripts that look at it."""
+        self._samples = max(1, samples)
+        for parameter, mean in zip(
+            self._gradients.tensors, self._gradients.means(self._samples), strict=True
+        ):
+            parameter.grad = mean
+
+    @torch.no_grad()
+    def check_left(self) -> None:
+        """Check that the gradients are still as `leave` has left them.
+
+        Raises:
+            InvalidRequestError: The script has changed them, which the sums would not show.
+        """
+        left = self._gradients.means(self._samples)
+        found = [parameter.grad for parameter in self._gradients.tensors]
+        # Values are compared: a GradScaler changes them without counting the change in `_version`.
+        alike = [(now == mean).all() for now, mean in zip(found, left, strict=True) if now is not None]
+        if len(alike) < len(left) or not torch.stack(alike).all():
+            raise InvalidRequestError(
+                "gradients were changed between the loop over micro-batches and optimizer.step(), as by "
+                "clipping, a GradScaler, or zero_grad(): with exact sums (--exact), a worker pushes what "
+                "was summed within the loop. Change each micro-batch's gradient there, or train with "
+                "DistributedDataParallel, where the loop leaves the gradient of the whole batch"
+            )
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Set gradients and statistics to the mean over the batch, once `flat` has the sums over it."""
+        for parameter, mean in zip(self._gradients.tensors, self._gradients.means(), strict=True):
+            parameter.grad = mean
+        for statistic, mean in zip(self._statistics.tensors, self._statistics.means(), strict=True):
+            statistic.copy_(mean)
+
+
+class _Part:
+    """The sums of gradients, or those of statistics.
+
+    Args:
+        sums: (elements,) int64, which is changed in place.
+        tensors: The tensors, by name.
+        statistics: Whether they are statistics.
+    """
+
+    def __init__(self, sums: torch.Tensor, tensors: Mapping[str, torch.Tensor], *, statistics: bool) -> None:
+        self.tensors = list(tensors.values())
+        self._sums = sums
+        self._names = list(tensors)
+        self._is_statistics = statistics
+        self._form = FixedPoint(1, statistics)
+        # (2,): the largest absolute value, or NaN, and its element: of the last micro-batch, or of the first
+        # that was out of range.
+        self._largest: torch.Tensor | None = None
+
+    def begin(self, total: int) -> None:
+        """Begin a slice of a batch of `total` samples."""
+        self._sums.zero_()
+        self._form, self._largest = FixedPoint(total, self._is_statistics), None
+
+    def add(self, values: "list[torch.Tensor] | list[torch.Tensor | None]", count: int) -> None:
+        """Add the values of a micro-batch of `count` samples, one for each tensor; None stands for zeros."""
+        if not self.tensors:
+            return
+        given = [
+            (torch.zeros_like(tensor) if value is None else value).flatten()
+            for value, tensor in zip(values, self.tensors, strict=True)
+        ]
+        flat = torch.cat(given)
+        # Looked at once the slice is done: a GPU need not be waited for between its micro-batches.
+        largest = torch.stack([number.double() for number in flat.abs().max(dim=0)])
+        if self._largest is not None:
+            largest = torch.where(self._largest[0] < self._form.limit, largest, self._largest)
+        self._largest = largest
+        scaled = flat.double().mul_(count / self._form.unit)
+        self._sums.add_(scaled.round_().long())
+
+    def check(self) -> None:
+        """Check the ranges of what was added; see `ExactSums.check`."""
+        if self._largest is not None:
+            value, element = self._largest.tolist()
+            ends = itertools.accumulate(tensor.numel() for tensor in self.tensors)
+            name = next(name for name, end in zip(self._names, ends, strict=True) if element < end)
+            self._form.check(value, name)
+
+    def means(self, samples: int | None = None) -> list[torch.Tensor]:
+        """Return the mean for each tensor, in its dtype, over so many samples; None: those of the batch."""
+        flat = self._sums.double().mul_(self._form.unit).div_(samples or self._form.total)
+        parts = torch.split(flat, [tensor.numel() for tensor in self.tensors])
+        return [
+            part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, self.tensors, strict=True)
+        ]

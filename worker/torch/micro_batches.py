@@ -1,0 +1,323 @@
+"""PyTorch: a worker's slice in micro-batches, one after the other, or several at once on streams of a GPU.
+
+The gradient of a slice, and what it does to the model's running statistics, are weighted means over its
+micro-batches, each of which is the same on any worker. So they do not depend on how a batch is split.
+"""
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from idl.errors import InvalidRequestError
+from worker.data import sliced_batch
+from worker.data.micro_batches import MicroBatch, seed_between
+from worker.torch.exact_sums import ExactSums
+from worker.torch.randomness import seed_generators
+from worker.torch.running_statistics import RunningStatistics, running_statistics
+from worker.torch.streams import Lane
+
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+    from worker.data.slices import Slice
+    from worker.session import Session
+
+
+class Accumulation:
+    """The sums over the micro-batches of a slice: gradients in the parameters' `grad`, running statistics.
+
+    Where one micro-batch is computed at once, its backward pass adds to the sum. Where there are several,
+    each has a lane of its own until its result is added, in the order of the cuts: so the sum is the same to
+    the last bit.
+
+    Args:
+        session: The session with the services.
+        parameters: Those that are trained, at least one.
+        model: The model, for its batch normalisation's running statistics; None where they are no concern.
+        reduce: Sums a tensor over the ranks of a process group, where the model is in
+            `DistributedDataParallel`.
+    """
+
+    def __init__(
+        self,
+        session: "Session",
+        parameters: Sequence[torch.Tensor],
+        model: nn.Module | None,
+        reduce: Callable[[torch.Tensor, distributed.ProcessGroup], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._parameters = parameters
+        self._reduce = reduce
+        named = model.named_parameters() if model is not None else ()
+        names = {id(tensor): name for name, tensor in named}
+        self._names = [names.get(id(tensor), f"parameter {i}") for i, tensor in enumerate(parameters)]
+        self._moving = running_statistics(model)
+        self._sums: ExactSums | None = None
+        # Weakly: who ends the process group must let go of the model, and the loader has this.
+        self._reduced = weakref.ref(model) if isinstance(model, DistributedDataParallel) else lambda: None
+        self._statistics = RunningStatistics(model) if model is not None else None
+        self._part: Slice | None = None  # that is under way, or was gone through last
+        self._left = 0  # micro-batches of it that are to be begun
+        self._at_once = 1
+        self._idle: list[Lane] = []
+        self._under_way: deque[tuple[Lane, MicroBatch]] = deque()  # in the order of the cuts
+        self._is_adding = False  # a micro-batch's results, of which an error may leave a part
+        self._divisor = 0  # samples that the accumulated gradient is divided by
+
+    @contextlib.contextmanager
+    def slice(self, part: "Slice") -> Iterator[None]:
+        """Sum over a slice, whose micro-batches the `with` block computes.
+
+        Afterwards gradients and statistics have the mean over the slice; under DDP, that over the batch.
+
+        Raises:
+            InvalidRequestError: It was begun before.
+        """
+        self._begin(part)
+        yield
+        self._settle(0)
+        self._end()
+        seed_generators(seed_between(part.micro_batches[0].spec, part.assignment))
+
+    def _begin(self, part: "Slice") -> None:
+        if self._part is part:
+            raise InvalidRequestError(
+                f"the micro-batches of iteration {part.assignment.iteration} were gone through before"
+            )
+        self._part, self._left, self._divisor = part, len(part.micro_batches), 0
+        self._under_way.clear()
+        self._is_adding = False
+        session = self._session
+        self._at_once = session.at_once = min(part.assignment.at_once, session.most_at_once)
+        if self._statistics is not None:
+            self._statistics.begin()
+        if self._session.sums_exactly:
+            if self._sums is None:
+                self._sums = ExactSums(dict(zip(self._names, self._parameters, strict=True)), self._moving)
+            self._sums.begin(part.assignment.total)
+
+    @contextlib.contextmanager
+    def micro_batch(self, part: MicroBatch) -> Iterator[None]:
+        """Add a micro-batch's gradient and statistics, which the `with` block computes, loading included.
+
+        The block may be left before a GPU has computed them. If it raises an error, nothing was added where
+        several are computed at once, and it may be tried again.
+        """
+        reduced = self._reduced()
+        lane, added_to = None, None
+        if self._at_once > 1 and not self._reduces:
+            self._settle(self._at_once - 1)
+            lane = self._idle.pop() if self._idle else Lane(self._parameters, list(self._moving.values()))
+        else:
+            self._settle(0)
+            if self._sums is not None:
+                self._sums.clear()
+            else:
+                self._divide_by(len(part.indices))
+                added_to = self._first_gradient()
+        with contextlib.ExitStack() as stack:
+            if lane is not None:
+                stack.enter_context(lane.computing())
+            if reduced is not None and not self._reduces:
+                stack.enter_context(reduced.no_sync())
+            if self._statistics is not None:
+                self._statistics.rewind()
+            stack.callback(setattr, self._session, "samples_at_hand", None)
+            self._session.samples_at_hand = len(part.indices)
+            yield
+        self._left -= 1
+        if reduced is None and added_to is not None and self._first_gradient() is not added_to:
+            raise InvalidRequestError(
+                "gradients were cleared or replaced within the loop over micro-batches, which adds them up: "
+                "call optimizer.zero_grad() before it"
+            )
+        if lane is None:
+            self._add(part)
+        else:
+            self._under_way.append((lane, part))
+
+    def lower_at_once(self) -> bool:
+        """Compute fewer micro-batches at once, since memory has run out in one.
+
+        Returns:
+            Whether there were others under way, or might have been, and none was being added: it may be tried
+            again then.
+        """
+        if self._at_once == 1 or self._reduces or self._is_adding:
+            return False
+        fitted = len(self._under_way)
+        self._settle(0)
+        self._at_once = self._session.at_once = max(1, min(fitted, self._at_once - 1))
+        self._session.lower_at_once(self._at_once)
+        return True
+
+    def _first_gradient(self) -> torch.Tensor | None:
+        """Return the first parameter's gradient, to which passes add in place."""
+        return self._parameters[0].grad
+
+    @property
+    def _reduces(self) -> bool:
+        """Return whether the next micro-batch's backward pass reduces the sum over the ranks."""
+        return self._reduced() is not None and self._left == 1 and self._sums is None
+
+    def _settle(self, most: int) -> None:
+        """Add the results of the micro-batches that were begun first, until at most `most` are under way."""
+        while len(self._under_way) > most:
+            self._is_adding = True
+            lane, part = self._under_way.popleft()
+            with lane.results() as gradients:
+                self._add(part)
+            if self._sums is None:
+                self._divide_by(len(part.indices))
+                self._accumulate(gradients)
+            self._idle.append(lane)
+            self._is_adding = False
+
+    def _add(self, part: MicroBatch) -> None:
+        """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up."""
+        if self._sums is not None:
+            self._sums.add(part.count)
+        elif self._statistics is not None:
+            self._statistics.add(part.count)
+
+    @torch.no_grad()
+    def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        sums, added = [], []
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            elif gradient is not None:
+                sums.append(parameter.grad)
+                added.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, added)
+
+    def _end(self) -> None:
+        assert self._part is not None
+        assignment, reduced = self._part.assignment, self._reduced()
+        if self._sums is not None:
+            self._sums.check()
+            if self._reduce is None or reduced is None:
+                self._sums.leave(assignment.count)
+            else:
+                self._reduce(self._sums.flat, reduced.process_group)
+                self._sums.settle()
+            return
+        if reduced is None:
+            self._divide_by(len(self._part.indices))
+        if self._statistics is None:
+            return
+        if reduced is None:
+            self._statistics.end(assignment.count)
+        else:
+            self._session.stopwatch.stop()  # it waits for the other ranks
+            self._statistics.end(assignment.total, reduced.process_group, reduce=True)
+            self._session.stopwatch.start()
+
+    def exact_sums(self) -> torch.Tensor | None:
+        """Return the slice's exact sums, of gradients and then statistics, (elements,); None without such.
+
+        Raises:
+            InvalidRequestError: The script has changed the gradients since.
+        """
+        if self._sums is None:
+            return None
+        self._sums.check_left()
+        return self._sums.flat
+
+    def check(self) -> None:
+        """Check that the assignment's micro-batches have been gone through.
+
+        Raises:
+            InvalidRequestError: They have not.
+        """
+        now, part = self._session.assignment, self._part
+        if now is None or self._session.spec is None or self._session.spec.micro_batch is None:
+            return
+        if part is None or part.assignment is not now or self._left:
+            left = "all" if part is None or part.assignment is not now else self._left
+            raise InvalidRequestError(
+                f"{left} micro-batches of iteration {now.iteration} are left: go through them by "
+                f"`for inputs, targets in evenpace.torch.micro_batches(batch)`, and call optimizer.step() "
+                f"after that loop"
+            )
+
+    def _divide_by(self, size: int) -> None:
+        """Let the accumulated gradient be divided by another number of samples."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if gradients and self._divisor not in (0, size):
+            torch._foreach_mul_(gradients, self._divisor / size)
+        self._divisor = size
+
+
+class SlicedBatch(sliced_batch.SlicedBatch):
+    """A worker's part of a batch, which `micro_batches` goes through.
+
+    Args:
+        part: The slice.
+        load: Loads a micro-batch's samples, makes a batch of them, and seeds its forward pass.
+        accumulation: Takes what is summed over the micro-batches; None where that is not known yet.
+    """
+
+    def __init__(
+        self, part: "Slice", load: Callable[[MicroBatch], Any], accumulation: Accumulation | None
+    ) -> None:
+        super().__init__(part, load, "`for inputs, targets in evenpace.torch.micro_batches(batch)`")
+        self._accumulation = accumulation
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """What takes the sums.
+
+        Raises:
+            InvalidRequestError: The model's parameters are not known.
+        """
+        if self._accumulation is None:
+            raise InvalidRequestError(
+                "the job has micro-batches, whose gradients are to be summed: call distribute(optimizer, "
+                "loader, model), or balance(model, loader) without a parameter server, before the training"
+            )
+        return self._accumulation
+
+
+def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
+    """Yield the micro-batches of a worker's part of a batch, for a forward and backward pass each.
+
+        for batch in loader:
+            optimizer.zero_grad()
+            for inputs, targets in evenpace.torch.micro_batches(batch):
+                loss_function(model(inputs), targets).backward()
+            optimizer.step()
+
+    Each loss is the mean over its micro-batch. After the loop, gradients are those of the mean over the
+    slice, and the running statistics of the model that `distribute` or `balance` was given have moved once,
+    by the mean of what each micro-batch would have done. In `DistributedDataParallel`, all passes but the
+    last run in `no_sync`; where sums are exact, all do, and the loop leaves the gradient of the whole batch.
+    The generators of PyTorch, Python and NumPy are seeded for each micro-batch, before its samples are loaded
+    and before its forward pass.
+
+    On a GPU the manager may have several micro-batches computed at once, up to `evenpace worker --at-once`:
+    what the body of the loop asks of the GPU then runs on a stream of its own, beside other micro-batches. A
+    body that waits for its result (`loss.item()`) has them run in turn. It must not carry a tensor from one
+    micro-batch to the next: collect losses in a list, and sum them up after the loop.
+
+    Args:
+        batch: What the loader of a job with micro-batches yields.
+
+    Raises:
+        InvalidRequestError: The batch is not one of such a job, or was gone through before; or the loader was
+            not given to `distribute` or `balance` before it.
+    """
+    if not isinstance(batch, SlicedBatch):
+        raise InvalidRequestError(
+            f"micro_batches of a {type(batch).__name__}: make the loader with micro_batch=, "
+            f"and give what it yields"
+        )
+    with batch.accumulation.slice(batch.part):
+        for part in batch.part.micro_batches:
+            with batch.accumulation.micro_batch(part):
+                yield batch.load(part)
