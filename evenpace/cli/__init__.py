@@ -23,6 +23,8 @@ from evenpace.cli.metrics import metrics
 from evenpace.cli.overview import status, top
 from evenpace.cli.paper_figures import paper_figures
 from evenpace.cli.partitions import partitions
+from evenpace.cli.plan import plan
+from evenpace.cli.profile import profile
 from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
@@ -33,7 +35,7 @@ from idl.errors import EvenpaceError
 _EXTRAS = {
     **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
-    **dict.fromkeys(("demo", "bench", "trace", "experiment", "chaos"), "lab"),
+    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "chaos"), "lab"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
@@ -81,6 +83,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
+    *(profile, plan),
     *(job, status, top, dashboard, report, doctor, health, metrics),
     *(certs, token),
     *(bench, trace, experiment, chaos),

@@ -14,34 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from idl.bounds import Bounds
-from predictors import Array
+from batchsize_manager.policies.step_times import StepTimes
 
 _KEYS = ("model", "gpu", "batch_size")
 _MEASURES = ("step_time_s", "examples_per_s")
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Measured step times of a GPU.
-
-    Attributes:
-        sizes: Batch sizes in samples, increasing.
-        seconds: Step time of each batch size, never decreasing.
-    """
-
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def bounds(self) -> Bounds:
-        """Return the least and the largest batch size measured."""
-        return Bounds(self.sizes[0], self.sizes[-1])
-
-    def table(self) -> Array:
-        """Return the seconds for each batch size within the bounds, interpolated."""
-        counts = np.arange(self.sizes[0], self.sizes[-1] + 1)
-        return np.interp(counts, self.sizes, self.seconds)
 
 
 GpuCurves = Mapping[str, Mapping[str, StepTimes]]
@@ -136,10 +112,10 @@ def read_step_times(path: Path) -> GpuCurves:
             measured.setdefault((row["model"], row["gpu"]), {}).setdefault(size, []).append(seconds)
     curves: dict[str, dict[str, StepTimes]] = {}
     for (model, gpu), times in measured.items():
-        sizes = sorted(times)
-        seconds_of = [sum(times[size]) / len(times[size]) for size in sizes]
-        if len(sizes) > 1:
-            rising = tuple(np.maximum.accumulate(seconds_of).tolist())
+        if len(times) > 1:
+            mean = {size: sum(seconds) / len(seconds) for size, seconds in times.items()}
+            sizes = sorted(mean)
+            rising = tuple(np.maximum.accumulate([mean[size] for size in sizes]).tolist())
             curves.setdefault(model, {})[gpu] = StepTimes(tuple(sizes), rising)
     if not curves:
         raise ValueError(f"curves {str(path)!r}: no GPU was measured with more than one batch size")

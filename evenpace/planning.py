@@ -1,0 +1,171 @@
+"""The best split over devices of known profiles, before anything runs (VirtualFlow, section 5.1.2).
+
+The solver is the manager's own; only the time curves come from profiles. Where fewer devices are faster, the
+fastest kind of device alone, the plan says so. Pure functions of values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchsize_manager.learning.profiles import Profile
+from batchsize_manager.policies.solver import InfeasibleError, TimeCurves, split, split_evenly_in_time
+from batchsize_manager.policies.step_times import StepTimeCurves
+from batchsize_manager.policies.waves import WaveCurves, Waves
+from evenpace.planning_config import Task
+from idl.bounds import Bounds
+from idl.cuts import Cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A device's share of a batch.
+
+    Attributes:
+        device: Its kind.
+        samples: Samples.
+        seconds: Time that it takes for them.
+        micro_batches: Micro-batches; None for a job without.
+        at_once: Micro-batches at once; None where the profile does not say.
+        waves: Waves of as many; None likewise.
+    """
+
+    device: str
+    samples: int
+    seconds: float
+    micro_batches: int | None = None
+    at_once: int | None = None
+    waves: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A split with its times.
+
+    Attributes:
+        shares: Each device's share, in the order of the devices.
+        seconds: Seconds of an iteration, with communication.
+    """
+
+    shares: tuple[Share, ...]
+    seconds: float
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return sum(share.samples for share in self.shares) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Forecasts of the ways to use some devices; None where a batch does not fit.
+
+    Attributes:
+        balanced: The best split over all devices.
+        even: An even split over all devices.
+        alone: The best split over the devices of one kind, by kind; empty if there is only one.
+    """
+
+    balanced: Forecast | None
+    even: Forecast | None
+    alone: dict[str, Forecast | None]
+
+    @property
+    def fastest_alone(self) -> str | None:
+        """The kind of device that is fastest without the others; None where none can take the batch."""
+        fitting = {kind: its.seconds for kind, its in self.alone.items() if its is not None}
+        return min(fitting, key=lambda kind: fitting[kind]) if fitting else None
+
+    @property
+    def best(self) -> Forecast | None:
+        """The fastest of all: the balanced split or, where that is faster, one kind of device alone."""
+        alone = self.alone[self.fastest_alone] if self.fastest_alone is not None else None
+        if self.balanced is None or (alone is not None and alone.seconds <= self.balanced.seconds):
+            return alone
+        return self.balanced
+
+
+def recommend(devices: Sequence[tuple[Profile, int]], task: Task) -> Recommendation:
+    """Return forecasts for a task on devices, each kind by its profile and its number.
+
+    Raises:
+        ValueError: A profile is not of jobs in such micro-batches, or its device cannot take a micro-batch;
+            or some profiles are of jobs in micro-batches, and others are not.
+    """
+    if len({profile.micro_batch for profile, _ in devices}) > 1:
+        of = ", ".join(f"{profile.device!r} {profile.micro_batch}" for profile, _ in devices)
+        raise ValueError(f"micro-batches of the profiles: {of}: must be the same for all")
+    workers = [profile for profile, count in devices for _ in range(count)]
+    for profile, _ in devices:
+        _check(profile, task)
+    kinds = [profile.device for profile, _ in devices]
+    alone = {
+        kind: forecast([worker for worker in workers if worker.device == kind], task)
+        for kind in (kinds if len(kinds) > 1 else [])
+    }
+    return Recommendation(forecast(workers, task), forecast(workers, task, balanced=False), alone)
+
+
+def forecast(workers: Sequence[Profile], task: Task, *, balanced: bool = True) -> Forecast | None:
+    """Return the forecast of the best split over workers, or of an even one; None where it does not fit."""
+    cuts = Cuts(task.total, task.micro_batch or 1)
+    curves = _curves(workers, task)
+    bounds = [_bounds(profile, task) for profile in workers]
+    try:
+        if balanced:
+            padded = split_evenly_in_time(curves, cuts.padded, bounds)
+        else:
+            padded = split([1.0] * len(workers), cuts.padded, bounds)
+    except InfeasibleError:
+        return None
+    seconds = [curves.time(i, count) if count else 0.0 for i, count in enumerate(padded)]
+    shares = tuple(
+        _share(
+            profile.device,
+            samples,
+            time,
+            None if task.micro_batch is None else cuts.number(samples),
+            curves.waves[i] if isinstance(curves, WaveCurves) else None,
+        )
+        for i, (profile, samples, time) in enumerate(zip(workers, cuts.counts(padded), seconds, strict=True))
+    )
+    return Forecast(shares, max(seconds) + task.communication * (len(workers) - 1))
+
+
+def _share(device: str, samples: int, seconds: float, number: int | None, waves: Waves | None) -> Share:
+    if waves is None or not number:
+        return Share(device, samples, seconds, number)
+    at_once = waves.best_at_once(number)
+    return Share(device, samples, seconds, number, at_once, -(-number // at_once))
+
+
+def _curves(workers: Sequence[Profile], task: Task) -> TimeCurves:
+    size = task.micro_batch
+    if size is None or workers[0].micro_batch is not None:
+        return StepTimeCurves([profile.times for profile in workers])
+    waves = {}
+    for profile in workers:
+        if profile.device not in waves:
+            at_once = min(task.at_once, (profile.limit or task.total) // size)
+            times = profile.times
+            waves[profile.device] = Waves(tuple(times.time(n * size) for n in range(1, at_once + 1)))
+    return WaveCurves([waves[profile.device] for profile in workers], size)
+
+
+def _bounds(profile: Profile, task: Task) -> Bounds:
+    """Return a worker's bounds: it can take any number of micro-batches, one wave after the other."""
+    if task.micro_batch is not None:
+        return Bounds(task.micro_batch, granularity=task.micro_batch)
+    return Bounds() if profile.limit is None else Bounds(maximum=profile.limit)
+
+
+def _check(profile: Profile, task: Task) -> None:
+    size = task.micro_batch
+    if profile.micro_batch is not None and profile.micro_batch != size:
+        raise ValueError(
+            f"micro_batch {size}: the profile of {profile.device!r} is of a job in micro-batches of "
+            f"{profile.micro_batch}"
+        )
+    if size is not None and profile.limit is not None and profile.limit < size:
+        raise ValueError(
+            f"micro_batch {size}: {profile.device!r} can take at most {profile.limit} samples at once"
+        )

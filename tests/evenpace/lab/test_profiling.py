@@ -1,0 +1,121 @@
+"""`evenpace profile` on real scripts, and what a manager makes of profiles."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from batchsize_manager.learning.profiles import Profile, Step, read_profiles
+from evenpace.cli import cli
+from evenpace.lab.cluster import LocalCluster
+from evenpace.lab.profile_config import ProfileConfig
+from evenpace.lab.profiling import batch_sizes, profile
+from evenpace.observer import Observer
+from evenpace.processes import ProcessFailedError
+from evenpace.reports import files
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+IN_LITTLE_MEMORY = SCRIPTS / "train_in_little_memory.py"
+LEAST_SQUARES = SCRIPTS / "train_least_squares.py"
+
+
+def run(*arguments):
+    """Run a command."""
+    return CliRunner().invoke(cli, [*map(str, arguments)], env={"COLUMNS": "120"})
+
+
+def test_batch_sizes_are_powers_of_two_and_midpoints():
+    """Sizes lie between the bounds, both included, as multiples of a micro-batch where there is one."""
+    assert list(batch_sizes(1, 100)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+    assert list(batch_sizes(8, 48)) == [8, 12, 16, 24, 32, 48]
+    assert list(batch_sizes(5, 45, 5)) == [5, 10, 15, 20, 30, 40]
+    assert list(batch_sizes(12, 14, 5)) == []
+
+
+def test_a_profile_is_measured_up_to_what_fits_and_planned_by(tmp_path):
+    """Every size that fits has its steps, though the script ends before; `evenpace plan` reads them."""
+    out = tmp_path / "profiles" / "fast.json"
+    options = ("--device", "a GPU", "--steps", 3, "--smallest", 2, "--largest", 32, "--out", out)
+    result = run("profile", *options, IN_LITTLE_MEMORY, "--iterations", 60, "--fitting", 8)
+
+    assert result.exit_code == 0, result.output
+    assert "No larger batch: 12 samples do not fit" in result.output
+    (measured,) = read_profiles([out])
+    assert [(step.batch_size, step.count) for step in measured.steps] == [(n, 3) for n in (2, 3, 4, 6, 8)]
+    assert (measured.device, measured.script, measured.limit) == ("a GPU", IN_LITTLE_MEMORY.name, 8)
+    assert all(step.spread > 0 and 0 < step.memory <= 1 for step in measured.steps)
+
+    planned = run("plan", "--total", 15, "--profiles", out, "GPU=2", "--json", tmp_path / "plan.json")
+    assert planned.exit_code == 0, planned.output
+    shares = json.loads((tmp_path / "plan.json").read_text())["balanced"]["shares"]
+    assert sorted(share["samples"] for share in shares) == [7, 8]
+
+
+def test_a_script_that_fails_is_shown():
+    """A script that fails with its first batch, or for another reason than memory, ends it with its log."""
+    config = ProfileConfig(steps=1, smallest=4, largest=4)
+    with pytest.raises(ProcessFailedError, match=r"(?s)profiled ended with status 1.*MemoryError"):
+        profile(IN_LITTLE_MEMORY, ["--iterations", "60", "--fitting", "2"], config)
+    result = run("profile", "--smallest", 9, "--largest", 8, "--out", "x.json", IN_LITTLE_MEMORY)
+    assert "smallest 9: must be at most the largest, 8" in result.output
+    assert result.exit_code == 1
+
+
+@pytest.mark.slow
+def test_memory_that_is_short_ends_a_profile_before_batches_in_pieces(tmp_path):
+    """A batch that `within_memory` has to cut is not measured, and the largest whole one is the limit."""
+    arguments = ["--out", str(tmp_path / "out.npy"), "--memory-mib", "20"]
+    measured, ended = profile(
+        SCRIPTS / "train_short_of_memory.py", arguments, ProfileConfig(steps=2, smallest=4)
+    )
+
+    assert ended.endswith("samples do not fit into its memory")
+    assert measured.limit == measured.steps[-1].batch_size <= 32
+
+
+@pytest.mark.slow
+def test_micro_batches_and_all_reduce(tmp_path):
+    """Sizes are multiples of a job's micro-batches; a script of torch.distributed is a group of one."""
+    arguments = ["--epochs", "1000", "--out", str(tmp_path / "out.npy")]
+    config = ProfileConfig(steps=2, largest=20, all_reduce=True)
+    measured, ended = profile(SCRIPTS / "train_micro_batches.py", arguments, config)
+
+    assert [step.batch_size for step in measured.steps] == [5, 10, 15, 20]
+    assert (measured.micro_batch, measured.limit) == (5, None)
+    assert ended == "20 samples were to be the most"
+
+
+def test_a_manager_starts_from_profiles(tmp_path, wait_until):
+    """With a profile of each kind of device, the very first iteration is split by them."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for device, per_sample in (("fast", 0.001), ("slow", 0.003)):
+        steps = tuple(Step(size, per_sample * size) for size in batch_sizes(1, 64))
+        files.write_json(Profile(device, "train.py", steps).content(), folder / f"{device}.json")
+
+    with LocalCluster(tmp_path, workers=2, policy="learned", profiles=folder) as cluster:
+        for device in ("slow", "fast"):
+            arguments = ["--iterations", "60", "--out", str(tmp_path / f"{device}.npy")]
+            cluster.start_worker(device, LEAST_SQUARES, arguments, {"--device": device})
+        observer = Observer(cluster.manager, cluster.shard_addresses)
+        wait_until(lambda: observer.poll() and observer.iterations, "the first iteration")
+        cluster.wait()
+        observer.close()
+    first = observer.iterations[0]
+    assert {name: part.batch_size for name, part in first.parts.items()} == {"fast": 12, "slow": 4}
+
+
+def test_profiles_belong_to_the_learned_policy(tmp_path):
+    """A manager with profiles and a policy that does not go by times is refused, and so is a bad file."""
+    file = tmp_path / "a.json"
+    files.write_json(Profile("a", "train.py", (Step(8, 1.0),)).content(), file)
+    refused = run("manager", "--profiles", file, "--policy", "even")
+    assert (refused.exit_code, "policy 'even': with --profiles it must be 'learned'" in refused.output) == (
+        1,
+        True,
+    )
+    file.write_text("{}")
+    refused = run("manager", "--profiles", file, "--policy", "learned")
+    assert refused.exit_code == 1
+    assert f"profile '{file}': profile with" in refused.output
