@@ -19,6 +19,7 @@ from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
 from evenpace.cli.job import job
 from evenpace.cli.logs import log_options
+from evenpace.cli.mapping import mapping
 from evenpace.cli.metrics import metrics
 from evenpace.cli.overview import status, top
 from evenpace.cli.paper_figures import paper_figures
@@ -92,7 +93,7 @@ for _command in _COMMANDS:
     cli.add_command(_command)
 for _command in (bench_load, bench_hostile):
     bench.add_command(_command)
-for _command in (fig6, fig7, fig8, paper_figures):
+for _command in (fig6, fig7, fig8, paper_figures, mapping):
     experiment.add_command(_command)
 
 

@@ -7,7 +7,14 @@ import click
 
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.bench.config import BalanceConfig, Change, RecoveryConfig, ShardsConfig, TrainConfig
+from evenpace.lab.bench.config import (
+    BalanceConfig,
+    Change,
+    MicroBatchesConfig,
+    RecoveryConfig,
+    ShardsConfig,
+    TrainConfig,
+)
 from evenpace.lab.fields import whole_numbers
 from predictors import PREDICTORS, PredictorOptions
 
@@ -147,6 +154,22 @@ def bench_predictors(
         run(trace_path, names, options, warm_up, counts, json_path, plot_path)
 
 
+@bench.command("micro-batches")
+@example("evenpace bench micro-batches --iterations 30 --json micro-batches.json")
+@configured(MicroBatchesConfig, "config")
+@json_path
+def bench_micro_batches(config: MicroBatchesConfig, json_path: Path | None) -> None:
+    """Measure what computing in micro-batches costs, against plain accumulation in PyTorch.
+
+    Both take the same micro-batches in turns, in one process: the throughput of the loop over them, and with
+    the step, which ours has at a parameter server. Memory is that of training on single micro-batches.
+    """
+    with user_mistakes():
+        from evenpace.lab.bench.micro_batches import run
+
+        run(config, json_path)
+
+
 @bench.command("train")
 @example("evenpace bench train --against ddp --shares 0.8,0.4,0.2,0.1 --json train.json")
 @click.option(
@@ -196,6 +219,22 @@ def bench_balance(
         from evenpace.lab.bench.balance import run
 
         run(replace(config, changes=_schedule(changes)) if changes else config, json_path, plot_path)
+
+
+@bench.command("solver")
+@example("evenpace bench solver --devices 64 --micro-batches 2592")
+@click.option("--devices", type=click.IntRange(1), default=64, show_default=True, help="All different.")
+@click.option(
+    "--micro-batches", type=click.IntRange(1), default=2592, show_default=True, help="Of the whole batch."
+)
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="Splits of each kind.")
+@json_path
+def bench_solver(devices: int, micro_batches: int, repeats: int, json_path: Path | None) -> None:
+    """Time how long it takes to split a batch, by the kind of devices' time curves."""
+    from evenpace.lab.bench.solver_times import run
+
+    with user_mistakes():
+        run(devices, micro_batches, repeats, json_path)
 
 
 def _schedule(texts: tuple[str, ...]) -> tuple[Change, ...]:

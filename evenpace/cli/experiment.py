@@ -139,6 +139,25 @@ def fig11(
     run(counts, iterations, predictor, first_fit, refit_every, json_path)
 
 
+@experiment.command()
+@example("evenpace experiment virtualflow --curves throughput.csv")
+@click.option(
+    "--curves",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="VirtualFlow's published profiles, a CSV with model,gpu,batch_size,examples_per_s.",
+)
+@json_path
+def virtualflow(curves: Path | None, json_path: Path | None) -> None:
+    """Table 4 of VirtualFlow: splits over unlike GPUs, and their gains; nothing is trained."""
+    from rich.console import Console
+
+    from evenpace.lab.experiments.virtualflow import run
+
+    with user_mistakes():
+        run(curves, Console(), json_path)
+
+
 def _compare(
     workload: str, schemes: Any, options: ContendedOptions, arguments: tuple[str, ...]
 ) -> dict[str, Any]:

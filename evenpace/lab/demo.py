@@ -18,8 +18,9 @@ from evenpace.cpu_limits import LimitKind, limit_cpu
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.listening import address_of, listen
 from evenpace.lab.demo_config import DemoConfig
-from evenpace.lab.experiments import analysis
+from evenpace.lab.experiments import analysis, mapping
 from evenpace.lab.experiments.comparison import Evaluator
+from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.terminal import make_progress, make_table
@@ -110,6 +111,44 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         files.write_json(summary, json_path)
     _print_summary(console, full, config.out)
     return summary
+
+
+def run_mapping_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
+    """Train with batch normalisation and dropout on 1 worker and on 4 uneven ones, and compare.
+
+    Args:
+        config: Data, seed, shards and folder.
+        json_path: Further file for the figures.
+
+    Returns:
+        The figures of `evenpace.lab.experiments.mapping.run`.
+
+    Raises:
+        EvenpaceError: A process failed; the message has the end of its log.
+        ValueError: The data cannot be read.
+    """
+    console = Console()
+    settings = MappingConfig(
+        out=config.out,
+        mappings=("1", "4-uneven", "4-without"),
+        iterations=12,
+        micro_batch=4,
+        lr=0.05,
+        samples=400,
+        test_samples=300,
+        seed=config.seed,
+        shards=config.shards,
+    )
+    figures = mapping.run(["digits"], {"digits": config.data}, settings, console)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    rows = figures["workloads"]["digits"]["mappings"]
+    console.print(
+        f"1 worker and 4 uneven ones, with batch normalisation and dropout: parameters and statistics differ "
+        f"by {rows['4-uneven']['difference_from_first']:.1e} at most; without micro-batches, by "
+        f"{rows['4-without']['difference_from_first']:.1e}."
+    )
+    return figures
 
 
 def _page_address(http: Address) -> Address:

@@ -1,6 +1,7 @@
 """The configurations of the benchmarks: values that check themselves, and import little."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ import numpy as np
 
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
-from evenpace.lab.fields import ImageData, Limit, Repeats, Seed, Shares, parse_names
+from evenpace.lab.fields import ImageData, Limit, Repeats, Seed, Shares, parse_names, whole_numbers
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from predictors import Array
@@ -125,6 +126,35 @@ class LoadConfig:
     def names(self) -> tuple[str, ...]:
         """The jobs'."""
         return tuple(f"load-{number}" for number in range(self.jobs))
+
+
+@dataclass(frozen=True)
+class MicroBatchesConfig:
+    """The configuration of `evenpace bench micro-batches`.
+
+    Attributes:
+        number: Micro-batches of an iteration, for times.
+        iterations: Iterations that are timed, each by both in turn.
+        numbers: Micro-batches of an iteration, for memory.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    number: Annotated[int, Setting("Micro-batches of an iteration.", least=1)] = 16
+    iterations: Annotated[int, Setting("Of each kind; medians are over these.", least=1)] = 15
+    numbers: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Micro-batches of an iteration, for memory.",
+            name="memory",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "memory", least=1),
+        ),
+    ] = (1, 4, 16, 64)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
+from evenpace.lab.chaos.reference_training import MICRO_BATCH
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.proxy import Proxy
@@ -56,6 +57,7 @@ class ChaosCluster:
             folder,
             workers=settings.workers,
             shards=settings.shards,
+            manager_options=("--exact",) if settings.exact else (),
             shard_options=self._shard_options,
             surroundings=self._surroundings,
             ports=free_ports(1 + settings.shards),
@@ -220,6 +222,7 @@ class ChaosCluster:
             *("--stop", str(self.stop_file(job))),
             *("--out", str(self.folder / "parameters" / f"{name}.npz")),
             *("--pause", str(self.settings.pause)),
+            *(("--micro-batch", str(MICRO_BATCH)) if self.settings.exact else ()),
         )
 
     def _surroundings(self, name: str) -> Surroundings:

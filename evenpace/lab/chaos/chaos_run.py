@@ -1,6 +1,6 @@
 """One chaos run: a cluster trains under faults until the time is up, ends cleanly, and is judged.
 
-With `deterministic`, another cluster then trains as long, without a fault.
+With `deterministic` or `exact`, another cluster then trains as long, without a fault.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def run(settings: ChaosConfig, json_path: Path | None) -> bool:
 def _run(settings: ChaosConfig, folder: Path) -> Verdict:
     with _noted_signals() as noted:
         finished = _finished_run(settings, folder, noted)
-        if settings.deterministic and not finished.problems:
+        if settings.same_bits and not finished.problems:
             versions = {job: progress.version for job, progress in finished.progress.items()}
             calm = replace(settings, kinds=("kill",), pause=0.0, link_mib=math.inf)  # of which none comes
             (folder / CALM).mkdir()

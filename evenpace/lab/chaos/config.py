@@ -55,6 +55,13 @@ class ChaosConfig:
             "bits of a run without faults, which follows."
         ),
     ] = False
+    exact: Annotated[
+        bool,
+        Setting(
+            "Let jobs sum exactly, in micro-batches: whatever faults come, the final parameters must have "
+            "the bits of a run without faults, which follows."
+        ),
+    ] = False
     gap: float = 4.0
     pause: float = 0.02
     checkpoint_every: int = 20
@@ -65,6 +72,8 @@ class ChaosConfig:
             raise ValueError(f"faults {', '.join(unknown)}: there are {', '.join(KINDS)}")
         if not self.wanted:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
+        if self.deterministic and self.exact:
+            raise ValueError("deterministic and exact: give one of them; with exact, all faults may come")
         if self.deterministic and (wrong := sorted(_TAKE_WORKERS_OUT & set(self.wanted))):
             raise ValueError(
                 f"faults {', '.join(wrong)}: take workers out, after which other bits are to be expected; "
@@ -79,6 +88,11 @@ class ChaosConfig:
         return tuple(kind for kind in KINDS if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
 
     @property
+    def same_bits(self) -> bool:
+        """Return whether the final parameters must have the bits of a run without faults."""
+        return self.deterministic or self.exact
+
+    @property
     def command(self) -> str:
         """Return the command line that gives the same faults again."""
         faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
@@ -88,6 +102,7 @@ class ChaosConfig:
             f"--workers {self.workers} --shards {self.shards}"
             + "".join(f" --{name} {value:g}" for name, value in others.items() if value != _DEFAULTS[name])
             + " --deterministic" * self.deterministic
+            + " --exact" * self.exact
         )
 
 

@@ -48,11 +48,19 @@ def main() -> None:
     parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
     parser.add_argument("--out", type=Path, required=True, help="where the final parameters go")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
+    parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
     options = parser.parse_args()
-    train(own_session(), options.journal, options.stop, options.out, options.pause)
+    train(own_session(), options.journal, options.stop, options.out, options.pause, options.micro_batch)
 
 
-def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: float = 0.0) -> None:
+def train(
+    session: Session,
+    journal_path: Path,
+    stop: Path,
+    out: Path,
+    pause: float = 0.0,
+    micro_batch: int | None = None,
+) -> None:
     """Train until the iteration that the file `stop` has, once there is such a file.
 
     Args:
@@ -61,10 +69,18 @@ def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: fl
         stop: File that will have the last iteration.
         out: File for the final parameters.
         pause: Seconds that each iteration takes longer.
+        micro_batch: Samples of a micro-batch; None for a job without.
     """
     journal = JournalWriter(journal_path)
     inputs, labels = make_data()
-    slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
+    slices = Slices(
+        SPEC.dataset_size,
+        SPEC.total_batch_size,
+        session,
+        shuffle=SPEC.shuffle,
+        seed=SPEC.seed,
+        micro_batch=micro_batch,
+    )
     initial = first_parameters()
     session.open_parameters(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
 
@@ -81,7 +97,11 @@ def train(session: Session, journal_path: Path, stop: Path, out: Path, pause: fl
             done, indices = part.assignment, part.indices
             crc = zlib.crc32(indices.astype(np.int64).tobytes())
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc)
-            session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
+            if micro_batch is None:
+                session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
+            for one in part.micro_batches:
+                gradient = mean_gradient(session.parameters, inputs[one.indices], labels[one.indices])
+                session.accumulate(gradient, one.count)
             time.sleep(pause)
             session.finish_iteration()
             version = reached()

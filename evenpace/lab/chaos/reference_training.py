@@ -16,6 +16,7 @@ from idl.plan import JobSpec, permutation
 Array = NDArray[np.float64]
 
 SPEC = JobSpec(dataset_size=2000, total_batch_size=96, seed=11)
+MICRO_BATCH = 8  # samples, in a run with exact sums
 PRINT_EVERY = 10  # versions: what went wrong is forgotten by the parameters in time
 OPTIONS = {
     "lr": 0.02,

@@ -205,7 +205,7 @@ def _judge_parameters(
                 found.error = max(found.error, checks.relative_error(mine, prints[version], scale))
                 found.violations += checks.parameters_equal(what, mine, prints[version], scale)
                 found.compared += 1
-    if cluster.settings.deterministic:
+    if cluster.settings.same_bits:
         other = list(checks.bits_equal(finals, _finals(cluster.folder / CALM, workers)))
         found.same_bits = not other
         found.violations += other

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
 from evenpace.lab.experiments.contention_schedule import Disturbance
-from evenpace.lab.fields import Folder, Limit, Seed, Shards, Shares, parse_shares, whole_numbers
+from evenpace.lab.experiments.mappings import MAPPINGS
+from evenpace.lab.fields import Folder, Limit, Seed, Shards, Shares, parse_names, parse_shares, whole_numbers
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from predictors import PredictorOptions
@@ -133,6 +135,44 @@ class BandwidthCut:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingConfig:
+    """The configuration of trainings on many mappings of micro-batches onto workers.
+
+    Attributes:
+        mappings: Names of mappings, in this order.
+        lr: Learning rate; a large one amplifies rounding errors.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    out: Folder
+    mappings: Annotated[
+        tuple[str, ...], Setting("", metavar="NAME,...", choices=MAPPINGS, read=parse_names)
+    ] = tuple(MAPPINGS)
+    iterations: Annotated[int, Setting("", least=1)] = 20
+    batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 48
+    micro_batch: Annotated[int, Setting("Samples of a micro-batch.", least=1)] = 4
+    dtype: Annotated[
+        Literal["float64", "float32"], Setting("In float32, rounding differs with the mapping.")
+    ] = "float64"
+    exact: Annotated[bool, Setting("Sum exactly: all mappings end with the same bits.")] = False
+    dropout: Annotated[float, Setting("Probability that a unit is dropped.", least=0, below=1)] = 0.2
+    lr: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.001
+    samples: Annotated[int, Setting("First samples of the data, to train on.", least=1)] = 250
+    test_samples: Annotated[int, Setting("First samples of the test data.", least=1)] = 500
+    seed: Seed = 1
+    shards: Shards = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.micro_batch > self.batch_size:
+            raise InvalidRequestError(
+                f"micro-batch {self.micro_batch}: must be at most the batch size, {self.batch_size}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

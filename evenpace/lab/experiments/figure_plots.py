@@ -1,4 +1,4 @@
-"""Plots of Figures 6, 7 and 8 of LB-BSP from the content of their JSON files."""
+"""Plots of Figures 6, 7 and 8 of LB-BSP, and of mappings, from the content of their JSON files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +97,31 @@ def migration(figures: Figures) -> Figure:
         everything = np.concatenate([np.asarray(times) for times in figures["times"].values()])
         right.set_ylim(top=1.3 * float(np.quantile(everything, 0.995)))
         figure.legend(loc="outside lower center", ncols=4)
+        return figure
+
+
+def differences(figures: Figures) -> Figure:
+    """Draw what mappings differ by from plain PyTorch: a panel for each workload, a bar for each mapping."""
+    shown = {
+        workload: {"plain, backwards": entry["rounding"]}
+        | {title: row["difference"] for title, row in entry["mappings"].items()}
+        for workload, entry in figures["workloads"].items()
+    }
+    known = [value for values in shown.values() for value in values.values() if 0 < value < np.inf] or [1.0]
+    height = 0.2 * max(map(len, shown.values())) + 1
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(1.4 * _PANEL * len(shown), height), layout="constrained")
+        panels = figure.subplots(1, len(shown), squeeze=False)[0]
+        for axes, (workload, values) in zip(panels, shown.items(), strict=True):
+            colours = [style.GREY, *[_colour(0)] * (len(values) - 1)]
+            bars = axes.barh(list(values), np.nan_to_num(list(values.values()), posinf=0), color=colours)
+            axes.bar_label(bars, [f"{value:.1g}" for value in values.values()], padding=2, fontsize=7)
+            axes.set_xscale("symlog", linthresh=min(known) / 10)  # which has a place for equal bits, at 0
+            axes.set_xlim(0, 1e3 * max(known))
+            axes.set_xticks([])
+            axes.invert_yaxis()
+            axes.set_title(workload)
+            axes.set_xlabel("largest difference from plain PyTorch, logarithmic")
         return figure
 
 

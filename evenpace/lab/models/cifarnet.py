@@ -1,8 +1,9 @@
 """CifarNet: the small CNN for CIFAR-10 after Krizhevsky's cuda-convnet.
 
 Source: `research/slim/nets/cifarnet.py` of TensorFlow's model garden, which gave the network its name, with
-its first parameters. Its dropout is left out: workers would draw different units, so that how a batch is
-split would matter. Local response normalisation looks at one sample at a time and is harmless.
+its first parameters. Its dropout, of half of the units, is off by default: without micro-batches workers draw
+different units, so that how a batch is split matters. Local response normalisation looks at one sample at a
+time and is harmless.
 """
 
 import torch
@@ -12,9 +13,14 @@ _IMAGE_SIZE = 32  # pixels, both ways
 
 
 class CifarNet(nn.Sequential):
-    """CNN of five layers: images (samples, 3, 32, 32) to logits (samples, classes)."""
+    """CNN of five layers: images (samples, 3, 32, 32) to logits (samples, classes).
 
-    def __init__(self, classes: int = 10) -> None:
+    Args:
+        classes: Number of classes.
+        dropout: Probability with which each unit of the first dense layer is dropped.
+    """
+
+    def __init__(self, classes: int = 10, dropout: float = 0.0) -> None:
         # TensorFlow's radius of 4 is a window of 9 channels; PyTorch divides alpha by it itself.
         super().__init__(
             nn.Conv2d(3, 64, 5, padding=2),
@@ -28,6 +34,7 @@ class CifarNet(nn.Sequential):
             nn.Flatten(),
             nn.Linear(64 * (_IMAGE_SIZE // 4) ** 2, 384),
             nn.ReLU(),
+            nn.Dropout(dropout),
             nn.Linear(384, 192),
             nn.ReLU(),
             nn.Linear(192, classes),

@@ -3,10 +3,10 @@
 Source: He, Zhang, Ren and Sun, *Deep Residual Learning for Image Recognition* (CVPR 2016), section 4.2, with
 n = 5 and the shortcuts without parameters (option A).
 
-Batch normalisation, as the paper has it, normalises by the statistics of the samples that a worker has in
-the iteration. So with it a run depends on how its batches are split, and each worker keeps running means of
-its own for evaluation. Group normalisation (Wu and He, ECCV 2018) looks at one sample at a time: with it, an
-even and a balanced run are the same but for rounding.
+Batch normalisation, as the paper has it, normalises by the statistics of the samples that are computed
+together. Without micro-batches these are a worker's in the iteration: a run depends on how its batches are
+split, and each worker keeps running means of its own for evaluation. Group normalisation (Wu and He,
+ECCV 2018) looks at one sample at a time: with it, an even and a balanced run are the same but for rounding.
 """
 
 from typing import Literal
@@ -25,20 +25,22 @@ class ResNet32(nn.Module):
     Args:
         classes: Number of classes.
         norm: The normalisation after each convolution.
+        dropout: Probability with which each of the classifier's inputs is dropped; 0 in the paper.
     """
 
-    def __init__(self, classes: int = 10, norm: Norm = "batch") -> None:
+    def __init__(self, classes: int = 10, norm: Norm = "batch", dropout: float = 0.0) -> None:
         super().__init__()
         blocks: list[nn.Module] = [_convolution(3, 16, 1), _normalisation(norm, 16), nn.ReLU()]
         for before, channels, stride in ((16, 16, 1), (16, 32, 2), (32, 64, 2)):
             blocks.append(_Block(before, channels, stride, norm))
             blocks += [_Block(channels, channels, 1, norm) for _ in range(4)]
         self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(64, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return each class's logit, (samples, classes)."""
-        logits: torch.Tensor = self.classifier(self.features(images))
+        logits: torch.Tensor = self.classifier(self.dropout(self.features(images)))
         return logits
 
 

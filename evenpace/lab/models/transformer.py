@@ -2,8 +2,8 @@
 
 Source: the architecture of GPT-2 (Radford, Wu, Child, Luan, Amodei and Sutskever, *Language Models are
 Unsupervised Multitask Learners*, 2019): layer normalisation before each block and after the last, GELU,
-learned positions, and an output layer that shares the embedding's weights. Dropout is left out: workers
-would draw different units, so that how a batch is split would matter.
+learned positions, and an output layer that shares the embedding's weights. Dropout is off by default:
+without micro-batches workers draw different units, so that how a batch is split matters.
 """
 
 import torch
@@ -18,6 +18,7 @@ class ByteTransformer(nn.Module):
         width: Width of the embedding.
         layers: Number of layers.
         heads: Heads of attention in each layer.
+        dropout: Probability of dropout, in attention and after each part of a layer.
 
     Raises:
         ValueError: The heads do not share the width evenly.
@@ -25,14 +26,16 @@ class ByteTransformer(nn.Module):
 
     BYTES = 256
 
-    def __init__(self, context: int = 64, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+    def __init__(
+        self, context: int = 64, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width}: must be a multiple of the {heads} heads")
         self.embedding = nn.Embedding(self.BYTES, width)
         self.positions = nn.Parameter(torch.zeros(context, width))
         layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True
         )
         self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         mask = nn.Transformer.generate_square_subsequent_mask(context)

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Subset, default_collate
 
 import evenpace
 from evenpace.lab.data import DataError
+from idl.errors import InvalidRequestError
 from worker.torch.loader import MapStyleDataset
 
 log = logging.getLogger(__name__)
@@ -107,6 +109,13 @@ def options_parser(
     )
     add("--lr", type=_amount, default=lr, help="learning rate (default: %(default)s)")
     add("--weight-decay", type=_amount, default=weight_decay, help="L2 penalty (default: %(default)s)")
+    add(
+        "--micro-batch",
+        type=positive,
+        metavar="SAMPLES",
+        help="compute so many samples together, on whichever worker, so that the result does not depend on "
+        "how batches are split",
+    )
     add("--seed", type=_count, default=1, help="of first parameters and order (default: %(default)s)")
     add("--samples", type=positive, help="train on the first so many samples only")
     add("--test-samples", type=_count, help="evaluate on the first so many only; 0 for no evaluation")
@@ -121,6 +130,19 @@ def options_parser(
     add("--save", type=Path, metavar="FILE", help="save the trained model's state_dict here")
     add("--threads", type=positive, default=1, help="of PyTorch (default: %(default)s)")
     return parser
+
+
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all networks have."""
+    add = parser.add_argument
+    add("--dropout", type=_probability, default=0.0, help="probability that a unit is dropped (default: 0)")
+    add("--dtype", choices=["float32", "float64"], default="float32", help="default: %(default)s")
+
+
+def dtype_of(options: argparse.Namespace) -> torch.dtype:
+    """Return the type of parameters and images that the options of a network ask for."""
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    return dtype
 
 
 def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Workload]) -> None:
@@ -141,24 +163,37 @@ def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Wo
         parser.error(str(error))
     log.info("%s on %s", workload.name, workload.data)
     snapshots = train(workload, options)
-    if options.save is not None:
-        torch.save(workload.model.state_dict(), options.save)
     if options.test_samples != 0:
         report(workload, snapshots, options.metrics)
 
 
 def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot]:
-    """Train as one worker of the job.
+    """Train as one worker of the job; without a parameter server, in `DistributedDataParallel`.
 
     Returns:
-        The model as it was after each `options.evaluate_every` iterations, and at the end.
+        The model as it was after each `options.evaluate_every` iterations, and at the end unless this worker
+        was released before.
     """
     warm_up(workload)
-    model, every = workload.model, options.evaluate_every
+    model, optimizer, every = workload.model, workload.optimizer, options.evaluate_every
     loader = evenpace.torch.DataLoader(
-        workload.train_set, options.batch_size, shuffle=True, seed=options.seed, collate_fn=workload.collate
+        workload.train_set,
+        options.batch_size,
+        shuffle=True,
+        seed=options.seed,
+        micro_batch=options.micro_batch,
+        collate_fn=workload.collate,
     )
-    optimizer = evenpace.torch.distribute(workload.optimizer, loader)
+    forward: nn.Module = model
+    if loader.session.uses_all_reduce:
+        if every:
+            raise InvalidRequestError("--evaluate-every: takes a parameter server")
+        distributed.init_process_group("gloo")
+        forward = evenpace.torch.balance(DistributedDataParallel(model), loader)
+    else:
+        # Without micro-batches, batch normalisation's statistics stay each worker's own.
+        evenpace.torch.distribute(optimizer, loader, model if options.micro_batch else None)
+    parts = evenpace.torch.micro_batches if options.micro_batch else lambda batch: (batch,)
     per_epoch = loader.slices.spec.iterations_per_epoch
     epochs = math.ceil(options.iterations / per_epoch) if options.iterations else options.epochs
     end = options.iterations or epochs * per_epoch
@@ -171,14 +206,22 @@ def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot
         return ModelSnapshot(iteration, time.perf_counter() - began, copy.deepcopy(model.state_dict()))
 
     snapshots = [snapshot()] if every else []
-    for inputs, targets in _batches(loader, epochs, end):
+    for batch in _batches(loader, epochs, end):
         optimizer.zero_grad()
-        workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        for inputs, targets in parts(batch):
+            workload.loss(forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if every and _iteration(loader) // every > snapshots[-1].iteration // every:
+        released = loader.session.released is not None
+        if every and not released and _iteration(loader) // every > snapshots[-1].iteration // every:
             snapshots.append(snapshot())
-    if not snapshots or snapshots[-1].iteration < end:
+    if loader.session.released is None and (not snapshots or snapshots[-1].iteration < end):
         snapshots.append(snapshot())
+    if options.save is not None:
+        torch.save(model.state_dict(), options.save)
+    if distributed.is_initialized():
+        distributed.barrier()
+        del forward  # so that nothing holds the process group, whose threads end with it
+        distributed.destroy_process_group()
     return snapshots
 
 
@@ -253,7 +296,7 @@ def _batches(loader: evenpace.torch.DataLoader, epochs: int, end: int) -> Iterat
             if _iteration(loader) >= end:
                 return
             yield batch
-            if _iteration(loader) >= end:
+            if loader.session.released is not None or _iteration(loader) >= end:
                 return
 
 
@@ -285,6 +328,13 @@ def _count(text: str) -> int:
         number = -1
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 0")
+    return number
+
+
+def _probability(text: str) -> float:
+    number = _amount(text)
+    if number >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be from 0 to below 1")
     return number
 
 

@@ -1,6 +1,7 @@
 """Small network of the demo on handwritten digits: real data without any files, and quick to train."""
 
 import argparse
+import functools
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ _WIDTH_TIMES_PIXELS = 8192  # keeps large images from taking much longer than sm
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the workload's options."""
-    return common.options_parser(
+    options = common.options_parser(
         "The demo's small CNN on handwritten digits.",
         data="digits (scikit-learn's), mnist:DIR (IDX files) or cifar10:DIR (CIFAR-10's binary version)",
         epochs=20,
@@ -22,6 +23,11 @@ def parser() -> argparse.ArgumentParser:
         lr=0.1,
         weight_decay=0.0,
     )
+    options.add_argument(
+        "--batch-norm", action="store_true", help="batch normalisation after the first two convolutions"
+    )
+    common.add_network_options(options)
+    return options
 
 
 def make_digits(options: argparse.Namespace) -> common.Workload:
@@ -32,26 +38,37 @@ def make_digits(options: argparse.Namespace) -> common.Workload:
     """
     data = load(options.data)
     torch.manual_seed(options.seed)
-    return image_workload("digits", data, make_model(data), options)
+    model = make_model(data, options.dropout, batch_norm=options.batch_norm)
+    return image_workload("digits", data, model, options)
 
 
-def make_model(data: ImageSet) -> nn.Module:
+def make_model(data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False) -> nn.Module:
     """Make a CNN of three convolutions for images of the data set's shape; the caller sets the seed.
 
-    It has no batch statistics and no dropout, so that how a batch is split cannot matter; and it is smooth,
-    for with ReLU or max-pooling, training itself blows rounding errors up a thousandfold within a few epochs.
+    By default it has no batch statistics and no dropout, so that how a batch is split cannot matter. It is
+    smooth, for with ReLU or max-pooling, training itself blows rounding errors up a thousandfold within a few
+    epochs.
+
+    Args:
+        data: The data set.
+        dropout: Probability with which each of the last layer's inputs is dropped.
+        batch_norm: Whether the first two convolutions are followed by batch normalisation.
     """
     channels, height, width = data.train_images.shape[1:]
     features = min(128, max(16, _WIDTH_TIMES_PIXELS // (height * width)))
+    norm = functools.partial(nn.BatchNorm2d, features) if batch_norm else nn.Identity
     return nn.Sequential(
         nn.Conv2d(channels, features, 3, padding=1),
+        norm(),
         nn.Tanh(),
         nn.Conv2d(features, features, 3, padding=1),
+        norm(),
         nn.Tanh(),
         nn.AvgPool2d(2),
         nn.Conv2d(features, features, 3, padding=1),
         nn.Tanh(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
+        nn.Dropout(dropout),
         nn.Linear(features * 16, data.classes),
     )

@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--width", type=common.positive, default=64, help="default: %(default)s")
     options.add_argument("--layers", type=common.positive, default=2, help="default: %(default)s")
+    common.add_network_options(options)
     return options
 
 
@@ -77,7 +78,8 @@ def make_transformer(options: argparse.Namespace) -> common.Workload:
         raise DataError(f"{options.data}: {len(text)} bytes are too few for pieces of {options.context}.")
     torch.manual_seed(options.seed)
     try:
-        model = ByteTransformer(options.context, options.width, options.layers)
+        model = ByteTransformer(options.context, options.width, options.layers, dropout=options.dropout)
+        model.to(common.dtype_of(options))
     except ValueError as error:
         raise DataError(str(error)) from error
     train_set = common.first_samples(train, options.samples, "--samples")

@@ -9,8 +9,10 @@ import sys
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from evenpace import duty_cycle
+from evenpace.cli import cli
 from tests.services import has_ended
 
 KEYS = {
@@ -119,6 +121,27 @@ def test_the_demos_figures_are_its_records(finished):
     assert "<svg" in page
     assert "with no waiting at all, is 2.50 times" in page
     assert f"no parameter differs by more than {summary['parameters_max_abs_diff']:.2g}" in page
+
+
+@pytest.mark.slow
+def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
+    """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
+    options = ["--mapping", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]
+    done = CliRunner().invoke(cli, ["demo", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "figures.json").read_text())["workloads"]["digits"]["mappings"]
+    assert 0 < rows["4-uneven"]["difference_from_first"] < 1e-10
+    assert rows["4-without"]["difference_from_first"] > 1e-3
+    assert f"differ by {rows['4-uneven']['difference_from_first']:.1e} at most" in " ".join(
+        done.output.split()
+    )
+
+
+def test_options_without_a_part_in_the_mapping_are_refused():
+    """They would change nothing."""
+    done = CliRunner().invoke(cli, ["demo", "--mapping", "--shares", "0.5,0.5"])
+    assert done.exit_code == 2
+    assert "--shares: has no part in --mapping" in done.output
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies.step_times import StepTimes
 from evenpace.cli import cli
 from evenpace.lab.bench.balance_play import best_split, play
 from evenpace.lab.bench.config import Change, Noise
-from evenpace.lab.bench.step_times import StepTimes, made_up_step_times, make_cluster, read_step_times
+from evenpace.lab.bench.step_times import made_up_step_times, make_cluster, read_step_times
 from tests import SHARED_DATA
 
 STEP_TIMES = SHARED_DATA / "gpu-step-times" / "step_times.csv"

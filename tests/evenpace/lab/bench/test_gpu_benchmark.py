@@ -52,7 +52,14 @@ def test_all_parts_run(tmp_path):
     assert statuses.pop("memory") == "skipped"
     assert results["memory"]["reason"] == "needs a GPU"
     assert set(statuses.values()) == {"ok"}
-    assert len(statuses) == 6
+    assert len(statuses) == 7
+    for by_number in results["at_once"]["result"].values():
+        numbers = list(by_number["samples_per_s"])
+        assert numbers in (["1", "2"], ["1"])  # a slow machine has time for one
+        assert (by_number["fit"] is None) == (numbers == ["1"])
+        assert numbers == ["1"] or by_number["fit"]["beta"] > 0
+        assert str(by_number["chosen"]["at_once"]) in numbers
+        assert 1 in by_number["chosen"]["tried"]
     by_workers = results["balancing"]["result"]
     assert sum(by_workers["2"]["leader_straggler"]["batch_sizes"]) == 4
     with (tmp_path / "out.csv").open() as stream:

@@ -123,6 +123,8 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, link_mib=0)
     with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
         ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
+    with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
+        ChaosConfig(1, 0, deterministic=True, exact=True)
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
@@ -133,6 +135,7 @@ def test_a_run_says_how_to_have_the_same_faults_again():
     assert ChaosConfig(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
     others = ChaosConfig(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
+    assert ChaosConfig(0.5, 7, exact=True).command.endswith(" --shards 2 --exact")
 
 
 def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):

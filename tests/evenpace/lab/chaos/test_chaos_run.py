@@ -62,6 +62,20 @@ def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
 
 
 @pytest.mark.slow
+def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
+    """Workers and shards are killed, too, and splits follow the speeds."""
+    path = tmp_path / "chaos.json"
+    options = ["--minutes", "0.1", "--faults", "kill,cut", "--exact", "--json", str(path)]
+    with start(tmp_path, *options) as process:
+        code = process.wait(timeout=560)
+    assert code == 0, (tmp_path / "out").read_text()
+    told = json.loads(path.read_text())
+    assert told["jobs"]["job-0"]["same_bits"] is True
+    killed = {fault["target"] for fault in told["faults"] if fault["kind"] == "kill" and fault["evidence"]}
+    assert killed & {"w0", "w1", "w2", "w3", "w4"}
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
     """Ctrl-C ends the processes, and removes the files."""
     with start(tmp_path, "--minutes", "5") as process:

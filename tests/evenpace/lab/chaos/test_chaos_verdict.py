@@ -263,14 +263,14 @@ def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypa
 
 def test_a_worker_that_trains_on_a_slice_twice_is_seen(tmp_path, monkeypatch):
     """The worker takes the samples of its previous slice again, instead of those that it was assigned."""
-    indices = Slices._indices
+    slice_of = Slices.slice_of
 
     def wrong(slices, assignment):
         if (assignment.iteration, slices.session.config.worker) == (7, "w1"):
             assignment = replace(assignment, start=assignment.start - SPEC.total_batch_size)
-        return indices(slices, assignment)
+        return slice_of(slices, assignment)
 
-    monkeypatch.setattr(Slices, "_indices", wrong)
+    monkeypatch.setattr(Slices, "slice_of", wrong)
     said_of(
         trained(tmp_path, 12).under_faults(kill()),
         "w1: iteration 7: wrong samples for ",
@@ -559,10 +559,10 @@ def test_a_worker_that_does_not_come_to_the_end_is_seen(run):
     assert run.judged().violations == ["w1: did not come to the end with its parameters"]
 
 
-@pytest.fixture
-def twin(faultless, tmp_path):
+@pytest.fixture(params=["deterministic", "exact"])
+def twin(faultless, tmp_path, request):
     """The same, where another run without faults has come to the same bits."""
-    run = faultless.copied(tmp_path, deterministic=True)
+    run = faultless.copied(tmp_path, **{request.param: True})
     shutil.copytree(run.folder / "parameters", run.folder / CALM / "parameters")
     return run
 

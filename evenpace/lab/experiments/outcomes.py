@@ -1,0 +1,58 @@
+"""What trainings have ended with, kept in files: an experiment that was interrupted goes on where it was."""
+
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenpace.reports import files
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training has ended with.
+
+    Attributes:
+        state: Parameters and running statistics, (elements,).
+        figures: Other figures: numbers, texts, and lists of them.
+    """
+
+    state: torch.Tensor
+    figures: dict[str, Any]
+
+
+class Outcomes:
+    """The outcomes of an experiment's trainings, in files that are named for them.
+
+    Args:
+        folder: Folder of the files.
+        again: Whether to train also where there is an outcome.
+        tell: Called with the title of a training whose outcome is taken from its file.
+    """
+
+    def __init__(self, folder: Path, again: bool, tell: Callable[[str], object]) -> None:
+        self._folder = folder
+        self._again = again
+        self._tell = tell
+
+    def of(self, title: str, configuration: str, train: Callable[[], Outcome]) -> Outcome:
+        """Return a training's outcome: from its file, if that is of the same configuration, or by `train`.
+
+        Raises:
+            OSError: The file cannot be read or written.
+        """
+        path = self._folder / f"{title}.pt"
+        if not self._again and path.exists():
+            kept = torch.load(path)
+            if kept.pop("configuration") == configuration:
+                self._tell(title)
+                return Outcome(**kept)
+        outcome = train()
+        content = io.BytesIO()
+        torch.save({"configuration": configuration, **asdict(outcome)}, content)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files.replace(path, content.getvalue())
+        return outcome

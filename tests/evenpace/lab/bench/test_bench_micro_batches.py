@@ -1,0 +1,39 @@
+"""`evenpace bench micro-batches` in small: real services, and workers that measure themselves."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.lab.bench import micro_batches
+from evenpace.lab.bench.config import MicroBatchesConfig
+from idl.errors import InvalidRequestError
+
+
+@pytest.mark.slow
+def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
+    """Times are shares of plain accumulation's; memory does not grow with the number of micro-batches."""
+    monkeypatch.setattr(micro_batches, "_CASES", (("digits", ("--batch-norm",), (4,)),))
+    monkeypatch.setattr(micro_batches, "_MEMORY", ("transformer", (), 4))
+    path = tmp_path / "figures.json"
+    command = ["bench", "micro-batches", "--number", "4", "--iterations", "3", "--memory", "2,4"]
+    done = CliRunner().invoke(cli, [*command, "--json", str(path)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(path.read_text())
+    (case,) = figures["times"]
+    assert (case["workload"], case["micro_batch"]) == ("digits", 4)
+    assert case["plain_s"] > 0
+    assert f"{case['iteration_share']:.1%}" in done.output
+    assert f"{case['loop_share']:.1%}" in done.output
+    memory = figures["memory"]
+    assert memory["plain_bytes"] > 2**20  # the activations alone
+    assert set(memory["of_plain"]) == {"2", "4"}
+    assert max(memory["of_plain"].values()) < 1.5
+    assert memory["bytes"]["4"] < 1.2 * memory["bytes"]["2"]
+
+
+def test_wrong_options_are_named():
+    """Numbers must be at least 1."""
+    with pytest.raises(InvalidRequestError, match="iterations 0: must be at least 1"):
+        MicroBatchesConfig(iterations=0)
