@@ -78,13 +78,23 @@ class Planner:
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Show the policy what was observed of an iteration."""
-        if self.batches.spec.micro_batch is not None:  # a larger share takes no more memory
-            observations = {
-                name: record._replace(memory_usage=min(record.memory_usage, MEMORY_GUARD))
-                for name, record in observations.items()
-            }
+        if self.batches.spec.micro_batch is not None:
+            observations = {name: self._in_whole(record) for name, record in observations.items()}
         self.policy.observe(observations)
         self._outbox.effects.fit = True
+
+    def _in_whole(self, record: WorkerRecord) -> WorkerRecord:
+        """Return a record as if all of its micro-batches were whole, as those of splits are, at its speed.
+
+        A larger share takes no more memory, so that it never seems to be short.
+        """
+        count = record.batch_size
+        whole = self._cuts(max(1, count)).padded if count else 0
+        return record._replace(
+            batch_size=whole,
+            batch_processing_time=record.batch_processing_time * (whole / count if count else 1.0),
+            memory_usage=min(record.memory_usage, MEMORY_GUARD),
+        )
 
     def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
         """Give a policy what the fit that it handed out last has learnt, or None where the fit failed.
