@@ -9,6 +9,7 @@ full waves and a last one: the n_GA + 1 waves of JABAS.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 
 import numpy as np
@@ -25,6 +26,20 @@ MODEL = "at_once"
 _WINDOW = 5  # iterations whose median counts, after one that does not
 _PAYS = 1.05  # factor of the throughput, from which on twice as many at once are kept
 _MOST_GAIN = 1 / math.log(2)  # γ with which two at once take no longer than one
+
+
+@lru_cache(maxsize=1024)  # workers of one kind of device have equal waves, in round after round
+def _waves(relative: tuple[tuple[int, float], ...], most: int, at_once: int | None) -> Waves:
+    """Return the times of waves of 1 to `most` micro-batches; see `Trial`.
+
+    γ is fitted by least squares over the numbers that have paid, with their relative throughputs.
+    """
+    paid, throughputs = zip(*relative, strict=True)
+    logs = np.log(paid)
+    gain = np.clip(logs @ (np.array(throughputs) - 1) / max(logs @ logs, 1e-300), 0.0, _MOST_GAIN)
+    numbers = np.arange(1, most + 1)
+    times = np.maximum.accumulate(numbers / (1 + gain * np.log(numbers)))
+    return Waves(tuple(times.tolist()), at_once=at_once)
 
 
 @dataclass
@@ -48,18 +63,9 @@ class Trial:
         """Return the largest number that has paid."""
         return max(self.relative)
 
-    @property
-    def gain(self) -> float:
-        """Return γ, by least squares over the numbers that have paid."""
-        logs = np.log(list(self.relative))
-        above = np.array(list(self.relative.values())) - 1
-        return float(np.clip(logs @ above / max(logs @ logs, 1e-300), 0.0, _MOST_GAIN))
-
     def waves(self, most: int, at_once: int | None = None) -> Waves:
         """Return the times ρ of waves of 1 to `most` micro-batches; see `Waves` for `at_once`."""
-        numbers = np.arange(1, most + 1)
-        times = np.maximum.accumulate(numbers / (1 + self.gain * np.log(numbers)))
-        return Waves(tuple(times.tolist()), at_once=at_once)
+        return _waves(tuple(self.relative.items()), most, at_once)
 
     def observe(self, worker: str, number: int, at_once: int, seconds: float) -> None:
         """Take in a worker's iteration of `number` micro-batches, `at_once` of them at once."""

@@ -25,18 +25,26 @@ class Alone:
     def __init__(self, waves: Sequence[Waves | None], micro_batches: Sequence[int]) -> None:
         self._in_waves = [one is not None for one in waves]
         self._sizes = np.array(micro_batches)
-        self._curves = WaveCurves([one or Waves((1.0,)) for one in waves], micro_batches)
+        self._curves: WaveCurves | None = None  # in most jobs, samples are what they are
+        if any(self._in_waves):
+            self._curves = WaveCurves([one or Waves((1.0,)) for one in waves], micro_batches)
 
     def one(self, worker: int, count: int) -> float:
         """Return the samples for `count` samples of one worker."""
-        return self._sizes[worker] * self._curves.time(worker, count) if self._in_waves[worker] else count
+        if self._curves is None or not self._in_waves[worker]:
+            return count
+        return int(self._sizes[worker]) * self._curves.time(worker, count)
 
     def all(self, counts: Sequence[int]) -> Array:
         """Return the samples for all workers' samples, (workers,)."""
+        if self._curves is None:
+            return np.array(counts, dtype=float)
         return np.array([self.one(worker, count) for worker, count in enumerate(counts)], dtype=float)
 
     def within(self, alone: Array) -> Array:
         """Return the most samples in waves that do not take longer than samples `alone`, (workers,)."""
+        if self._curves is None:
+            return alone
         return np.where(self._in_waves, self._curves.within(alone / self._sizes), alone)
 
 

@@ -48,6 +48,19 @@ def test_any_order_and_any_division_give_the_same_integers(parts, chance, cut):
     assert np.array_equal(whole, summed(mixed[:cut], total) + summed(mixed[cut:], total))
 
 
+def test_many_elements_are_rounded_like_one():
+    """They are added in blocks, the last of which is not full and is checked, too."""
+    form, count = FixedPoint(100), 7
+    values = np.random.default_rng(1).normal(size=40_000).astype(np.float32)
+    sums = np.arange(len(values))
+    form.add(sums, values, count)
+    expected = [i + round(float(value) * count / form.unit) for i, value in enumerate(values)]
+    assert sums.tolist() == expected
+    values[-1] = 2.0**20
+    with pytest.raises(InvalidRequestError, match="absolute value of 1"):
+        form.add(sums, values, count)
+
+
 @given(contributions())
 def test_the_mean_is_that_of_exact_numbers_to_the_resolution(parts):
     """Nothing overflows below the limits, and each contribution is off by half a unit at most."""
