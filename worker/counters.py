@@ -43,10 +43,16 @@ class SessionTally:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.observer: PhaseObserver | None = None
         self._phase_ended_at = time.monotonic_ns()  # when the last phase ended
+        self._loaded: Assignment | None = None  # whose samples the last phase has loaded
 
     @contextlib.contextmanager
     def phase(self, name: str, assignment: Assignment | None) -> Iterator[None]:
-        """Count the time of a `with` block as a phase of an iteration; not if the block raises an error."""
+        """Count the time of a `with` block as a phase of an iteration; not if the block raises an error.
+
+        Between two micro-batches that are loaded, the first is computed.
+        """
+        if name == "load" and assignment is not None and assignment is self._loaded:
+            self.end_compute(assignment)
         began = time.monotonic_ns()
         yield
         self._end(name, assignment, began)
@@ -63,6 +69,7 @@ class SessionTally:
 
     def _end(self, name: str, assignment: Assignment | None, began: int) -> None:
         self._phase_ended_at = now = time.monotonic_ns()
+        self._loaded = assignment if name == "load" else None
         self.seconds[name] += (now - began) / 1e9
         if self.observer is not None and assignment is not None:
             self.observer(assignment, name, began, now)

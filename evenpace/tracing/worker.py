@@ -1,5 +1,7 @@
 """A worker's spans: its iterations and their phases."""
 
+from collections import Counter
+
 from evenpace.tracing.ids import TraceKey, worker_path
 from evenpace.tracing.tracer import Tracer
 from idl.plan import Assignment
@@ -38,5 +40,8 @@ class SessionTracer:
         about: dict[str, str | int] = {"worker": worker, "start": assignment.start}
         about["samples"] = assignment.count
         self._tracer.span(key, path, "iteration", begin, end, about)
+        seen = Counter[str]()  # a micro-batch has phases of its own
         for phase, began, ended in self._phases:
-            self._tracer.span(key, (*path, phase), phase, began, ended, {"worker": worker})
+            step = f"{phase} {seen[phase]}" if seen[phase] else phase
+            seen[phase] += 1
+            self._tracer.span(key, (*path, step), phase, began, ended, {"worker": worker})
