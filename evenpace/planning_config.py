@@ -26,7 +26,11 @@ class Task:
     micro_batch: Annotated[int | None, Setting("Samples of a micro-batch.", least=1)] = None
     at_once: Annotated[
         int,
-        Setting("Micro-batches that a device computes at once, at most, as far as they fit.", least=1),
+        Setting(
+            "Micro-batches that a device computes at once, at most, as far as they fit.",
+            least=1,
+            most=MOST_AT_ONCE,
+        ),
     ] = 1
     communication: Annotated[
         float,
@@ -40,5 +44,3 @@ class Task:
             raise ValueError(f"micro_batch {size}: must be at most the total, {self.total}")
         if self.at_once > 1 and size is None:
             raise ValueError(f"at_once {self.at_once}: must be 1 without micro-batches")
-        if self.at_once > MOST_AT_ONCE:
-            raise ValueError(f"at_once {self.at_once}: must be from 1 to {MOST_AT_ONCE}")

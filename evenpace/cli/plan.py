@@ -84,7 +84,7 @@ def _print(console: Any, found: "Recommendation", task: Task) -> None:
     if best is None:
         console.print(f"A batch of {task.total} samples does not fit: give --micro-batch, or more devices.")
         return
-    in_waves = best.shares[0].at_once is not None
+    in_waves = any(share.at_once is not None for share in best.shares)
     headings = ["devices", "samples each"]
     headings += ["micro-\nbatches"] if task.micro_batch is not None else []
     headings += ["at once", "waves"] if in_waves else []

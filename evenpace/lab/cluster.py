@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -231,14 +231,19 @@ class LocalCluster:
         """Return the name of a worker's CPU limit; what is left of it is removed with the cluster."""
         return f"{self._id}-{worker}"
 
-    def check(self) -> bool:
+    def check(self, gone: Collection[str] = ()) -> bool:
         """Return whether workers are still running.
 
+        Args:
+            gone: Names of workers that may have ended in any way.
+
         Raises:
-            ProcessFailedError: A process failed, or a service ended.
+            ProcessFailedError: Another process failed, or a service ended.
         """
         running = False
         for process in self.processes:
+            if process.name in gone:
+                continue
             if process.running:
                 running = running or process.role == "worker"
             elif process.role != "worker" or (process.popen is not None and process.popen.returncode):

@@ -139,7 +139,7 @@ def run_mapping_demo(config: DemoConfig, json_path: Path | None = None) -> dict[
         seed=config.seed,
         shards=config.shards,
     )
-    figures = mapping.run(["digits"], {"digits": config.data}, settings, console)
+    figures = mapping.run(["digits"], {"digits": config.data}, settings, console, again=True)
     if json_path is not None:
         files.write_json(figures, json_path)
     rows = figures["workloads"]["digits"]["mappings"]

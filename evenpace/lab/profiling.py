@@ -25,7 +25,17 @@ _ENOUGH = 2  # batch sizes begun, of which the last does not fit
 _SMALLEST = 8  # samples
 _WARM_UP = 2  # steps of each batch size and start that do not count: kernels are chosen, graphs traced
 _POLL_SECONDS = 0.02
-_OUT_OF_MEMORY = ("out of memory", "memory runs out", "MemoryError", "can't allocate memory", "bad_alloc")
+_OUT_OF_MEMORY = (  # in what PyTorch, JAX, TensorFlow, NumPy and evenpace say, in lower case
+    "out of memory",
+    "memory runs out",
+    "memoryerror",
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "status_alloc_failed",
+    "resource_exhausted",
+    "oom when allocating",
+)
 _KILLED = -9  # status of a process that the kernel ended for want of memory
 
 
@@ -212,8 +222,7 @@ class _Profiling:
             ProcessFailedError: The script failed for another reason, or with the smallest batch.
         """
         assert process.popen is not None
-        tail = process.tail()
-        short = process.popen.returncode == _KILLED or any(message in tail for message in _OUT_OF_MEMORY)
+        short = process.popen.returncode == _KILLED or is_out_of_memory(process.tail())
         if not short or len(self._measured) < _ENOUGH:
             raise process.failure()
         self._end_before(max(self._measured))
@@ -223,6 +232,11 @@ class _Profiling:
         del self._measured[size]
         self._limit = max(self._measured, default=None)
         self.ended = f"{size} samples do not fit into its memory"
+
+
+def is_out_of_memory(log: str) -> bool:
+    """Return whether the end of a script's log says that memory ran out, in any framework's words."""
+    return any(message in log.lower() for message in _OUT_OF_MEMORY)
 
 
 def _has_worker(client: ManagerClient) -> bool:

@@ -119,7 +119,7 @@ def test_errors_name_the_value(profiles, task, said):
     [
         ((10, 64), "micro_batch 64: must be at most the total, 10"),
         ((10, None, 4), "at_once 4: must be 1 without micro-batches"),
-        ((4096, 1, 4000), "at_once 4000: must be from 1 to 1024"),
+        ((4096, 1, 4000), "at_once 4000: must be at least 1 and at most 1024"),
         ((10, None, 1, math.nan), "communication nan: must be at least 0 and below inf"),
     ],
 )
@@ -163,6 +163,19 @@ def test_the_plan_is_printed_and_written(folder, tmp_path):
     figures = json.loads(out.read_text())
     assert [share["samples"] for share in figures["best"]["shares"]] == [400, 400, 100, 100]
     assert figures["alone"]["V100 16GB"]["seconds"] == pytest.approx(0.5)
+
+
+def test_waves_are_shown_where_a_device_gets_nothing(tmp_path):
+    """What the table has does not depend on the order of devices."""
+    for profile in (
+        linear("slow", 0.0, 9.0, sizes=(64, 128)),
+        linear("fast", 0.0, 1.0, 128, sizes=(64, 128)),
+    ):
+        files.write_json(profile.content(), tmp_path / f"{profile.device}.json")
+    for devices in (("slow", "fast=2"), ("fast=2", "slow")):
+        result = plan("--total", 128, "--micro-batch", 64, "--at-once", 2, "--profiles", tmp_path, *devices)
+        assert result.exit_code == 0, result.output
+        assert "waves" in result.output
 
 
 def test_the_plan_says_where_fewer_devices_are_faster(folder):

@@ -7,7 +7,7 @@ of one process. Here each mapping is trained by real processes, and what it ends
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.mapping_reference import state_vector, train_alone
 from evenpace.lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
 from evenpace.lab.experiments.outcomes import Outcome, Outcomes
-from evenpace.lab.experiments.scheme_run import RunTooShortError
+from evenpace.lab.experiments.scheme_run import RunTooShortError, followed
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
@@ -107,7 +107,7 @@ class MappedTraining:
             train_alone(self.workload, self.options, backwards=backwards)
         finally:
             torch.set_num_threads(threads)
-        return state_vector(self.workload.model)
+        return state_vector(self.workload.model.state_dict())
 
     def evaluated(self, state: torch.Tensor) -> dict[str, float]:
         """Return loss and accuracy of parameters and running statistics, (elements,), on the test set."""
@@ -136,10 +136,7 @@ class MappedTraining:
         with cluster:
             play = _Play(cluster, mapping, self._line(mapping), self._config)
             play.to_end(watch)
-        states = [
-            torch.cat([tensor.flatten().double() for tensor in torch.load(folder / f"{name}.pt").values()])
-            for name in play.staying
-        ]
+        states = [state_vector(torch.load(folder / f"{name}.pt")) for name in play.staying]
         apart = max(_apart(state, states[0]) for state in states)
         return MappedRun(states[0], apart, play.splits, time.monotonic() - began)
 
@@ -188,7 +185,7 @@ class _Play:
             ManagerClient(cluster.manager) as client,
         ):
             left = list(self._mapping.events)
-            for _ in self._running(observer):
+            for _ in followed(cluster, observer, self._gone):
                 done = len(observer.iterations)
                 watch(done)
                 if left and done >= self._config.iterations:  # a newcomer would begin another job
@@ -211,28 +208,6 @@ class _Play:
             f"{self._config.iterations}"
         )
 
-    def _running(self, observer: Observer) -> Iterator[None]:
-        """Yield after each look at the job, until the workers that stay have ended."""
-        while True:
-            running = self._check()
-            observer.poll()
-            yield
-            if not running:
-                return
-            time.sleep(_POLL_SECONDS)
-
-    def _check(self) -> bool:
-        """Return whether workers are running.
-
-        Raises:
-            ProcessFailedError: A process failed that was not killed.
-        """
-        for process in self._cluster.processes:
-            failed = not process.running and (process.role != "worker" or process.popen.returncode)  # type: ignore[union-attr]
-            if failed and process.name not in self._gone:
-                raise process.failure()
-        return any(self._processes[name].running for name in self.staying)
-
     def _start(self, number: int, share: float) -> None:
         name = f"worker-{number}"
         options = {"--max-batch-size": str(self._most(share))} if share < 1 else {}
@@ -253,7 +228,7 @@ class _Play:
             self._start(event.worker, event.share)
             deadline = time.monotonic() + _PATIENCE_SECONDS
             while not (observer.poll() and name in observer.members):
-                self._check()
+                self._cluster.check(self._gone)
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"{name} did not join within {_PATIENCE_SECONDS:g} s")
                 time.sleep(_POLL_SECONDS)
@@ -285,7 +260,7 @@ def run(
 
     Raises:
         EvenpaceError: A run failed.
-        ValueError: The data cannot be read, or there is no such mapping.
+        ValueError: The data cannot be read.
     """
     figures: dict[str, Any] = {"config": asdict(config) | {"out": str(config.out)}, "workloads": {}}
     config.out.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,9 @@ those of running statistics.
 """
 
 import argparse
+from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from evenpace.lab.workloads.common import Workload
 from idl.plan import Assignment, JobSpec, permutation
@@ -56,9 +56,9 @@ def train_alone(workload: Workload, options: argparse.Namespace, *, backwards: b
         optimizer.step()
 
 
-def state_vector(model: nn.Module) -> torch.Tensor:
-    """Return a model's parameters and running statistics in double precision, (elements,)."""
-    return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
+def state_vector(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the parameters and running statistics of a state dict in double precision, (elements,)."""
+    return torch.cat([tensor.flatten().double() for tensor in state.values()])
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,21 +102,26 @@ def training(
             yield observer
 
 
-def followed(cluster: LocalCluster, observer: Observer) -> Iterator[None]:
+def followed(cluster: LocalCluster, observer: Observer, gone: Collection[str] = ()) -> Iterator[None]:
     """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
+    Args:
+        cluster: The cluster.
+        observer: The observer.
+        gone: Names of workers that may have ended in any way; it may change meanwhile.
+
     Raises:
-        ProcessFailedError: A process failed.
+        ProcessFailedError: Another process failed.
         EvenpaceError: The manager does not answer.
     """
     running = True
     while running:
-        running = cluster.check()
+        running = cluster.check(gone)
         time.sleep(_POLL_SECONDS)
         try:
             there = observer.poll()
         except EvenpaceError:
-            cluster.check()  # a process that has failed says more
+            cluster.check(gone)  # a process that has failed says more
             raise
         if there:
             yield

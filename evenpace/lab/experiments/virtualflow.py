@@ -30,7 +30,6 @@ from evenpace.lab.terminal import make_table
 from evenpace.planning import Forecast, Recommendation, recommend
 from evenpace.planning_config import Task
 from evenpace.reports import files
-from idl.bounds import MOST_AT_ONCE
 
 _TOTAL = 8192  # samples, as in Table 4
 _FACTOR = 4.0  # speed of a V100 over that of a P100, as section 6.5.1 says of ResNet-50
@@ -67,7 +66,7 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
     for model, gpus in curves.items():
         if {"V100", "P100"} <= set(gpus):
             profiles = {gpu: published_profile(gpu, model, times) for gpu, times in gpus.items()}
-            task = Task(_TOTAL, _MICRO_BATCH, at_once=min(_TOTAL // _MICRO_BATCH, MOST_AT_ONCE))
+            task = Task(_TOTAL, _MICRO_BATCH, at_once=_TOTAL // _MICRO_BATCH)
             models += [{"model": model, **_row(name, profiles, task)} for name in _SETS]
     figures = {"splits": splits, "models": models, "errors": interpolation_errors(curves)}
     _print(console, figures)

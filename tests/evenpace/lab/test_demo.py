@@ -127,6 +127,9 @@ def test_the_demos_figures_are_its_records(finished):
 def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
     options = ["--mapping", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]
+    kept = tmp_path / "run" / "digits" / "plain.pt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of an earlier demo, which is not shown again")
     done = CliRunner().invoke(cli, ["demo", *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "figures.json").read_text())["workloads"]["digits"]["mappings"]

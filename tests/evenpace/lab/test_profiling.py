@@ -10,7 +10,7 @@ from batchsize_manager.learning.profiles import Profile, Step, read_profiles
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.profile_config import ProfileConfig
-from evenpace.lab.profiling import batch_sizes, profile
+from evenpace.lab.profiling import batch_sizes, is_out_of_memory, profile
 from evenpace.observer import Observer
 from evenpace.processes import ProcessFailedError
 from evenpace.reports import files
@@ -50,6 +50,22 @@ def test_a_profile_is_measured_up_to_what_fits_and_planned_by(tmp_path):
     assert planned.exit_code == 0, planned.output
     shares = json.loads((tmp_path / "plan.json").read_text())["balanced"]["shares"]
     assert sorted(share["samples"] for share in shares) == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("log", "short"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying", True),
+        ("ResourceExhaustedError: OOM when allocating tensor with shape[64,64,56,56]", True),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 EiB for an array", True),
+        ("ValueError: expected 2 inputs, got 3", False),
+    ],
+)
+def test_lacks_of_memory_are_known_by_what_frameworks_say(log, short):
+    """So that what has fitted is written; other failures end the profile with the log."""
+    assert is_out_of_memory(log) == short
 
 
 def test_a_script_that_fails_is_shown():
