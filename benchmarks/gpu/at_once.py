@@ -90,7 +90,7 @@ def _slice_of(name: str, number: int, micro_batch: int, setup: Setup) -> Callabl
 
     def compute(at_once: int) -> nn.Module:
         assignment = Assignment(0, 0, 0, total, total, batch_start=0, at_once=at_once)
-        parts = micro_batches_of(spec, order, assignment, micro_batch)
+        parts = micro_batches_of(spec, order, assignment)
         slice_ = SimpleNamespace(assignment=assignment, indices=order, micro_batches=parts)
         model.zero_grad()
         for images, labels in micro_batches(SlicedBatch(slice_, load, accumulation)):  # type: ignore[arg-type]

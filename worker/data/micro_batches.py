@@ -58,23 +58,21 @@ def seed_between(spec: JobSpec, done: Assignment) -> int:
     return _seed(spec, done.epoch, start, Draws.BETWEEN)
 
 
-def micro_batches_of(
-    spec: JobSpec, order: NDArray[np.int64], assignment: Assignment, least: int
-) -> list[MicroBatch]:
-    """Return the micro-batches of an assignment; where it has no samples, one of the batch's without weight.
+def micro_batches_of(spec: JobSpec, order: NDArray[np.int64], assignment: Assignment) -> list[MicroBatch]:
+    """Return the micro-batches of an assignment; where it has no samples, a whole one without weight.
 
     Args:
         spec: The data that the job trains on, with micro-batches.
         order: The epoch's permutation, (dataset_size,).
         assignment: A worker's assignment.
-        least: Samples of the micro-batch without weight, if the epoch has as many.
 
     Raises:
         ValueError: The assignment does not begin and end on cuts.
     """
     if not assignment.count:
-        start = min(assignment.start, max(0, len(order) - least))
-        return [MicroBatch(start, order[start : start + least], 0, spec, assignment.epoch)]
+        size = spec.micro_batch or 1
+        start = min(assignment.start, max(0, len(order) - size))
+        return [MicroBatch(start, order[start : start + size], 0, spec, assignment.epoch)]
     begin = assignment.start if assignment.batch_start is None else assignment.batch_start
     cuts = spec.cuts(assignment.total)
     return [

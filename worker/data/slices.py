@@ -191,9 +191,8 @@ class Slices:
 
     def slice_of(self, assignment: Assignment) -> Slice:
         """Return the samples of an assignment of the current epoch."""
-        size = self.spec.micro_batch
-        if size is not None:
-            parts = micro_batches_of(self.spec, self.order, assignment, size)
+        if self.spec.micro_batch is not None:
+            parts = micro_batches_of(self.spec, self.order, assignment)
             return Slice(assignment, np.concatenate([part.indices for part in parts]), parts)
         start, count = assignment.start, assignment.count
         if not count:

@@ -59,7 +59,7 @@ class Accumulation:
         self._sums: ExactSums | None = None
         # Weakly: who ends the process group must let go of the model, and the loader has this.
         self._reduced = weakref.ref(model) if isinstance(model, DistributedDataParallel) else lambda: None
-        self._statistics = RunningStatistics(model) if model is not None else None
+        self._statistics = RunningStatistics(model)
         self._part: Slice | None = None  # that is under way, or was gone through last
         self._left = 0  # micro-batches of it that are to be begun
         self._at_once = 1
@@ -93,8 +93,7 @@ class Accumulation:
         self._is_adding = False
         session = self._session
         self._at_once = session.at_once = min(part.assignment.at_once, session.most_at_once)
-        if self._statistics is not None:
-            self._statistics.begin()
+        self._statistics.begin()
         if self._session.sums_exactly:
             if self._sums is None:
                 self._sums = ExactSums(dict(zip(self._names, self._parameters, strict=True)), self._moving)
@@ -108,7 +107,8 @@ class Accumulation:
         several are computed at once, and it may be tried again.
         """
         reduced = self._reduced()
-        lane, added_to = None, None
+        lane = None
+        added_to: list[tuple[torch.Tensor, torch.Tensor]] = []  # one with its gradient, if any has
         if self._at_once > 1 and not self._reduces:
             self._settle(self._at_once - 1)
             lane = self._idle.pop() if self._idle else Lane(self._parameters, list(self._moving.values()))
@@ -118,19 +118,18 @@ class Accumulation:
                 self._sums.clear()
             else:
                 self._divide_by(len(part.indices))
-                added_to = self._first_gradient()
+                added_to = [(p, p.grad) for p in self._parameters if p.grad is not None][:1]
         with contextlib.ExitStack() as stack:
             if lane is not None:
                 stack.enter_context(lane.computing())
             if reduced is not None and not self._reduces:
                 stack.enter_context(reduced.no_sync())
-            if self._statistics is not None:
-                self._statistics.rewind()
+            self._statistics.rewind()
             stack.callback(setattr, self._session, "samples_at_hand", None)
             self._session.samples_at_hand = len(part.indices)
             yield
         self._left -= 1
-        if reduced is None and added_to is not None and self._first_gradient() is not added_to:
+        if reduced is None and any(parameter.grad is not gradient for parameter, gradient in added_to):
             raise InvalidRequestError(
                 "gradients were cleared or replaced within the loop over micro-batches, which adds them up: "
                 "call optimizer.zero_grad() before it"
@@ -155,10 +154,6 @@ class Accumulation:
         self._session.lower_at_once(self._at_once)
         return True
 
-    def _first_gradient(self) -> torch.Tensor | None:
-        """Return the first parameter's gradient, to which passes add in place."""
-        return self._parameters[0].grad
-
     @property
     def _reduces(self) -> bool:
         """Return whether the next micro-batch's backward pass reduces the sum over the ranks."""
@@ -181,7 +176,7 @@ class Accumulation:
         """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up."""
         if self._sums is not None:
             self._sums.add(part.count)
-        elif self._statistics is not None:
+        else:
             self._statistics.add(part.count)
 
     @torch.no_grad()
@@ -209,13 +204,10 @@ class Accumulation:
             return
         if reduced is None:
             self._divide_by(len(self._part.indices))
-        if self._statistics is None:
-            return
-        if reduced is None:
             self._statistics.end(assignment.count)
         else:
             self._session.stopwatch.stop()  # it waits for the other ranks
-            self._statistics.end(assignment.total, reduced.process_group, reduce=True)
+            self._statistics.end(assignment.total, reduced.process_group)
             self._session.stopwatch.start()
 
     def exact_sums(self) -> torch.Tensor | None:

@@ -27,10 +27,10 @@ class RunningStatistics:
     mean of the micro-batches' statistics, whatever the layers' momenta are, and whether some are frozen.
 
     Args:
-        model: The model.
+        model: The model; None for none, whose statistics are no concern.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None) -> None:
         moving = running_statistics(model).values()
         self._means = [tensor for tensor in moving if tensor.is_floating_point()]  # and variances
         self._counts = [tensor for tensor in moving if not tensor.is_floating_point()]
@@ -58,17 +58,16 @@ class RunningStatistics:
             self._change.add_(self._flat() - self._flat_start, alpha=count)
 
     @torch.no_grad()
-    def end(self, total: int, group: distributed.ProcessGroup | None = None, *, reduce: bool = False) -> None:
+    def end(self, total: int, group: distributed.ProcessGroup | None = None) -> None:
         """Set them to the start's values and the mean change, after the last micro-batch.
 
         Args:
             total: Samples that the mean is over; with 0 they are as they were.
-            group: The process group to reduce over.
-            reduce: Whether the changes are summed over the group's ranks.
+            group: The process group over whose ranks the changes are summed; None for a process alone.
         """
         if not self._moving:
             return
-        if reduce:
+        if group is not None:
             distributed.all_reduce(self._change, group=group)
         mean = self._change.div_(max(1, total))
         parts = torch.split(mean, [tensor.numel() for tensor in self._moving])

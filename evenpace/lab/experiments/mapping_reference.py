@@ -40,7 +40,7 @@ def train_alone(workload: Workload, options: argparse.Namespace, *, backwards: b
         before = [tensor.clone() for tensor in statistics]
         sums = [torch.zeros_like(tensor) for tensor in statistics]
         optimizer.zero_grad()
-        parts = micro_batches_of(spec, permutation(spec, epoch), whole, options.micro_batch)
+        parts = micro_batches_of(spec, permutation(spec, epoch), whole)
         for part in reversed(parts) if backwards else parts:
             _copy(statistics, before)
             for count in counts:

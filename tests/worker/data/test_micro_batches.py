@@ -42,11 +42,9 @@ def test_micro_batches_and_their_seeds_do_not_depend_on_the_split(drawn):
     order = permutation(spec, plan.epoch)
     whole = make_plan(plan.iteration, plan.epoch, plan.start, {"a": plan.total}).assignments["a"]
     parts = [
-        part
-        for assignment in plan.assignments.values()
-        for part in micro_batches_of(spec, order, assignment, spec.micro_batch)
+        part for assignment in plan.assignments.values() for part in micro_batches_of(spec, order, assignment)
     ]
-    assert described(parts) == described(micro_batches_of(spec, order, whole, spec.micro_batch))
+    assert described(parts) == described(micro_batches_of(spec, order, whole))
     assert sum(part.count for part in parts) == plan.total
     assert len({seed_between(spec, assignment) for assignment in plan.assignments.values()}) == 1
 
@@ -58,7 +56,7 @@ def test_a_worker_without_samples_computes_some_without_weight(drawn):
     order = permutation(spec, plan.epoch)
     for assignment in plan.assignments.values():
         if not assignment.count:
-            (part,) = micro_batches_of(spec, order, assignment, spec.micro_batch)
+            (part,) = micro_batches_of(spec, order, assignment)
             assert (part.count, len(part.indices)) == (0, spec.micro_batch)
 
 
@@ -73,7 +71,7 @@ def test_seeds_follow_seed_epoch_position_and_purpose(drawn):
         packed = struct.pack("<QQQQ", spec.seed, plan.epoch, position, purpose)
         return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") // 2
 
-    for part in micro_batches_of(spec, order, assignment, spec.micro_batch):
+    for part in micro_batches_of(spec, order, assignment):
         assert part.seed(Draws.LOADING) == expected(part.position, 0)
         assert part.seed(Draws.COMPUTING) == expected(part.position, 1)
     assert seed_between(spec, assignment) == expected(plan.start, 2)

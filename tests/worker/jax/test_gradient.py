@@ -102,7 +102,7 @@ def test_half_precision_is_summed_in_float32():
 def sliced(batch, assignment):
     """A worker's part of a batch in micro-batches of 3, as a loader gives it."""
     spec = JobSpec(100, 40, micro_batch=3)
-    parts = micro_batches_of(spec, np.arange(100), assignment, 3)
+    parts = micro_batches_of(spec, np.arange(100), assignment)
     return SlicedBatch(
         Slice(assignment, np.concatenate([part.indices for part in parts]), parts),
         lambda part: jax.tree.map(lambda array: array[part.indices], batch),

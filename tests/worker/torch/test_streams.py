@@ -164,9 +164,12 @@ def test_losses_cannot_be_weighted_one_by_one():
         weighted(torch.ones(()), session=task.session, ranks=2)
 
 
-def test_gradients_that_are_cleared_within_the_loop_are_an_error():
-    """All but the last micro-batch's would be lost."""
+@pytest.mark.parametrize("unused", [0, 1])
+def test_gradients_that_are_cleared_within_the_loop_are_an_error(unused):
+    """All but the last micro-batch's would be lost, also where the first parameter has no gradient."""
     task = Task()
+    parameters = [torch.zeros(1, requires_grad=True)] * unused + list(task.model.parameters())
+    task.accumulation = Accumulation(task.session, parameters, task.model)
     parts = micro_batches(task.batch(1))
     task.step(*next(parts))
     images, labels = next(parts)
