@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 import idl
 from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError
-from idl.layout import shard_bounds
+from idl.layout import shard_bounds, shard_parts
 from idl.records import IterationRecord
+from idl.translation import wire_part
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -88,12 +89,13 @@ class Observer:
             EvenpaceError: There is no such job, or it does not reach the version in time.
         """
         identity = idl.common.Identity(f"{self._job}/{self._run}", "observer", self._incarnation)
-        request = idl.parameter_server.PullRequest(identity=identity, version=version)
         deadline = time.monotonic() + timeout
         versions: list[int] = []
-        for shard, (begin, end) in zip(
-            self._shards, shard_bounds(len(parameters), len(self._shards)), strict=True
+        elements, shards = len(parameters), len(self._shards)
+        for shard, (begin, end), part in zip(
+            self._shards, shard_bounds(elements, shards), shard_parts(elements, shards), strict=True
         ):
+            request = idl.parameter_server.PullRequest(identity, version, part=wire_part(part))
             into = parameters[begin:end].data.cast("B")
             reply = shard.call("pull", request, into=into, timeout=deadline - time.monotonic())
             versions.append(reply.version)

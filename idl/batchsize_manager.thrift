@@ -96,6 +96,8 @@ struct ReportRequest {
  11: optional double wait           // as in JoinRequest
  12: optional i64 at_once           // micro-batches that were computed at once, where memory allows no more, and fewer than
                                     // assigned; at least 1, holds for good
+ 13: optional string shards         // a text that is the same for two workers if they use the same shards, in the same
+                                    // order, such as a digest of the shards' instances. Workers that use others are refused
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */

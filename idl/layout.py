@@ -45,6 +45,24 @@ class Tensor:
         return same_name and (self.shape, self.dtype) == (other.shape, other.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a job's flattened parameters that a shard holds.
+
+    Attributes:
+        shard: The shard's number, from 0.
+        shards: Number of the job's shards.
+        first: The flattened parameters' element that is the part's first.
+    """
+
+    shard: int
+    shards: int
+    first: int
+
+    def __str__(self) -> str:
+        return f"part {self.shard} of {self.shards}, from element {self.first} on"
+
+
 @dataclass(frozen=True)
 class Layout:
     """The layout of parameters in flat arrays: a whole model's at a worker, a part of them at a shard.
@@ -94,3 +112,8 @@ def shard_bounds(elements: int, shards: int) -> list[tuple[int, int]]:
     """Return each shard's range of the flat parameters, (begin, end), as in `idl/parameter_server.thrift`."""
     ends = [elements * shard // shards for shard in range(shards + 1)]
     return list(itertools.pairwise(ends))
+
+
+def shard_parts(elements: int, shards: int) -> list[Part]:
+    """Return each shard's part of the flat parameters."""
+    return [Part(shard, shards, begin) for shard, (begin, _) in enumerate(shard_bounds(elements, shards))]

@@ -8,6 +8,9 @@
  *
  * The job's name in `identity` is the manager's job and run, joined by "/".
  *
+ * A shard does not know the others, nor which of them it is: the first call with a `part` tells it. Later calls with
+ * another part are refused, as after two shards have changed places.
+ *
  * A worker calls open once, initialise if the answer to `open` has initialised false, and pull for the first version.
  * Then, per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
  * k + 1). The shard steps when the pushed counts sum to the assignment's total. Where there are several shards,
@@ -69,6 +72,13 @@ struct Tensor {
   3: string dtype                   // as in "float32"
 }
 
+/** Which part of the job's flattened parameters a shard holds. Left out of a call, it is not checked. */
+struct Part {
+  1: i64 shard                      // the shard's number, from 0
+  2: i64 shards                     // the number of the job's shards
+  3: i64 first                      // the flattened parameters' element that is the part's first
+}
+
 struct OpenRequest {
   1: common.Identity identity
   2: string dtype                   // "float32" or "float64"
@@ -76,6 +86,7 @@ struct OpenRequest {
   4: list<ParameterGroup> groups
   5: optional common.Synchronisation synchronisation  // as in the answer to join; the same for every worker
   6: optional list<Tensor> tensors  // the whole model's, in the order of flattening, to be compared
+  7: optional Part part             // that the shard is to hold
 }
 
 struct OpenReply {
@@ -95,6 +106,7 @@ struct InitialiseRequest {
                                     // "momentum_buffer" or "exp_avg"; to be set before the parameters are
   4: optional i64 steps             // with a slot: the optimiser's steps so far
   5: optional i64 attempt           // of the first assignment; left out: 0
+  6: optional Part part             // that the shard is to hold
 }
 
 struct InitialiseReply {
@@ -114,6 +126,7 @@ struct PushRequest {
                                     // knows: they need no earlier ones
   6: optional bool shared           // in bsp: other shards take a part of this gradient, too. The step is taken once
                                     // it is certain that each of them has all of its part; see PullRequest.settled
+  7: optional Part part             // that the gradient is for
 }
 
 struct PushReply {
@@ -133,6 +146,7 @@ struct PullRequest {
                                     // the manager's next assignment. Left out: every shard has the caller's own part;
                                     // where the gradient is shared, the step waits for such a pull of each worker that
                                     // has pushed
+  8: optional Part part             // that is asked for
 }
 
 struct PullReply {
@@ -145,6 +159,7 @@ struct PullReply {
 struct FenceRequest {
   1: common.Identity identity
   2: i64 attempt
+  3: optional Part part             // that the shard is to hold
 }
 
 struct FenceReply {
@@ -153,6 +168,8 @@ struct FenceReply {
   3: i64 version                    // the number of optimiser steps so far; meaningless until initialised
   4: list<i64> checkpoints          // versions that the shard can go back to, ascending
   5: optional bool complete         // the shard has all of the next gradient, and can go on from version + 1, too
+  6: optional string process        // drawn at random at the start of the shard's process: the same behind two addresses
+                                    // if they are the same shard's
 }
 
 struct RewindRequest {
@@ -161,6 +178,7 @@ struct RewindRequest {
   3: i64 version                    // the version to go on from: one of those in the answer to `fence`
   4: optional bool anew             // nothing was trained, and not all shards have parameters: drop those of this
                                     // version, since they are initialised again
+  5: optional Part part             // that the shard is to hold
 }
 
 struct RewindReply {

@@ -24,6 +24,7 @@ class Report:
     attempt: int | None = None  # of the assignment that is finished; None: the present one
     start: int | None = None  # likewise; None: the last that was given
     at_once: int | None = None  # micro-batches that were computed at once, where fewer than assigned
+    shards: str | None = None  # the same for workers that use the same shards; None: not known
 
 
 class WorkerRecord(NamedTuple):

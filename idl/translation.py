@@ -13,7 +13,7 @@ import idl
 from idl import check
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
-from idl.layout import Group, Tensor
+from idl.layout import Group, Part, Tensor
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import IterationRecord, Report, WorkerRecord
 from idl.synchronisation import Synchronisation
@@ -198,6 +198,7 @@ def read_report(request: Any) -> Report:
         _optional("attempt", request.attempt, 0),
         _optional("start", request.start, 0),
         _optional("at_once", request.at_once, 1),
+        None if request.shards is None else check.text("shards", request.shards),
     )
 
 
@@ -287,6 +288,27 @@ def read_groups(structs: Any) -> tuple[Group, ...]:
         }
         groups.append(Group(elements, options, bool(struct.statistics)))
     return tuple(groups)
+
+
+def wire_part(value: Part) -> Any:
+    """Make a `Part`."""
+    return idl.parameter_server.Part(value.shard, value.shards, value.first)
+
+
+def read_part(struct: Any) -> Part | None:
+    """Read a `Part`; None where it was left out.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    if struct is None:
+        return None
+    shards = check.integer("part, shards", struct.shards, 1)
+    return Part(
+        check.integer("part, shard", struct.shard, 0, shards - 1),
+        shards,
+        check.integer("part, first", struct.first, 0),
+    )
 
 
 def wire_tensors(tensors: Sequence[Tensor]) -> list[Any]:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from idl.layout import Group, Layout, Tensor
+from idl.layout import Group, Layout, Part, Tensor
 from idl.synchronisation import Synchronisation
 from ps.model_tensors import ModelTensors
 from ps.optimizer_state import ShardSnapshot
 from ps.optimizers import DTYPES
 
-_FIRST_LINE = b"evenpace shard checkpoint 1\n"
+_FIRST_LINE = b"evenpace shard checkpoint 2\n"
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _SCALARS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
@@ -43,6 +43,7 @@ class ShardCheckpoint:
         synchronisation: How its workers wait for each other.
         model: The model's tensors, if a worker has declared them.
         snapshot: Parameters and optimiser's state.
+        part: Which part of all parameters they are, if a worker has said it.
     """
 
     job: str
@@ -50,6 +51,7 @@ class ShardCheckpoint:
     synchronisation: Synchronisation
     model: ModelTensors | None
     snapshot: ShardSnapshot
+    part: Part | None = None
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:
@@ -118,6 +120,7 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
         "attempt": checkpoint.attempt,
         "synchronisation": asdict(checkpoint.synchronisation),
         "model": model and {"worker": model.worker, "tensors": [asdict(each) for each in model.tensors]},
+        "part": checkpoint.part and asdict(checkpoint.part),
         "layout": {
             "dtype": snapshot.layout.dtype,
             "optimizer": snapshot.layout.optimizer,
@@ -143,7 +146,7 @@ def _described(value: torch.Tensor | float) -> Any:
 
 
 def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint:
-    model, layout = header["model"], header["layout"]
+    model, part, layout = header["model"], header["part"], header["layout"]
     groups = tuple(Group(**group) for group in layout["groups"])
     laid_out = Layout(layout["dtype"], layout["optimizer"], groups)
     dtype = DTYPES[laid_out.dtype]
@@ -173,4 +176,5 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
             [Tensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in model["tensors"]],
         ),
         ShardSnapshot(laid_out, header["version"], header["steps"], parameters, state),
+        part and Part(**part),
     )

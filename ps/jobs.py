@@ -173,6 +173,7 @@ class Jobs:
             checkpoint.synchronisation,
             checkpoint.model,
             self._config.checkpoint_every,
+            checkpoint.part,
             store,
             attempt=checkpoint.attempt,
             left_at=time.monotonic(),

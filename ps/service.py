@@ -6,6 +6,7 @@ The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 import asyncio
 import contextlib
 import time
+import uuid
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import idl
 from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
-from idl.translation import read_assignment, read_groups, read_synchronisation, read_tensors
+from idl.translation import read_assignment, read_groups, read_part, read_synchronisation, read_tensors
 from ps.config import ParameterServerConfig
 from ps.counters import TimedSink
 from ps.jobs import Jobs
@@ -50,6 +51,7 @@ class ParameterServerService:
     def __init__(self, config: ParameterServerConfig) -> None:
         self.observer: ShardObserver | None = None
         self._jobs = Jobs(config)
+        self._process = uuid.uuid4().hex
         self._handlers = {
             "open": self._open,
             "initialise": self._initialise,
@@ -137,13 +139,15 @@ class ParameterServerService:
         synchronisation = read_synchronisation(request.synchronisation)
         tensors = read_tensors(request.tensors)
         model = ModelTensors(worker, tensors) if tensors else None
+        part = read_part(request.part)
         job = self._jobs.find(job_name)
         if job is None:
             job = self._jobs.add(job_name, layout, synchronisation, model)
         else:
+            job.check_part(worker, part)
             job.check_same(worker, model, layout, synchronisation)
         job.shard.start_worker(worker, layout.groups)
-        job.model = job.model or model
+        job.part, job.model = job.part or part, job.model or model
         self._connect(job, call.peer)
         call.reply(
             _wire.OpenReply(
@@ -209,7 +213,15 @@ class ParameterServerService:
         job_name, _, _ = check.identity(_request_of(call).identity)
         attempt = check.integer("attempt", call.request.attempt, 0)
         if self._jobs.find(job_name) is None:  # there is nothing to fence
-            call.reply(_wire.FenceReply(call.request.identity, initialised=False, version=0, checkpoints=[]))
+            call.reply(
+                _wire.FenceReply(
+                    identity=call.request.identity,
+                    initialised=False,
+                    version=0,
+                    checkpoints=[],
+                    process=self._process,
+                )
+            )
             return
         job = self._job_of(call)
         self._step(job)
@@ -299,6 +311,7 @@ class ParameterServerService:
             if getattr(call.request, "instance", None) is not None:
                 raise RewoundError(f"{reason} since this parameter server was started", 0)
             raise NotMemberError(reason)
+        job.check_part(worker, read_part(getattr(call.request, "part", None)))
         self._connect(job, call.peer)
         return job
 
@@ -354,6 +367,7 @@ class ParameterServerService:
                     version=shard.version,
                     checkpoints=list(job.checkpoints),
                     complete=shard.complete or None,
+                    process=self._process,
                 )
             )
 

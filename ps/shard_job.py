@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
-from idl.layout import Layout
+from idl.layout import Layout, Part
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint
 from ps.checkpoint_store import JobStore
@@ -65,7 +65,8 @@ class ShardJob:
 
     Attributes:
         name: The job's name, JOB/RUN.
-        shard: Its part of the parameters.
+        shard: Its parameters.
+        part: Which part of all parameters they are, as the first worker that named one did.
         synchronisation: How its workers wait for each other.
         model: The model's tensors, as the first worker that declared them did.
         checkpoint_every: Versions from one checkpoint to the next.
@@ -93,6 +94,7 @@ class ShardJob:
     synchronisation: Synchronisation
     model: ModelTensors | None
     checkpoint_every: int
+    part: Part | None = None
     store: JobStore | None = None
     attempt: int = 0
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -311,12 +313,26 @@ class ShardJob:
         if self.shard.version % self.checkpoint_every == 0:
             self.save()
 
+    def check_part(self, worker: str, part: Part | None) -> None:
+        """Check that the shard holds the part that a worker takes it for, as far as both are known.
+
+        Raises:
+            InvalidRequestError: It holds another one; the error names both.
+        """
+        if self.part and part and self.part != part:
+            raise InvalidRequestError(
+                f"this shard holds {self.part}, but {worker!r} takes it for {part}: name each shard once, in "
+                "the same order at every worker, and start it again with the folder and address that it had"
+            )
+
     def save(self) -> None:
         """Save a checkpoint in the background, unless there is one of this version."""
         if self.store and self.shard.initialised:
             snapshot = self.shard.snapshot()
             copied = self.store.save(
-                ShardCheckpoint(self.name, self.attempt, self.synchronisation, self.model, snapshot)
+                ShardCheckpoint(
+                    self.name, self.attempt, self.synchronisation, self.model, snapshot, self.part
+                )
             )
             self.copying = copied or self.copying
 

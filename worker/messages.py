@@ -40,6 +40,7 @@ class Finished:
         attempt: The attempt that the iteration was finished in.
         start: First position of the slice; None for the slice assigned last.
         at_once: Micro-batches that were computed at once, where fewer than assigned, or None.
+        shards: A text that is the same for workers that use the same shards; None without a parameter server.
     """
 
     iteration: int
@@ -51,6 +52,7 @@ class Finished:
     attempt: int = 0
     start: int | None = None
     at_once: int | None = None
+    shards: str | None = None
 
     def report(self, maximum: int | None) -> Report:
         """Make the report, with the `maximum` that the manager has not learnt yet."""
@@ -64,4 +66,5 @@ class Finished:
             self.attempt,
             self.start,
             self.at_once,
+            self.shards,
         )

@@ -567,6 +567,7 @@ class Session:
                 done.attempt,
                 done.start if done.batch_start is not None else None,  # no place in the batch without it
                 self.at_once if self.at_once < done.at_once else None,
+                self._shards.instances_digest if self._opened else None,
             )
         )
         self._waited, self._maximum = 0.0, None

@@ -3,6 +3,7 @@
 This module calls the shards alone, and knows neither the manager nor a framework.
 """
 
+import hashlib
 import logging
 import math
 import threading
@@ -22,10 +23,10 @@ from idl.errors import (
     ProtocolError,
     RewoundError,
 )
-from idl.layout import Group, Layout, shard_bounds
+from idl.layout import Group, Layout, shard_bounds, shard_parts
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
-from idl.translation import wire_assignment, wire_groups, wire_synchronisation, wire_tensors
+from idl.translation import wire_assignment, wire_groups, wire_part, wire_synchronisation, wire_tensors
 from rpc.client import Client
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
@@ -43,7 +44,7 @@ class ShardClients:
     """One worker's clients of the parameter server's shards.
 
     Args:
-        clients: One client for each shard.
+        clients: One client for each shard, in the order that all workers have.
         timeout: Seconds for which other workers may keep this one waiting, or a shard at which the job was
             opened may be unreachable.
         log_fields: Returns the structured fields of log lines.
@@ -68,6 +69,7 @@ class ShardClients:
         self._side_lock = threading.Lock()
         self._identity: Any = None
         self._bounds: list[tuple[int, int]] = []  # each shard's elements, (begin, end)
+        self._parts: list[Any] = [None] * len(clients)  # the same, as `Part`s; None until the job is opened
         self._attempt = 0
         self._instances: list[str | None] = [None] * len(clients)
         self._checkpoints: list[int | None] = [None] * len(clients)  # each shard's latest one
@@ -76,6 +78,12 @@ class ShardClients:
     def reconnects(self) -> int:
         """Return how often a connection was made again; may be called from any thread."""
         return sum(max(0, client.connections - 1) for client in (*self._clients, *self._side_clients))
+
+    @property
+    def instances_digest(self) -> str:
+        """Return a text that differs from that of workers which rely on other shards, or on other starts."""
+        instances = " ".join(instance or "" for instance in self._instances)
+        return hashlib.blake2b(instances.encode(), digest_size=8).hexdigest()
 
     def identify(self, identity: Any) -> None:
         """Set this worker's `Identity` of common.thrift at the parameter server; before any other call."""
@@ -110,6 +118,7 @@ class ShardClients:
         if layout.elements < shards:
             raise InvalidRequestError(f"{layout.elements} parameters cannot be spread over {shards} shards")
         self._bounds = shard_bounds(layout.elements, shards)
+        self._parts = [wire_part(part) for part in shard_parts(layout.elements, shards)]
         self._attempt = assignment.attempt
         replies = self._on_all(
             "open",
@@ -121,8 +130,9 @@ class ShardClients:
                     groups=wire_groups(layout.groups, bounds),
                     synchronisation=wire_synchronisation(synchronisation),
                     tensors=wire_tensors(layout.tensors) or None,
+                    part=part,
                 )
-                for bounds in self._bounds
+                for bounds, part in zip(self._bounds, self._parts, strict=True)
             ],
         )
         self._instances = [reply.instance for reply in replies]
@@ -159,20 +169,21 @@ class ShardClients:
         """
         known = [version for version in self._checkpoints if version is not None]
         kept = min(known) if len(known) == len(self._checkpoints) else None
-        part = wire_assignment(assignment)
+        pushed = wire_assignment(assignment)
         requests = [
             _wire.PushRequest(
                 identity=self._identity,
-                assignment=part,
+                assignment=pushed,
                 groups=wire_groups(groups, bounds) if groups else None,
                 instance=instance,
                 kept=kept,
                 shared=len(self._clients) > 1 or None,
+                part=part,
             )
-            for bounds, instance in zip(self._bounds, self._instances, strict=True)
+            for bounds, instance, part in zip(self._bounds, self._instances, self._parts, strict=True)
         ]
         replies = self._on_all(
-            "push", requests, bulks=self._parts(gradient), unavailable_timeout=_PARTIAL_SLICE_SECONDS
+            "push", requests, bulks=self._divided(gradient), unavailable_timeout=_PARTIAL_SLICE_SECONDS
         )
         self._checkpoints = [reply.checkpoint for reply in replies]
 
@@ -225,9 +236,9 @@ class ShardClients:
             InvalidRequestError: A shard has lost the job.
             RewoundError: A shard is in a later attempt.
         """
-        request = _wire.FenceRequest(identity=self._identity, attempt=attempt)
+        requests = [_wire.FenceRequest(self._identity, attempt, part) for part in self._parts]
         try:
-            replies = self._on_all("fence", [request] * len(self._clients))
+            replies = self._on_all("fence", requests)
         except NotMemberError as error:
             raise _lost_parameters(f"a shard of the parameter server ({error})") from error
         return [
@@ -237,9 +248,9 @@ class ShardClients:
 
     def fence_from_any_thread(self, attempt: int) -> None:
         """Fence the shards from any thread; calls of an earlier attempt that wait there fail."""
-        request = _wire.FenceRequest(identity=self._identity, attempt=attempt)
         with self._side_lock:
-            for client in self._side_clients:
+            for client, part in zip(self._side_clients, self._parts, strict=True):
+                request = _wire.FenceRequest(self._identity, attempt, part)
                 self._check_echo(client.call("fence", request))
 
     def rewind(self, attempt: int, version: int, *, reset: bool = False) -> None:
@@ -254,8 +265,10 @@ class ShardClients:
         Raises:
             RewoundError: A shard is in a later attempt.
         """
-        request = _wire.RewindRequest(self._identity, attempt, version, reset or None)
-        replies = self._on_all("rewind", [request] * len(self._clients))
+        requests = [
+            _wire.RewindRequest(self._identity, attempt, version, reset or None, part) for part in self._parts
+        ]
+        replies = self._on_all("rewind", requests)
         self._attempt = attempt
         self._instances = [reply.instance for reply in replies]
 
@@ -294,10 +307,11 @@ class ShardClients:
                 attempt=self._attempt,
                 instance=instance,
                 settled=not self.plans_ahead or None,
+                part=part,
             )
-            for instance in self._instances
+            for instance, part in zip(self._instances, self._parts, strict=True)
         ]
-        return self._on_all("pull", requests, intos=self._parts(into))
+        return self._on_all("pull", requests, intos=self._divided(into))
 
     def _initialise(
         self,
@@ -312,6 +326,7 @@ class ShardClients:
             "identity": self._identity,
             "version": assignment.iteration,
             "attempt": assignment.attempt,
+            "part": self._parts[shard],
         }
         call = self._clients[shard].call
         for slot, array in (state.slots if state else {}).items():
@@ -366,7 +381,7 @@ class ShardClients:
             raise
         return [done.result() for done in calls]
 
-    def _parts(self, flat: NDArray[Any]) -> list[memoryview]:
+    def _divided(self, flat: NDArray[Any]) -> list[memoryview]:
         return [_bytes(flat[begin:end]) for begin, end in self._bounds]
 
     def _check_echo(self, reply: Any) -> None:

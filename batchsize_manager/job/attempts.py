@@ -3,6 +3,7 @@
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import Member, Members
+from idl.errors import InvalidRequestError
 from idl.records import Report
 
 
@@ -30,6 +31,10 @@ class Attempts:
         self._members = members
         self._iterations = iterations
         self._outbox = outbox
+        self._shards: tuple[str, str] | None = (
+            None  # as a worker has reported them in this attempt, with its name
+        )
+        self._disputed = -1  # the iteration that was last given up since workers used different shards
 
     @property
     def recovering(self) -> bool:
@@ -45,6 +50,7 @@ class Attempts:
         """
         self.number = max(self.number, after) + 1
         self.why_recovering = why
+        self._shards = None
         self._iterations.interrupt()
         self._outbox.effects.answer = True
         self._outbox.log(f"attempt {self.number} is needed: {why}")
@@ -81,4 +87,27 @@ class Attempts:
         self._outbox.log(
             f"{worker} reported iteration {report.iteration} of another attempt, which does not count", worker
         )
+        return True
+
+    def is_disputed(self, worker: str, report: Report) -> bool:
+        """Return whether a report is void, since another worker uses other shards in the same attempt.
+
+        One of them may rely on a shard that was started again before anything had been saved, so that the
+        iteration is tried once more, in another attempt.
+
+        Raises:
+            InvalidRequestError: They used different shards in that, too; or there are no attempts.
+        """
+        if report.shards is None:
+            return False
+        if self._shards is None:
+            self._shards = worker, report.shards
+        other, shards = self._shards
+        if report.shards == shards:
+            return False
+        difference = f"{worker!r} does not use the same shards of the parameter server as {other!r}"
+        if not self._members.redoes or report.iteration == self._disputed:
+            raise InvalidRequestError(f"{difference}: name the same ones for each worker, in the same order")
+        self._disputed = report.iteration
+        self.begin(difference)
         return True

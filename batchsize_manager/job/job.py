@@ -164,7 +164,8 @@ class Job:
 
         Raises:
             NotMemberError: The worker is no member, nor was it released.
-            InvalidRequestError: It was not this assignment's turn, or it cannot take a micro-batch.
+            InvalidRequestError: It was not this assignment's turn, it cannot take a micro-batch, or it uses
+                other shards than another worker.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -172,7 +173,7 @@ class Job:
         if report.maximum is not None:
             maximum = self.spec.narrowed(Bounds(maximum=report.maximum)).maximum
         member = self.presence.hear(worker, incarnation, now)
-        if self.attempts.is_void(worker, member, report):
+        if self.attempts.is_void(worker, member, report) or self.attempts.is_disputed(worker, report):
             return
         if member.suspended and not self._welcome(worker, member, now, report.iteration):
             return  # others have its part

@@ -75,6 +75,8 @@ def _of_services(subject: Subject) -> dict[str, Check]:
         called[f"manager {subject.manager}"] = partial(service_checks.manager, address=subject.manager)
     for shard in subject.shards:
         called[f"shard {shard}"] = partial(service_checks.shard, address=shard)
+    if len(subject.shards) > 1:
+        called["shards"] = service_checks.each_shard_once
     if subject.partitions is not None:
         called[f"partitions {subject.partitions}"] = partial(
             service_checks.partitions, address=subject.partitions

@@ -58,6 +58,26 @@ def shard(subject: Subject, address: Address) -> Iterator[Finding]:
     )
 
 
+def each_shard_once(subject: Subject) -> Iterator[Finding]:
+    """Check that no two of the addresses are the same shard's."""
+    job = _job(subject.credentials)
+    identity = idl.common.Identity(f"{job}/{_NOBODY}", _NOBODY, _NOBODY)
+    wire = idl.parameter_server
+    addresses: dict[str, Address] = {}  # by the shard's process
+    for address in subject.shards:
+        with contextlib.suppress(EvenpaceError), contextlib.ExitStack() as stack:  # its own check finds them
+            client = _client(subject, address, wire.ParameterServer, "parameter server")
+            stack.enter_context(contextlib.closing(client))
+            process = client.call("fence", wire.FenceRequest(identity, 0)).process
+            other = addresses.setdefault(process, address) if process else address
+            if other is not address:
+                yield problem(
+                    "shards",
+                    f"{other} and {address} are the same shard",
+                    "name each shard once: every part of the parameters needs one of its own",
+                )
+
+
 def partitions(subject: Subject, address: Address) -> Iterator[Finding]:
     """Check a DataPartitionManager."""
     wire = idl.data_partition
@@ -113,14 +133,7 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
     """Check whether the service answers as one of its kind, and lets this side in."""
     job = _job(subject.credentials)
     try:
-        client = Client(
-            kind.definition,
-            address,
-            kind.name,
-            connect_timeout=subject.timeout,
-            call_timeout=subject.timeout,
-            credentials=subject.credentials,
-        )
+        client = _client(subject, address, kind.definition, kind.name)
     except EvenpaceError as error:
         yield problem(about, str(error), "give credentials that can be used")
         return
@@ -153,6 +166,17 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
             yield problem(about, str(error), "see its log; restart it, if it is frozen")
     finally:
         client.close()
+
+
+def _client(subject: Subject, address: Address, definition: type, name: str) -> Client:
+    return Client(
+        definition,
+        address,
+        name,
+        connect_timeout=subject.timeout,
+        call_timeout=subject.timeout,
+        credentials=subject.credentials,
+    )
 
 
 def _job(credentials: Credentials) -> str:

@@ -294,6 +294,20 @@ def test_the_other_service(manager, shard, partitions):
         assert (f"is another service, {name}" in text) == (level == "problem") == (kind != other), text
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_shard_that_is_named_twice(shard, host):
+    """Two addresses of one shard are a problem, whatever they look like; of two shards they are none."""
+    with serving(shard_service()) as other:
+        for again, same in ((Address(host, other.port), True), (shard, False)):
+            subject = Subject(shards=(other, again), timeout=60.0)
+            found = list(service_checks.each_shard_once(subject))
+            assert [one.level for one in found] == ["problem"] * same, found
+            assert not same or f"{other} and {again} are the same shard" in found[0].found
+        code, findings = evenpace_doctor("--ps", str(other), "--ps", f"{host}:{other.port}")
+        assert code == 1
+        assert [one["subject"] for one in findings if one["level"] == "problem"] == ["shards"]
+
+
 def test_a_look_at_partitions_leaves_no_trace(partitions):
     """The check of a DataPartitionManager makes no job and no member there."""
     address, service = partitions
