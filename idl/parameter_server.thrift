@@ -122,17 +122,21 @@ struct PushRequest {
                                     // batch's first samples are used, and in bsp the next `pull` of the others is
                                     // refused. In ssp and asp, each worker's are used for its own gradients.
   4: optional string instance       // as in the answer to `open`: refused with Rewound if it has changed
-  5: optional i64 kept              // the latest version of which all shards have a checkpoint, as far as the worker
-                                    // knows: they need no earlier ones
+  5: optional i64 kept              // the latest version of which all shards have a checkpoint, by their last answers:
+                                    // it is kept until there is a later one
   6: optional bool shared           // in bsp: other shards take a part of this gradient, too. The step is taken once
                                     // it is certain that each of them has all of its part; see PullRequest.settled
   7: optional Part part             // that the gradient is for
+  8: optional i64 checkpointed      // the least `checkpointed` of the shards' last answers, or -1: no version up to
+                                    // this one, but `kept`, can be one that all have, and the shard may remove it.
+                                    // Left out: it keeps the newest ones only
 }
 
 struct PushReply {
   1: common.Identity identity
   2: i64 iteration
-  3: optional i64 checkpoint        // the latest version of which this shard has a checkpoint
+  4: optional list<i64> checkpoints // the versions of which this shard has checkpoints, ascending
+  5: optional i64 checkpointed      // the last version of which it has written a checkpoint, or failed to; -1: none
 }
 
 struct PullRequest {

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import UnavailableError
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.log_fields import log_fields
@@ -60,11 +60,15 @@ class CheckpointStore:
                 f"{folder} is in use by another shard of the parameter server: each needs a folder of its own"
             ) from error
         self._names = {path.name for path in folder.iterdir()}  # of the jobs' folders that may exist
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._thread = _thread()
         self._removing = Periodic("removing old jobs from the folder")
 
     def job(self, name: str) -> "JobStore":
-        """Return the store of one job; its folder is created with its first checkpoint."""
+        """Return the store of one job; its folder is created with its first checkpoint.
+
+        Raises:
+            UnavailableError: There can be no thread for it, or its folder cannot be read at present.
+        """
         own = _folder_name(name)
         ledger = self._ledger / f"{own}.jsonl" if self._ledger is not None else None
         found = own in self._names
@@ -76,7 +80,10 @@ class CheckpointStore:
         return _folder_name(name) in self._names
 
     def load(self, name: str) -> "Future[tuple[JobStore, ShardCheckpoint] | None]":
-        """Read a job's newest checkpoint in the background; the result is None if there is none."""
+        """Read a job's newest checkpoint in the background; the result is None if there is none.
+
+        It is an UnavailableError if there may be one which cannot be read now.
+        """
         return self._thread.submit(self._load, name)
 
     def remove_old(self, seconds: float, but: Collection[str]) -> None:
@@ -94,12 +101,15 @@ class CheckpointStore:
         self._lock.close()
 
     def _load(self, name: str) -> "tuple[JobStore, ShardCheckpoint] | None":
-        store = self.job(name)
-        checkpoint = store.newest()
-        if checkpoint is None:
-            self._names.discard(_folder_name(name))
-            return None
-        return store, checkpoint
+        with contextlib.ExitStack() as stack:
+            store = self.job(name)
+            stack.callback(store.close, wait=False)
+            checkpoint = store.newest()
+            if checkpoint is None:
+                self._names.discard(_folder_name(name))
+                return None
+            stack.pop_all()
+            return store, checkpoint
 
     def _remove_old(self, seconds: float, spared: Collection[str]) -> None:
         with self._removing:
@@ -123,7 +133,9 @@ class JobStore:
         found: Whether the folder may hold checkpoints already.
 
     Attributes:
-        versions: Versions of which there is a checkpoint, ascending.
+        versions: Versions of which there is a checkpoint, ascending. One of them may prove damaged when it is
+            read, and counts no more.
+        tried: The last version of which a checkpoint was written, or could not be; -1 before.
         written: Checkpoints that this process has written.
         failed: Checkpoints that it could not write.
         writing: Seconds that it took to write them.
@@ -134,14 +146,16 @@ class JobStore:
     def __init__(self, folder: Path, job: str, ledger: Path | None, *, found: bool = True) -> None:
         self._folder = folder
         self._job = job
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._thread = _thread()
         self._ledger = ledger
         self._writing_version: int | None = None  # the version that is being written
         self.written = self.failed = self.written_bytes = 0
         self.writing = 0.0
         self.written_at: float | None = None
-        self.versions = tuple(sorted(self._readable())) if found else ()  # changed by the job's thread alone
+        self.versions = self._found() if found else ()  # changed by the job's thread alone
+        self.tried = max(self.versions, default=-1)
         self._common = -1  # the latest version of which all shards have a checkpoint, as far as is known
+        self._tried_by_all: int | None = None  # no other up to this one will be; None where nobody says
 
     @property
     def is_writing(self) -> bool:
@@ -179,32 +193,52 @@ class JobStore:
         """
         self._thread.shutdown(wait=wait)
 
-    def mark_common(self, version: int) -> None:
-        """Note that all shards have a checkpoint of this version, which is therefore kept."""
+    def mark_common(self, version: int, tried_by_all: int) -> None:
+        """Note that all shards have a checkpoint of this version, which is therefore kept.
+
+        Args:
+            version: The version; -1 if there is none.
+            tried_by_all: The last of which every shard has written a checkpoint, or failed to; -1 likewise.
+        """
         self._common = max(version, self._common)
+        self._tried_by_all = max(tried_by_all, self._tried_by_all or -1)
 
     def read(self, version: int) -> ShardCheckpoint:
-        """Read the checkpoint of a version.
+        """Read the checkpoint of a version; one that is missing or damaged counts no more.
 
         Raises:
-            InvalidRequestError: There is none of this version, or it cannot be read.
+            UnreadableError: It is missing or damaged, or it alone cannot be read.
+            UnavailableError: None can be read at present: too many files are open, or the disk is away.
         """
         try:
             checkpoint = files.read(self._path(version))
             if (checkpoint.job, checkpoint.snapshot.version) != (self._job, version):
                 raise UnreadableError(f"{self._path(version)} is of job {checkpoint.job!r}")
         except (OSError, UnreadableError) as error:
-            raise InvalidRequestError(f"version {version} cannot be read: {error}") from error
+            others = [v for v in self.versions if v != version]
+            damaged = isinstance(error, UnreadableError | FileNotFoundError)
+            if not damaged and not any(self._is_whole(other) for other in others):
+                raise UnavailableError(f"version {version} cannot be read at present: {error}") from error
+            log.warning(
+                "job %s: version %d cannot be read, an earlier checkpoint will have to do: %s",
+                self._job,
+                version,
+                error,
+                extra=log_fields(self._job, iteration=version),
+            )
+            self.versions = tuple(others)
+            raise UnreadableError(f"version {version} cannot be read: {error}") from error
         return checkpoint
 
     def newest(self) -> ShardCheckpoint | None:
-        """Read the newest checkpoint that is readable; None if there is none."""
+        """Read the newest checkpoint that is readable; None if there is none.
+
+        Raises:
+            UnavailableError: As `read` raises.
+        """
         for version in reversed(self.versions):
-            try:
+            with contextlib.suppress(UnreadableError):
                 return self.read(version)
-            except InvalidRequestError as error:
-                log.warning("job %s: %s", self._job, error, extra=log_fields(self._job, iteration=version))
-                self.versions = tuple(v for v in self.versions if v != version)
         return None
 
     def append_to_ledger(self, record: Mapping[str, Any]) -> None:
@@ -219,6 +253,8 @@ class JobStore:
 
     def _remove_after(self, version: int) -> None:
         self._common = min(self._common, version)
+        self._tried_by_all = None if self._tried_by_all is None else min(self._tried_by_all, version)
+        self.tried = min(self.tried, version)
         later = [v for v in self.versions if v > version]
         self.versions = tuple(v for v in self.versions if v <= version)
         for each in later:
@@ -237,6 +273,7 @@ class JobStore:
                 copied.set_result(None)
             if self._writing_version == version:
                 self._writing_version = None
+                self.tried = version
 
     def _note_failure(self, checkpoint: ShardCheckpoint, error: Exception) -> None:
         self.failed += 1
@@ -271,11 +308,15 @@ class JobStore:
                 part.unlink(missing_ok=True)
 
     def _retire(self) -> None:
-        """Remove checkpoints that no recovery can need: all but the newest, and the newest common to all."""
-        common = [v for v in self.versions if v <= self._common]
-        staying = {*self.versions[-_LATEST:], *common[-1:]}
-        retired = [version for version in self.versions if version not in staying]
-        self.versions = tuple(sorted(staying))
+        """Remove checkpoints that no recovery can need.
+
+        The newest stay, the newest that all shards have, and those that all may have some day. So there is
+        always one that all have, whichever writes fail: a shard removes the former once it is told of a later
+        one, which all had by then; and no shard removes that before it is told of a later one again.
+        """
+        older = [v for v in self.versions[:-_LATEST] if v != self._common]
+        retired = {v for v in older if self._tried_by_all is None or v <= self._tried_by_all}
+        self.versions = tuple(v for v in self.versions if v not in retired)
         for version in retired:
             self._remove(version)
 
@@ -290,25 +331,29 @@ class JobStore:
         except OSError as error:
             log.error("job %s: the ledger misses a line: %s", self._job, error, extra=log_fields(self._job))
 
-    def _readable(self) -> list[int]:
-        """Return the versions of the complete files, and remove incomplete ones."""
+    def _found(self) -> tuple[int, ...]:
+        """Return the versions that the folder has files of, ascending, and remove incomplete files."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise UnavailableError(f"{self._folder} cannot be read at present: {error}") from error
         versions = []
-        for path in sorted(self._folder.glob("*")) if self._folder.is_dir() else []:
+        for path in map(self._folder.joinpath, names):
             if path.suffix == _PART:
                 with contextlib.suppress(OSError):
                     path.unlink()
-            elif path.suffix == _SUFFIX:
-                try:
-                    files.check(path)
-                    versions.append(int(path.stem))
-                except (OSError, ValueError) as error:
-                    log.warning(
-                        "job %s: %s; an older checkpoint will have to do",
-                        self._job,
-                        error,
-                        extra=log_fields(self._job),
-                    )
-        return versions
+            elif path.suffix == _SUFFIX and path.stem.isdigit():
+                versions.append(int(path.stem))
+        return tuple(sorted(versions))
+
+    def _is_whole(self, version: int) -> bool:
+        try:
+            files.check(self._path(version))
+        except (OSError, UnreadableError):
+            return False
+        return True
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():
@@ -321,6 +366,22 @@ class JobStore:
     def _remove(self, version: int) -> None:
         with contextlib.suppress(OSError):
             self._path(version).unlink()
+
+
+def _thread() -> ThreadPoolExecutor:
+    """Return a thread for background work, which runs already.
+
+    An executor whose thread cannot be started keeps what it was given, undone.
+
+    Raises:
+        UnavailableError: The thread cannot be started.
+    """
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+    try:
+        executor.submit(lambda: None)
+    except RuntimeError as error:
+        raise UnavailableError(f"no thread for checkpoints: {error}") from error
+    return executor
 
 
 def _folder_name(job: str) -> str:

@@ -183,13 +183,15 @@ class ParameterServerService:
                 self.observer.pushed(job, call.request, call.sink.began)
         else:
             job.tally.duplicates += 1
-        if job.store and call.request.kept is not None:
-            job.store.mark_common(check.integer("kept", call.request.kept, 0))
+        if job.store and call.request.checkpointed is not None:
+            kept = -1 if call.request.kept is None else check.integer("kept", call.request.kept, 0)
+            job.store.mark_common(kept, check.integer("checkpointed", call.request.checkpointed, -1))
         call.reply(
             _wire.PushReply(
                 identity=call.request.identity,
                 iteration=call.request.assignment.iteration,
-                checkpoint=max(job.checkpoints, default=None),
+                checkpoints=list(job.checkpoints),
+                checkpointed=job.store.tried if job.store else None,
             )
         )
         # Once the answer is out: the step must not count as the last worker's processing time.

@@ -14,7 +14,7 @@ import torch
 from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from idl.layout import Layout, Part
 from idl.synchronisation import Synchronisation
-from ps.checkpoint import ShardCheckpoint
+from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.checkpoint_store import JobStore
 from ps.counters import ShardTally
 from ps.model_tensors import ModelTensors
@@ -366,7 +366,10 @@ class ShardJob:
                 self.attempt,
             )
         store = self.store
-        checkpoint = self._await(("go back", version), lambda: store.go_back(version))
+        try:
+            checkpoint = self._await(("go back", version), lambda: store.go_back(version))
+        except UnreadableError as error:  # another attempt goes on from a version that all shards can read
+            raise RewoundError(f"rewind to version {version}: {error}", self.attempt) from error
         self.shard.restore(checkpoint.snapshot)
         self.readers.clear()
 

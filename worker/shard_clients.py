@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
@@ -72,7 +73,7 @@ class ShardClients:
         self._parts: list[Any] = [None] * len(clients)  # the same, as `Part`s; None until the job is opened
         self._attempt = 0
         self._instances: list[str | None] = [None] * len(clients)
-        self._checkpoints: list[int | None] = [None] * len(clients)  # each shard's latest one
+        self._checkpoints: list[tuple[frozenset[int], int]] = []  # each shard's, and the last that it tried
 
     @property
     def reconnects(self) -> int:
@@ -167,8 +168,7 @@ class ShardClients:
             RewoundError: A shard is in another attempt, or was restarted.
             UnavailableError: Other workers have pushed a part of the slice, and not the rest for long.
         """
-        known = [version for version in self._checkpoints if version is not None]
-        kept = min(known) if len(known) == len(self._checkpoints) else None
+        kept, checkpointed = common_checkpoint(self._checkpoints)
         pushed = wire_assignment(assignment)
         requests = [
             _wire.PushRequest(
@@ -179,13 +179,15 @@ class ShardClients:
                 kept=kept,
                 shared=len(self._clients) > 1 or None,
                 part=part,
+                checkpointed=checkpointed,
             )
             for bounds, instance, part in zip(self._bounds, self._instances, self._parts, strict=True)
         ]
         replies = self._on_all(
             "push", requests, bulks=self._divided(gradient), unavailable_timeout=_PARTIAL_SLICE_SECONDS
         )
-        self._checkpoints = [reply.checkpoint for reply in replies]
+        if all(reply.checkpointed is not None for reply in replies):
+            self._checkpoints = [(frozenset(r.checkpoints or ()), r.checkpointed) for r in replies]
 
     def pull(self, version: int, into: NDArray[Any], slot: str | None = None) -> float:
         """Pull the parameters, or a slot of the optimiser's state, once a version is reached.
@@ -270,6 +272,7 @@ class ShardClients:
         ]
         replies = self._on_all("rewind", requests)
         self._attempt = attempt
+        self._checkpoints = []  # later ones than the version are gone
         self._instances = [reply.instance for reply in replies]
 
     def forfeit(self, slices: Sequence[Any]) -> None:
@@ -387,6 +390,19 @@ class ShardClients:
     def _check_echo(self, reply: Any) -> None:
         if reply.identity != self._identity:
             raise ProtocolError(f"an answer for {reply.identity}, not for {self._identity}")
+
+
+def common_checkpoint(shards: Sequence[tuple[AbstractSet[int], int]]) -> tuple[int | None, int]:
+    """Return what each shard has to know in order to keep a checkpoint that all shards have.
+
+    Args:
+        shards: Of each shard, the versions of its checkpoints, and the last that it has written or failed to.
+
+    Returns:
+        The newest version that all have, or None; and the version up to which no other one can become so.
+    """
+    in_all = set.intersection(*(set(versions) for versions, _ in shards)) if shards else set()
+    return max(in_all, default=None), min((tried for _, tried in shards), default=-1)
 
 
 def _name(client: Client) -> str:

@@ -31,9 +31,7 @@ class Attempts:
         self._members = members
         self._iterations = iterations
         self._outbox = outbox
-        self._shards: tuple[str, str] | None = (
-            None  # as a worker has reported them in this attempt, with its name
-        )
+        self._shards: tuple[str, str] | None = None  # a worker, and the shards that it uses in this attempt
         self._disputed = -1  # the iteration that was last given up since workers used different shards
 
     @property

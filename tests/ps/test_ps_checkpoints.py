@@ -1,5 +1,6 @@
 """A shard's checkpoints: complete files or none, from which it continues to the last bit."""
 
+import errno
 import json
 import os
 import threading
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import UnavailableError
 from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
@@ -156,10 +157,10 @@ def test_the_latest_stay_and_what_all_have(store):
     """The three newest checkpoints are kept, and the newest that all shards have."""
     job = saved(store, range(5))
     assert job.versions == (2, 3, 4)
-    job.mark_common(3)
+    job.mark_common(3, 3)
     save(job, (5, 6, 7))
-    assert job.versions == (3, 5, 6, 7)
-    job.mark_common(6)
+    assert job.versions == (3, 4, 5, 6, 7)  # another shard may have yet to write 4
+    job.mark_common(6, 6)
     save(job, (8,))
     assert job.versions == store.job("job/run").versions == (6, 7, 8)
 
@@ -179,22 +180,58 @@ def test_a_checkpoint_is_on_the_disk_before_others_go(store, tmp_path, disk_call
 
 
 def test_a_torn_checkpoint_is_skipped(store, tmp_path, caplog):
-    """After a restart, a torn file is ignored, an older one is used, and leftovers are removed."""
+    """When it is read, a torn file is ignored, an older one is used, and leftovers are removed."""
     saved(store, (10, 20, 30))
     (folder,) = (path for path in (tmp_path / "state").iterdir() if path.is_dir())
     newest = max(folder.glob("*.checkpoint"))
     newest.write_bytes(newest.read_bytes()[:-1])
     (folder / "000000000040.part").write_bytes(b"half")
     job = store.job("job/run")
-    assert job.versions == (10, 20)
     assert job.newest().snapshot.version == 20
+    assert job.versions == (10, 20)
     assert "torn" in caplog.text
     assert not list(folder.glob("*.part"))
     # One that goes while the process runs is no different.
     max(folder.glob("*20.checkpoint")).write_bytes(b"")
-    with pytest.raises(InvalidRequestError, match="version 20 cannot be read"):
+    with pytest.raises(UnreadableError, match="version 20 cannot be read"):
         job.read(20)
     assert job.newest().snapshot.version == 10
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_a_disk_that_cannot_be_read_has_not_lost_its_files(store, tmp_path, monkeypatch, number):
+    """While no file can be read, it is to be tried again; a file that alone cannot be read is left out."""
+    saved(store, (10, 20, 30))
+    read_bytes, broken = Path.read_bytes, {"000000000010", "000000000020", "000000000030"}
+
+    def failing(path):
+        if path.stem in broken:
+            raise OSError(number, os.strerror(number), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    job = store.job("job/run")
+    with pytest.raises(UnavailableError, match="version 30 cannot be read at present"):
+        job.newest()
+    with pytest.raises(UnavailableError, match="cannot be read at present"):
+        store.load("job/run").result(120)
+    assert job.versions == (10, 20, 30)
+    broken.remove("000000000020")
+    assert job.newest().snapshot.version == 20
+    assert job.versions == (10, 20)
+
+
+def test_a_job_whose_thread_cannot_be_started_is_tried_again(store, monkeypatch):
+    """It is refused until there can be one; then its checkpoints are written."""
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(UnavailableError, match="can't start new thread"):
+            store.job("job/run")
+    assert saved(store, (10,)).versions == (10,)
 
 
 def test_going_back_forgets_what_came_after(store):

@@ -136,14 +136,14 @@ def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
 
 
 def test_workers_say_what_all_shards_have(tmp_path):
-    """Answers to pushes name the latest checkpoint, and one that workers call common is kept."""
+    """Answers to pushes name the checkpoints, and one that workers call common is kept."""
     with here(tmp_path, every=1) as address:
         worker = AttemptWorker(address)
         request = worker.push_request
 
         def said(**part):
             asked = request(**part)
-            asked.kept = 2
+            asked.kept, asked.checkpointed = 2, 6
             return asked
 
         worker.push_request = said
@@ -151,7 +151,7 @@ def test_workers_say_what_all_shards_have(tmp_path):
         assert worker.fence(1).checkpoints == [2, 7, 8, 9]
         worker.rewind(1, 9)
         reply = worker.client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
-        assert reply.checkpoint == 9
+        assert (reply.checkpoints, reply.checkpointed) == ([2, 7, 8, 9], 9)
         worker.close()
 
 
@@ -200,7 +200,7 @@ def test_other_modes_have_no_checkpoints(tmp_path, caplog):
         client.call("initialise", _ps.InitialiseRequest(identity, 0), bulk=zeros)
         assignment = idl.common.Assignment(0, 0, 0, 1, 1)
         reply = client.call("push", _ps.PushRequest(identity, assignment), bulk=zeros)
-        assert reply.checkpoint is None
+        assert (reply.checkpoints, reply.checkpointed) == ([], None)
         assert client.call("fence", _ps.FenceRequest(identity, 1)).checkpoints == []
         with pytest.raises(RewoundError, match=r"version 7: there is \d, and no checkpoint"):
             client.call("rewind", _ps.RewindRequest(identity, 1, 7))
