@@ -75,7 +75,6 @@ class Stream:
     Args:
         dataset: Yields the same samples in the same order each time.
         size: Number of samples; None takes the data set's length if it has one, and counts them otherwise.
-        recent: Samples that are kept; those of one call of `samples` must be no further apart.
         log_fields: Structured fields of log lines.
 
     Attributes:
@@ -89,7 +88,6 @@ class Stream:
         self,
         dataset: Iterable[Any],
         size: int | None,
-        recent: int,
         log_fields: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if isinstance(dataset, Iterator) or not hasattr(dataset, "__iter__"):
@@ -100,18 +98,23 @@ class Stream:
             )
         self._dataset = dataset
         self.size = _size(dataset, log_fields) if size is None else size
-        self._recent_samples = recent
+        self._recent_samples = 0  # that are kept
         self._iterator: Iterator[Any] = iter(())
         self._next = -1  # the place of the iterator's next sample; -1 before the first iterator
         self._recent: dict[int, Any] = {}  # by their places, the samples right before `_next`
 
+    def keep(self, recent: int) -> None:
+        """Keep at least so many of the samples read last, from now on."""
+        self._recent_samples = max(self._recent_samples, recent)
+
     def samples(self, indices: NDArray[np.int64]) -> list[Any]:
-        """Return the samples at one or more places of the stream.
+        """Return the samples at one or more places of the stream; those between are kept, however many.
 
         Raises:
             InvalidRequestError: The stream has fewer samples, or more, than it should have.
         """
         first, last = int(indices.min()), int(indices.max())
+        self.keep(last - first + 1)
         if not self._is_near(first):
             self._open(first)
         while self._next <= last:

@@ -32,7 +32,8 @@ class StreamLoader:
         size: Samples in the stream; by default the data set's length or, if it has none, their number
             counted in a first pass.
         shuffle_buffer: Samples of the blocks within which each epoch permutes the samples; 0 keeps their
-            order. The same for every worker. Two such blocks and a batch are kept in memory at most.
+            order. The same for every worker. Two such blocks and the largest batch so far are kept in memory
+            at most.
         seed: Seed of these permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch, as for `worker.torch.loader.DataLoader`. Random augmentation
@@ -58,8 +59,7 @@ class StreamLoader:
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
     ) -> None:
         session = session or own_session()
-        # A batch, and the blocks in which it begins and ends.
-        self._stream = Stream(dataset, size, batch_size + 2 * shuffle_buffer, session.log_fields())
+        self._stream = Stream(dataset, size, session.log_fields())
         self._order = StreamOrder(self._stream.size, shuffle_buffer, seed)
         self.slices = Slices(
             self._stream.size, batch_size, session, seed=seed, drop_last=drop_last, micro_batch=micro_batch
@@ -85,6 +85,8 @@ class StreamLoader:
             EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
         """
         for part in self.slices:
+            # A batch, whose size may have changed, and the blocks in which it begins and ends.
+            self._stream.keep(part.assignment.total + 2 * self._order.shuffle_buffer)
             if part.micro_batches:
                 yield SlicedBatch(part, self._load, self.accumulation)
             else:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
@@ -161,6 +162,29 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(services, kind, stop_at)
             assert dataset.read < (EPOCHS * PER_EPOCH - stop_at) * BATCH + 2 * 7
 
 
+@pytest.mark.parametrize("shuffle_buffer", [0, 7])
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 4}], ids=["whole", "micro-batches"])
+def test_a_batch_size_that_grows_at_run_time_keeps_the_order(services, shuffle_buffer, options):
+    """Batches of 48 in place of 12, once that is told the manager, have the next samples, each once."""
+    manager, shard = services(1)
+    session = Session(SessionConfig(manager, (shard,), worker="w", job="growing"))
+    with contextlib.closing(session), ManagerClient(manager) as client:
+        loader = StreamLoader(
+            Counting(), BATCH, session=session, size=SIZE, seed=4, shuffle_buffer=shuffle_buffer, **options
+        )
+        optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+        seen, sizes = [], []
+        for _ in range(EPOCHS):
+            for batch in loader:
+                if not sizes:
+                    client.set_total_batch_size("growing", 4 * BATCH)
+                seen += torch.cat(list(micro_batches(batch)) if options else [batch]).tolist()
+                sizes.append(len(seen) - sum(sizes))
+                optimizer.step()
+    assert sizes == [12, 41, 48, 5]
+    assert seen == [place for batch in expected(shuffle_buffer).values() for place in batch]
+
+
 def test_a_checkpoint_of_another_order_is_refused(services):
     """A resumed job must permute as before, or samples would be used twice."""
     _, (saved,) = train(services(1), (12,), stop_at=3, shuffle_buffer=7)
@@ -179,7 +203,7 @@ def test_a_stream_of_unknown_size_is_counted(services, caplog):
 
 def test_a_length_spares_the_counting():
     """A data set that has a length is not read for it."""
-    assert Stream(list(range(SIZE)), None, 10).size == SIZE
+    assert Stream(list(range(SIZE)), None).size == SIZE
 
 
 @pytest.mark.parametrize(("size", "complaint"), [(52, "ended after 52"), (54, "goes on after 53")])
@@ -192,9 +216,9 @@ def test_a_stream_of_another_size_is_an_error(services, size, complaint):
 def test_what_can_be_iterated_over_once_is_refused():
     """A generator is refused, since it would be empty in the second epoch."""
     with pytest.raises(InvalidRequestError, match=r"generator: must be .* iterated over repeatedly"):
-        Stream((i for i in range(3)), 3, 1)
+        Stream((i for i in range(3)), 3)
     with pytest.raises(InvalidRequestError, match="int: must be"):
-        Stream(3, 3, 1)
+        Stream(3, 3)
     with pytest.raises(InvalidRequestError, match="shuffle_buffer -1"):
         StreamOrder(3, -1)
 
@@ -204,8 +228,8 @@ def test_what_can_be_iterated_over_once_is_refused():
 def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
     """Slices of any position of any epoch, repeated or earlier, hold the order's samples."""
     dataset = kind()
-    stream = Stream(dataset, SIZE, BATCH + 2 * buffer)
-    order = StreamOrder(SIZE, buffer, seed=4)
+    stream, order = Stream(dataset, SIZE), StreamOrder(SIZE, buffer, seed=4)
+    stream.keep(BATCH + 2 * buffer)
     batches = expected(buffer)
     whole = {}
     for iteration, batch in batches.items():
@@ -213,7 +237,7 @@ def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
     for _ in range(8):
         epoch = data.draw(st.integers(0, EPOCHS - 1))
         start = data.draw(st.integers(0, SIZE - 1))
-        count = data.draw(st.integers(1, min(BATCH, SIZE - start)))
+        count = data.draw(st.integers(1, SIZE - start))
         assert stream.samples(order.indices(epoch, start, count)) == whole[epoch][start : start + count]
 
 
@@ -241,7 +265,8 @@ class Samples(Counting):
 def test_few_samples_are_kept(buffer):
     """Skipped and used samples are freed, except for a batch and the blocks that it touches."""
     dataset = Samples()
-    stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
+    stream, order = Stream(dataset, SIZE), StreamOrder(SIZE, buffer)
+    stream.keep(BATCH + 2 * buffer)
     most = 0
     for start in (0, BATCH, 3 * BATCH, 0, SIZE - 1):
         stream.samples(order.indices(0, start, 1))
@@ -250,11 +275,15 @@ def test_few_samples_are_kept(buffer):
 
 
 @pytest.mark.parametrize("buffer", [0, 7])
-def test_a_batch_is_read_once_whoever_takes_its_parts(buffer):
-    """The parts of a batch, in any order, need no second pass over the stream."""
+@pytest.mark.parametrize("growth", [1, 4])
+def test_a_batch_is_read_once_whoever_takes_its_parts(buffer, growth):
+    """The parts of a batch, in any order, need no second pass over the stream, also once it has grown."""
     dataset = Counting()
-    stream, order = Stream(dataset, SIZE, BATCH + 2 * buffer), StreamOrder(SIZE, buffer)
-    for begin in range(0, 48, BATCH):
-        for start, count in ((begin + 4, 5), (begin, 4), (begin + 9, 3), (begin + 4, 5)):
-            stream.samples(order.indices(0, start, count))
+    stream, order = Stream(dataset, SIZE), StreamOrder(SIZE, buffer)
+    stream.keep(BATCH + 2 * buffer)
+    batch = growth * BATCH
+    stream.keep(batch + 2 * buffer)
+    for begin in range(0, 48, batch):
+        for start, count in ((4, 5), (0, 4), (9, 3), (4, 5)):
+            stream.samples(order.indices(0, begin + start * growth, count * growth))
     assert dataset.read <= SIZE
