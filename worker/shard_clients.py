@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
@@ -198,15 +199,19 @@ class ShardClients:
             slot: Name of a slot of the optimiser's state; None for the parameters.
 
         Returns:
-            Seconds for which the shards held the answer back; the longest of them.
+            Seconds for which the shards held the answer back; the longest of them, and no longer than the
+            call took by this worker's clock.
 
         Raises:
             RewoundError: A shard is in another attempt, or was restarted.
         """
+        began = time.perf_counter()
         replies = self._pull(version, into, slot)
-        return max(
+        took = time.perf_counter() - began
+        held = (
             float(reply.waited) + client.held for reply, client in zip(replies, self._clients, strict=True)
         )
+        return min(max(held), took)  # a suspended machine's clock stands still, the shards' go on
 
     def state(self, version: int, like: NDArray[Any]) -> OptimizerState:
         """Pull the optimiser's state.

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from evenpace.observer import Observer
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from ps import service as ps_service
 from rpc.client import Client
 from tests.scripts.train_least_squares import go_through
 from tests.services import ShardWorker, serving, shard_service
@@ -134,6 +136,25 @@ def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_unti
     parts = [next(iter(record.parts.values())) for record in seen.iterations]
     assert [part.batch_processing_time for part in parts] == [2.0, 2.25, 2.25, 2.25]
     assert all(part.waiting_time >= 3600 for part in parts)
+
+
+def test_a_suspended_machine_has_not_waited_for_longer_than_its_own_clock_says(monkeypatch, wait_until):
+    """Where the shard's clock goes on and the worker's stands still, its reports hold its own times."""
+    elsewhere = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr(ps_service, "time", elsewhere)  # an hour passes between a pull and its answer
+    begun = time.monotonic()
+    with services(1) as (manager, shards):
+        config = SessionConfig(manager, tuple(shards), worker="w")
+        with (
+            contextlib.closing(Session(config)) as session,
+            contextlib.closing(Observer(manager, ())) as seen,
+        ):
+            assert [part.assignment.iteration for part in go_through(session, 4)] == [0, 1, 2, 3]
+            wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
+    took = time.monotonic() - begun
+    parts = [next(iter(record.parts.values())) for record in seen.iterations]
+    assert all(part.batch_processing_time > 0 for part in parts)
+    assert sum(part.batch_processing_time + part.waiting_time for part in parts) <= took
 
 
 def test_a_pull_is_held_back_for_as_long_as_its_last_shard_says(wait_until):
