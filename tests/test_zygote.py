@@ -58,6 +58,44 @@ def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
     assert done.stdout.split() == ["yes", str(not settings), settings.get("PYTHONOPTIMIZE", "0")]
 
 
+def test_temporary_files_lie_in_the_folder_that_the_environment_names(tmp_path):
+    """A forked process's TMPDIR counts, whatever its zygote has made temporary files for."""
+    (tmp_path / "told.py").write_text("import tempfile; print(tempfile.gettempdir())")
+    worker = ["worker", "--manager", "127.0.0.1:1", str(tmp_path / "told.py")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([*COMMAND, *worker], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_services_on_disks_of_their_own_see_the_mounts_of_who_started_them(tmp_path, wait_until):
+    """The services of `evenpace chaos`, which mounts disks for their state, have its mounts."""
+    chaos = ["chaos", "--minutes", "5", "--workers", "1", "--shards", "1", "--faults", "disk"]
+    with subprocess.Popen(
+        [*COMMAND, *chaos],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as popen:
+        process = psutil.Process(popen.pid)
+
+        def services():
+            """Return the mount namespaces of its processes that have sessions of their own: the services."""
+            children = [child.pid for child in process.children() if os.getsid(child.pid) == child.pid]
+            return [os.readlink(f"/proc/{child}/ns/mnt") for child in children]
+
+        wait_until(lambda: popen.poll() is not None or len(services()) >= 2, "the services")
+        if popen.poll() is None:
+            own = os.readlink(f"/proc/{popen.pid}/ns/mnt")
+            seen = set(services())
+            popen.send_signal(signal.SIGINT)
+        said = popen.communicate(timeout=240)[0]
+    if "no file systems of our own" in said:
+        pytest.skip(said.splitlines()[-1])
+    assert seen == {own} != {os.readlink("/proc/self/ns/mnt")}
+
+
 def test_other_commands_are_executed():
     """A command that is no module of ours gets an interpreter of its own."""
     said = "import sys; print('torch' in sys.modules)"

@@ -3,8 +3,8 @@
 Importing PyTorch and the like takes a process seconds, and the tests start hundreds. While `installed`, a
 `subprocess.Popen` of `python -m evenpace ...` (or another of `MODULES`) is forked by a *zygote*, a process
 that has imported what they need. What is forked is a child of the process that asked for it, with a process
-id, signals and an exit status like any other, and runs the module as `python -m` would. What `nsenter` is to
-start in a network namespace is forked there.
+id, signals, mounts and an exit status like any other, and runs the module as `python -m` would. What
+`nsenter` is to start in a network namespace is forked there.
 
 A test that must see an interpreter start, such as one of what an import brings in, has the zygote
 `set_aside`, or starts a process otherwise: by `python -c`, by a script's path, or with other `SETTINGS`.
@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -62,7 +63,6 @@ IMPORTED = (
 _ordinary = subprocess.Popen
 _STARTERS = {"bench", "chaos", "demo", "experiment"}  # commands that start processes of ours in turn
 _PR_SET_CHILD_SUBREAPER = 36
-_NETWORK_NAMESPACE = 0x40000000  # of setns(2)
 _MOST = 2**17  # bytes of a request
 
 
@@ -114,12 +114,14 @@ class _Zygote:
 
     Attributes:
         settings: The `SETTINGS` that it was started with.
+        mounts: Its mount namespace, which is that of this thread.
     """
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._lock = threading.Lock()
         self.settings = _settings(os.environ)
+        self.mounts = os.readlink(_mounts())
 
     def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
         """Return the process id of a new process.
@@ -163,8 +165,11 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         network, arguments = command
+        namespaces = [] if network is None else [network]
+        if os.readlink(_mounts()) != self.zygote.mounts:
+            namespaces.append(_mounts())
         request = {
-            "network": network,
+            "namespaces": namespaces,
             "arguments": arguments,
             "cwd": os.path.abspath(given["cwd"] or os.curdir),
             "environment": environment,
@@ -190,6 +195,11 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
     """Return whether a process is to have nothing that the zygote cannot give it."""
     unusual = ("executable", "preexec_fn", "shell", "pass_fds")
     return not any(given[name] for name in unusual) and (given["cwd"] is None or os.path.isdir(given["cwd"]))
+
+
+def _mounts() -> str:
+    """The file of this thread's mount namespace, for any process."""
+    return f"/proc/{threading.get_native_id()}/ns/mnt"
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -275,17 +285,17 @@ def _become(request: Mapping[str, Any]) -> None:
     """Turn a new process into `python -m MODULE ARGUMENTS`.
 
     Args:
-        request: `network`, the file of the namespace that it runs in, if any; `arguments`, the module first;
-            `cwd`; `environment`; `session`, whether it gets one of its own; `files`, its limits of open
-            files; `cpus` that it may use; `parent`, the id of the process that asked.
+        request: `namespaces`, the files of those that it enters; `arguments`, the module first; `cwd`;
+            `environment`; `session`, whether it gets one of its own; `files`, its limits of open files;
+            `cpus` that it may use; `parent`, the id of the process that asked.
     """
     if os.getppid() != request["parent"]:  # it has ended meanwhile
         os._exit(1)
     module, *arguments = request["arguments"]
-    if request["network"] is not None:
-        with open(request["network"]) as network:
-            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NETWORK_NAMESPACE):
-                raise OSError(ctypes.get_errno(), "setns", request["network"])
+    for path in request["namespaces"]:
+        with open(path) as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns", path)
     if request["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -300,6 +310,7 @@ def _become(request: Mapping[str, Any]) -> None:
     sys.argv = [module, *arguments]
     sys.orig_argv = [sys.executable, "-m", *request["arguments"]]
     np.random.seed()
+    tempfile.tempdir = None  # it was chosen by the variables of the zygote
     if "." in module:  # it may have been imported, unlike a package's __main__
         sys.modules.pop(module, None)
     _open_streams()

@@ -83,7 +83,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
             lambda: len(found := process.children(recursive=True)) >= 3 and found, "services"
         )
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=240) == 130
+        assert process.wait(timeout=240) == 130, (tmp_path / "out").read_text()
     wait_until(lambda: all(map(has_ended, children)), "the processes' end")
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
