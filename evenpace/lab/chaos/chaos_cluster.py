@@ -1,5 +1,6 @@
 """Cluster for faults: a manager, shards and workers, with a proxy between them, in one folder."""
 
+import contextlib
 import random
 import socket
 import time
@@ -52,6 +53,7 @@ class ChaosCluster:
         self.disks: dict[str, Disk] = {}
         self.skipped: dict[str, str] = {}
         self._library: Path | None = None
+        self._ending = contextlib.ExitStack()  # what is left when the processes have ended
         self._asked: dict[str, float] = {}  # when the manager was asked about a worker
         self._local = LocalCluster(
             folder,
@@ -113,9 +115,11 @@ class ChaosCluster:
     def __enter__(self) -> Self:
         for name in ("state", "ledgers", "journals", "parameters", "temporary"):
             (self.folder / name).mkdir()
-        self._try("disk", self._make_disks)
-        self._try("clock", self._find_clock)
-        self.proxy.__enter__()
+        with self._ending:
+            self._try("disk", self._make_disks)
+            self._try("clock", self._find_clock)
+            self._ending.enter_context(self.proxy)
+            self._ending = self._ending.pop_all()
         self._local.prepare()
         for job, names in self.jobs.items():
             for name in names:
@@ -133,9 +137,7 @@ class ChaosCluster:
     ) -> None:
         for role in ("worker", "shard", "manager"):
             self.supervisor.stop(role)
-        self.proxy.__exit__(kind, error, trace)
-        for disk in self.disks.values():
-            disks.unmount(disk)
+        self._ending.close()
 
     def listening(self, *services: str) -> bool:
         """Return whether services, by default all, can be connected to."""
@@ -201,6 +203,7 @@ class ChaosCluster:
         disks.private_mounts()
         for name in self.addresses:
             self.disks[name] = disks.make_disk(name, self._state(name))
+            self._ending.callback(disks.unmount, self.disks[name])
 
     def _find_clock(self) -> None:
         self._library = clocks.find_library()

@@ -397,6 +397,33 @@ assert str(disk.path) in open("/proc/self/mounts").read()
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+def test_a_run_that_cannot_begin_leaves_no_disk(tmp_path):
+    """Where clocks cannot be made to jump, but must, the disks that were made before are removed."""
+    code = """
+from evenpace.lab.chaos import clocks
+from evenpace.lab.chaos.chaos_run import run
+from evenpace.lab.chaos.config import ChaosConfig
+from evenpace.lab.chaos.errors import NotPossibleHereError
+clocks._PLACES = ()
+try:
+    run(ChaosConfig(1, 0, ("disk", "clock")), None)
+except NotPossibleHereError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    if done.stdout.startswith("faults disk:"):
+        pytest.skip(done.stdout)
+    assert done.stdout.startswith("faults clock: no libfaketime here")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ports_are_not_the_kernels_to_give():
     """A service that comes back finds its port free: no outgoing connection can have it, nor another run."""
     ports = cluster.free_ports(50)
