@@ -318,36 +318,29 @@ class Look(NamedTuple):
     at: float
     own: float
     busy: float
-    idle: float
+    total: float
     thread: int
 
     def share_of_others(self, then):
         """Return others' share of the CPU since another reading, as the kernel has counted."""
-        busy, idle = self.busy - then.busy, self.idle - then.idle
-        others = busy / (busy + idle) - (self.own - then.own) / (self.at - then.at)
+        others = (self.busy - then.busy) / (self.total - then.total)
+        others -= (self.own - then.own) / (self.at - then.at)
         return min(max(others, 0.0), 1.0)
 
 
-@pytest.fixture
-def looks(one_cpu, monkeypatch):
-    """Collect the readings of a monitor, which reads this process's clocks and counters as ever."""
-    noted, clocks, read = [], [], psutil.cpu_times
+class NotedMonitor(ResourceMonitor):
+    """A monitor on one CPU that notes its readings, and those of no other monitor in this process."""
 
-    def clock():
-        clocks[:] = time.monotonic(), time.process_time()
-        return clocks[0]
+    def __init__(self, cpu):
+        self._cpu = cpu
+        self.looks = []
+        super().__init__()
 
-    def cpu_times(percpu):
-        times = read(percpu=percpu)
-        cpu = times[one_cpu]
-        idle = cpu.idle + cpu.iowait
-        noted.append(Look(*clocks, sum(cpu) - cpu.guest - cpu.guest_nice - idle, idle, threading.get_ident()))
-        return times
-
-    monkeypatch.setattr(monitors, "monotonic", clock)
-    monkeypatch.setattr(monitors, "process_time", lambda: clocks[1])
-    monkeypatch.setattr(psutil, "cpu_times", cpu_times)
-    return noted
+    def _read_counters(self):
+        counters = super()._read_counters()
+        thread = threading.get_ident()
+        self.looks.append(Look(counters.at, counters.own, *counters.host[self._cpu], thread))
+        return counters
 
 
 def spin_until(condition):
@@ -357,11 +350,11 @@ def spin_until(condition):
         assert time.monotonic() < deadline
 
 
-def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(looks):
+def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(one_cpu):
     """On the real machine, a process that starts late in an iteration counts with its use from then on.
 
     What a sample must say follows from what the kernel has counted since the look that it goes back to. So it
-    holds whoever is held up, and for however long, and whatever else runs on this CPU.
+    holds whoever is held up, and for however long, and whatever else runs on this CPU or measures it.
     """
 
     def fifth_of_a_second_ago(first, now):
@@ -375,10 +368,13 @@ def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(looks):
 
     command = [sys.executable, "-c", f"input()\n{SPIN}"]
     with (
-        contextlib.closing(ResourceMonitor()) as monitor,
+        contextlib.closing(ResourceMonitor()) as other,
+        contextlib.closing(NotedMonitor(one_cpu)) as monitor,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as competitor,
     ):
+        looks = monitor.looks
         try:
+            other.resume()
             monitor.resume()
             spin_until(lambda: time.monotonic() > looks[0].at + 2)  # an iteration without it
             competitor.stdin.write(b"\n")
