@@ -259,11 +259,12 @@ class Job:
 
         Raises:
             NotMemberError: The worker is no member.
-            InvalidRequestError: There was no such attempt, or the job cannot go to that iteration.
+            InvalidRequestError: The job cannot go to that iteration, or to no other attempt at all.
         """
         if self.members.is_released(worker, incarnation):
             return
         member = self.presence.hear(worker, incarnation, now)
+        self.attempts.catch_up(attempt)
         if attempt > self.attempts.number:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:

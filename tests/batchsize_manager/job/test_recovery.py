@@ -55,8 +55,6 @@ def test_who_cannot_go_on_in_the_new_attempt_begins_another():
     assert driver.job.recover("a", "a", 1, 0.0) == 2
     driver.job.rewind("b", "b", 1, 0, 0.0)
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 2)
-    with pytest.raises(InvalidRequestError, match="attempt 3: the job is in attempt 2"):
-        driver.job.rewind("b", "b", 3, 0, 0.0)
 
 
 def test_who_has_not_rewound_is_told_to():
@@ -237,6 +235,10 @@ def test_an_attempt_that_was_not_kept_is_gone_beyond():
     assert driver.job.attempts.number == 1
     assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
     assert driver.job.recover("a", "a", 4, 100.0) == 5
+    driver.job.rewind("a", "a", 6, 0, 100.0)
+    assert driver.job.must_recover("a", "a") == 7
+    driver.job.rewind("a", "a", 7, 0, 100.0)
+    assert not driver.job.attempts.recovering
 
 
 def record(iteration, attempt):
