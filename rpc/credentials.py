@@ -5,13 +5,15 @@ They are in files, which may be replaced while the process runs. Only the files'
 
 import ssl
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Self
 
-from idl.errors import InvalidRequestError
+from idl.errors import InvalidRequestError, UnauthorisedError
 from idl.settings import Setting
 from rpc.address import Address
 from rpc.reloaded_files import Reloaded
+from rpc.tokens import Token
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials
 
@@ -73,17 +75,19 @@ class Credentials:
         return Reloaded((ca, certificate, key), lambda: _context(ca, certificate, key, server))
 
     def read_token(self) -> str:
-        """Return the token that its file has at present; the empty string where there is none.
+        """Return the token that its file has, or last had; the empty string where there is none.
 
         Raises:
-            InvalidRequestError: The file cannot be read.
+            InvalidRequestError: The file cannot be read, and never could.
+            UnauthorisedError: It has no token, and never had.
         """
-        if self.token is None:
-            return self.token_text or ""
-        try:
-            return self.token.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"token file {str(self.token)!r}: {_reason(error)}") from None
+        return self._token_file.current() if self.token is not None else self.token_text or ""
+
+    @cached_property
+    def _token_file(self) -> Reloaded[str]:
+        """The token's file, for all connections together."""
+        assert self.token is not None
+        return Reloaded((self.token,), partial(_read_token, self.token))
 
     def check_target(self, address: Address) -> None:
         """Check that no token would be sent to an address unencrypted.
@@ -95,6 +99,17 @@ class Credentials:
             raise InvalidRequestError(
                 f"a token would go to {address} in the clear: give certificates for TLS, too"
             )
+
+
+def _read_token(file: Path) -> str:
+    try:
+        text = file.read_text().strip()
+        Token.parse(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"token file {str(file)!r}: {_reason(error)}") from None
+    except UnauthorisedError as error:
+        raise UnauthorisedError(f"token file {str(file)!r}: {error}") from None
+    return text
 
 
 def _context(ca: Path, certificate: Path, key: Path, server: bool) -> ssl.SSLContext:

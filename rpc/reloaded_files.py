@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from idl.errors import InvalidRequestError
+from idl.errors import EvenpaceError
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class Reloaded(Generic[T]):
 
     Args:
         files: The files whose changes are noticed.
-        make: Reads them; raises `InvalidRequestError` where they cannot be used.
+        make: Reads them; raises an `EvenpaceError` where they cannot be used.
     """
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
@@ -35,7 +35,7 @@ class Reloaded(Generic[T]):
         if stamps != self._stamps:
             try:
                 self._value = self._make()
-            except InvalidRequestError as error:
+            except EvenpaceError as error:
                 if str(error) != self._last_error:  # log it once, not with every connection
                     self._last_error = str(error)
                     log.error("%s; going on with what was there before", error)

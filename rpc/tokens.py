@@ -24,6 +24,7 @@ from rpc.reloaded_files import Reloaded
 ALL_JOBS = "*"  # in place of a job's name
 _PREFIX = "evenpace1."
 _KEY_BYTES = 32
+_MAC_BYTES = hashlib.sha256().digest_size
 _FIXED = struct.Struct(">Q16s")  # expires at, nonce
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_JOB = 200  # characters; as in `idl.check`
@@ -59,6 +60,8 @@ class Token:
                 raise ValueError
             payload, mac = (_decode(part) for part in text.removeprefix(_PREFIX).split("."))
             expires, _ = _FIXED.unpack_from(payload)
+            if len(mac) != _MAC_BYTES:  # as in a file that is not written to its end yet
+                raise ValueError
             return cls(payload[_FIXED.size :].decode(), expires, payload, mac)
         except (ValueError, binascii.Error, struct.error):
             raise UnauthorisedError("what was given is not a token; see `evenpace token issue`") from None

@@ -300,6 +300,32 @@ def test_a_stock_client_can_authenticate(guarded_manager, key):
     client.close()
 
 
+@pytest.mark.parametrize("now", [None, "", "evenpace1.", "cut short"])
+def test_a_token_file_that_is_being_replaced(guarded_manager, key, tmp_path, now, caplog):
+    """A worker whose token file is gone or not whole goes on with the last valid token, and says so once."""
+    credentials = of_job(key, "rotated", tmp_path)
+    member = MemberWorker(guarded_manager, "rotated", credentials)
+    other = member.client.twin()
+    valid = credentials.token.read_text()
+    credentials.token.unlink()
+    if now is not None:
+        credentials.token.write_text(valid[:-10] if now == "cut short" else now)
+    for _ in range(2):
+        member.client.close()  # a new connection begins with the token
+        member.iterate()
+    other.call("history", _manager.HistoryRequest("rotated", 0, 1))
+    complaints = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(complaints) == 1
+    assert f"{str(credentials.token)!r}" in complaints[0]
+
+    credentials.token.write_text(issued(key, "elsewhere"))  # whole again, and another
+    with pytest.raises(UnauthorisedError, match="is for job 'elsewhere'"):
+        member.client.twin().call("history", _manager.HistoryRequest("rotated", 0, 1))
+    credentials.token.write_text(valid)
+    member.close()
+    other.close()
+
+
 def test_a_service_without_keys_takes_any_token(manager, key, tmp_path):
     """A client with a token works with a service that requires none."""
     member = MemberWorker(manager, "digits", of_job(key, "digits", tmp_path))
