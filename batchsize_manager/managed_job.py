@@ -179,10 +179,7 @@ class ManagedJob:
 
     def _must_be_kept(self, method: str, reply: Any) -> bool:
         """Return whether a restarted manager must know of an answer, so that it has to be written first."""
-        resized_at = self.job.planner.batches.last_change.iteration
-        given = [] if reply.assignment is None else [reply.assignment, *(reply.ahead or ())]
-        resized = any(part.iteration == resized_at for part in given)
-        return method != "report" or reply.recover is not None or resized
+        return method != "report" or reply.recover is not None
 
     def _reply(self, worker: str, waiting: Waiting) -> Any:
         """Return the answer to a call, or None if there is none yet."""

@@ -29,7 +29,7 @@ from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
-from idl.translation import read_bounds, read_report, read_resume, read_spec
+from idl.translation import read_bounds, read_place, read_report, read_resume, read_spec
 from rpc.limited_log import LimitedLog
 from rpc.service import Call, Connection, Discard, Sink
 from rpc.tokens import ALL_JOBS
@@ -278,8 +278,9 @@ class ManagerService:
         managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
+        place = read_place(call.request.place)
         undecided = managed.job.attempts.recovering
-        managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic())
+        managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic(), place)
         if self._archive is not None and undecided and not managed.job.attempts.recovering:
             self._archive.rewound(managed, iteration)
         self._wait(managed, call, incarnation)

@@ -161,6 +161,8 @@ struct RewindRequest {
   2: i64 attempt                    // the new attempt
   3: i64 iteration                  // the iteration that all shards can go on from
   4: optional double wait           // as in JoinRequest
+  5: optional common.Place place    // where this iteration's batch begins, as a shard has said: the manager may have
+                                    // lost a change of the batch size. Left out: as the manager has it
 }
 
 struct CheckpointRequest {

@@ -98,6 +98,15 @@ struct Assignment {
 }
 
 /**
+ * The place at which a batch begins: a position of an epoch's permutation. Where a batch begins at the end of an epoch,
+ * or with drop_last too close to it, it is the next epoch's first.
+ */
+struct Place {
+  1: i64 epoch
+  2: i64 start
+}
+
+/**
  * How the workers of a job wait for each other, and sum gradients. Left out anywhere, it means mode "bsp".
  *   "bsp": an iteration is one step with all workers' gradients;
  *   "ssp", "asp": each push is a step of its own; a worker pulls version -1. The manager lets no worker begin

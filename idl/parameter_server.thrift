@@ -27,7 +27,8 @@
  * A slice that crosses the border of another is refused.
  *
  * A shard may write checkpoints of itself, every n versions. `fence` and `rewind` bring the shards of a job to one
- * version again after any of them, or the manager, was restarted.
+ * version again after any of them, or the manager, was restarted. The shards know best where the next batch begins, and refuse one that begins
+ * elsewhere, where an assignment names its batch_start.
  *
  * To save a job, a worker pulls the optimiser's state beside the parameters, slot by slot; to resume from it, it
  * sets these slots before `initialise` sets the parameters.
@@ -174,6 +175,8 @@ struct FenceReply {
   5: optional bool complete         // the shard has all of the next gradient, and can go on from version + 1, too
   6: optional string process        // drawn at random at the start of the shard's process: the same behind two addresses
                                     // if they are the same shard's
+  7: optional map<i64, common.Place> places  // by the version to go on from, where its batch begins: where the batch
+                                    // before has ended. Versions of which that is not known are left out
 }
 
 struct RewindRequest {

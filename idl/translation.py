@@ -69,6 +69,22 @@ def read_assignment(struct: Any) -> Assignment:
     )
 
 
+def wire_place(value: tuple[int, int] | None) -> Any:
+    """Make a `Place` of an epoch and a position in it; nothing of None."""
+    return None if value is None else idl.common.Place(*value)
+
+
+def read_place(struct: Any) -> tuple[int, int] | None:
+    """Read a `Place`: an epoch, and a position in it; None where there is nothing.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    if struct is None:
+        return None
+    return check.integer("place.epoch", struct.epoch, 0), check.integer("place.start", struct.start, 0)
+
+
 def wire_lost(value: Assignment) -> Any:
     """Make a `Lost` of a slice whose worker has gone."""
     return idl.batchsize_manager.Lost(value.iteration, value.start, value.count, value.total)

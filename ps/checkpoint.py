@@ -10,7 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class ShardCheckpoint:
         model: The model's tensors, if a worker has declared them.
         snapshot: Parameters and optimiser's state.
         part: Which part of all parameters they are, if a worker has said it.
+        places: By version, of this checkpoint and of others that there may be, `Parameters.place`.
     """
 
     job: str
@@ -52,6 +53,7 @@ class ShardCheckpoint:
     model: ModelTensors | None
     snapshot: ShardSnapshot
     part: Part | None = None
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:
@@ -128,6 +130,7 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
         },
         "version": snapshot.version,
         "steps": snapshot.steps,
+        "places": [[version, *place] for version, place in checkpoint.places.items()],
         "state": state,
     }
     encoded = json.dumps(header).encode()
@@ -177,4 +180,5 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
         ),
         ShardSnapshot(laid_out, header["version"], header["steps"], parameters, state),
         part and Part(**part),
+        {version: (epoch, start) for version, epoch, start in header.get("places", ())},
     )

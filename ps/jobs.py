@@ -177,7 +177,9 @@ class Jobs:
             store,
             attempt=checkpoint.attempt,
             left_at=time.monotonic(),
+            places=dict(checkpoint.places),
         )
+        shard.place = job.places.get(shard.version)
         store.append_to_ledger({"restored": shard.version, "attempt": job.attempt})
         self._log(
             logging.INFO,

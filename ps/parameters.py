@@ -62,6 +62,8 @@ class Parameters(ABC):
         initialised: Whether the parameters have been set.
         steps: Steps that the optimiser has taken.
         used: The contributions that the last step was taken with.
+        place: Epoch and position at which the batch of the last step has ended, so that the next one begins
+            there; None if it is not known.
         pushed_dtype: Of the elements that workers push.
     """
 
@@ -72,6 +74,7 @@ class Parameters(ABC):
         self.initialised = False
         self.steps = 0
         self.used: Sequence[Contribution] = ()
+        self.place: tuple[int, int] | None = None
         self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
@@ -102,7 +105,7 @@ class Parameters(ABC):
     def forget(self) -> None:
         """Drop the parameters, until they are set again."""
         self.drop()
-        self.initialised = False
+        self.initialised, self.place = False, None
 
     def snapshot(self) -> ShardSnapshot:
         """Return all that the next steps depend on except their gradients; valid until the next step."""
@@ -252,6 +255,11 @@ class Parameters(ABC):
     @abstractmethod
     def complete(self) -> bool:
         """Return whether all that a step needs has arrived."""
+
+    @property
+    def next_place(self) -> tuple[int, int] | None:
+        """Return the `place` after a step with the present batch; None if it is not known."""
+        return None
 
     @abstractmethod
     def step(self) -> None:

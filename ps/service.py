@@ -14,7 +14,14 @@ import idl
 from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
-from idl.translation import read_assignment, read_groups, read_part, read_synchronisation, read_tensors
+from idl.translation import (
+    read_assignment,
+    read_groups,
+    read_part,
+    read_synchronisation,
+    read_tensors,
+    wire_place,
+)
 from ps.config import ParameterServerConfig
 from ps.counters import TimedSink
 from ps.jobs import Jobs
@@ -370,6 +377,7 @@ class ParameterServerService:
                     checkpoints=list(job.checkpoints),
                     complete=shard.complete or None,
                     process=self._process,
+                    places={version: wire_place(place) for version, place in job.reachable_places().items()},
                 )
             )
 

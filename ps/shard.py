@@ -46,7 +46,7 @@ class Shard(Parameters):
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
         self._total: int | None = None  # samples of the current batch, known from its first push
-        self._batch_start: int | None = None  # the batch's first position, likewise
+        self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
@@ -107,7 +107,7 @@ class Shard(Parameters):
             self._total = part.total
             self._missing = part.total * self.layout.elements
         if part.batch_start is not None:
-            self._batch_start = part.batch_start
+            self._batch = part.epoch, part.batch_start
         held = self._buffer() if self._deterministic else None
         contribution = Contribution(part.start, part.count, worker, first, first, held=held)
         self._contributions.append(contribution)
@@ -136,7 +136,7 @@ class Shard(Parameters):
         if contribution.done == contribution.first:
             self._contributions = [other for other in self._contributions if other is not contribution]
         if not self._contributions:
-            self._total = self._batch_start = None
+            self._total = self._batch = None
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """Do nothing: in BSP the manager assigns the slice to other workers."""
@@ -157,6 +157,14 @@ class Shard(Parameters):
         """Return whether this iteration's gradient has arrived completely."""
         return self._total is not None and not self._missing
 
+    @property
+    def next_place(self) -> tuple[int, int] | None:
+        """Return the `place` after a step with the present batch; None if it is not known."""
+        if self._batch is None or self._total is None:
+            return None
+        epoch, start = self._batch
+        return epoch, start + self._total
+
     def step(self) -> None:
         """Take the optimiser's step with the gradients of the batch."""
         assert self._total is not None
@@ -164,6 +172,7 @@ class Shard(Parameters):
             self._sum_up(self._contributions, self._total)
         self._settle_options(self._contributions)
         self._apply()
+        self.place = self.next_place
         self._gradient.zero_()
         self._next_batch(self._contributions)
         self.version += 1
@@ -214,19 +223,28 @@ class Shard(Parameters):
                 self._differences[other.worker] = f"iteration {self.version}: {difference}"
 
     def _check_batch(self, part: Assignment) -> None:
-        """Check that a slice lies in the batch that other workers have pushed for.
+        """Check that a slice lies in the batch that others have pushed for, which follows the last step's.
 
         Raises:
-            InvalidRequestError: It does not, or its batch has another size.
+            InvalidRequestError: It does not, or its batch has another size or place.
         """
         if self._total not in (None, part.total):
             raise InvalidRequestError(f"total {part.total}, but others pushed for a batch of {self._total}")
-        if part.batch_start is not None and self._batch_start not in (None, part.batch_start):
-            raise InvalidRequestError(
-                f"batch_start {part.batch_start}, but others pushed for a batch that begins at "
-                f"{self._batch_start}"
-            )
-        begin = self._batch_start if part.batch_start is None else part.batch_start
+        if part.batch_start is not None:
+            batch = part.epoch, part.batch_start
+            if self._batch not in (None, batch):
+                raise InvalidRequestError(
+                    f"a batch that begins at {batch[1]} of epoch {batch[0]}, but others pushed for one that "
+                    f"begins at {self._batch[1]} of epoch {self._batch[0]}"
+                )
+            if self.place is not None and batch not in (self.place, (self.place[0] + 1, 0)):
+                raise InvalidRequestError(
+                    f"a batch that begins at {batch[1]} of epoch {batch[0]}, but the last has ended at "
+                    f"{self.place[1]} of epoch {self.place[0]}"
+                )
+        begin = part.batch_start
+        if begin is None and self._batch is not None:
+            begin = self._batch[1]
         if begin is not None and not begin <= part.start <= part.end <= begin + part.total:
             raise InvalidRequestError(
                 f"slice {part.start} to {part.end} is not within the batch, {begin} to {begin + part.total}"
@@ -269,7 +287,7 @@ class Shard(Parameters):
             self._release(contribution)
         self.used = used
         self._contributions = []
-        self._total = self._batch_start = None
+        self._total = self._batch = None
 
     def _release(self, contribution: Contribution) -> None:
         if contribution.held is not None:

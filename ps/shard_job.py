@@ -79,6 +79,7 @@ class ShardJob:
         readers: The connections that parameters were sent to since the last step.
         shared: Whether other shards have parts of the gradients that are pushed.
         settled: The latest version for which a worker has said that every shard has all of the gradient.
+        places: By version of a checkpoint, `Parameters.place`, as far as known.
         pushed_to_all: The workers that have pushed their gradients for the next version to every shard.
         waiting: Pulls, each with its version and the time, in seconds, after which its caller asks again.
         fences: Fences, each with the time, in seconds, at which it is answered although a checkpoint is still
@@ -104,6 +105,7 @@ class ShardJob:
     readers: set[Connection] = field(default_factory=set)
     shared: bool = False
     settled: int = -1
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
     pushed_to_all: set[str] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
     fences: list[tuple[Call, float]] = field(default_factory=list)
@@ -293,6 +295,7 @@ class ShardJob:
         if self.store is not None:
             self._await(("forget", version), self.store.forget)
         self.shard.forget()
+        self.places.clear()
         self.fenced = False
 
     def record_step(self) -> None:
@@ -325,13 +328,33 @@ class ShardJob:
                 "the same order at every worker, and start it again with the folder and address that it had"
             )
 
+    def reachable_places(self) -> dict[int, tuple[int, int]]:
+        """Return, by version that it can go on from, where the batch begins, as far as known."""
+        shard = self.shard
+        places = {version: self.places.get(version) for version in self.checkpoints}
+        places[shard.version] = shard.place
+        if shard.complete:
+            places[shard.version + 1] = shard.next_place
+        return {version: place for version, place in places.items() if place is not None}
+
     def save(self) -> None:
         """Save a checkpoint in the background, unless there is one of this version."""
         if self.store and self.shard.initialised:
             snapshot = self.shard.snapshot()
+            # Those of the last two may not be written yet.
+            useful = {*self.checkpoints, *sorted(self.places)[-2:]}
+            self.places = {version: place for version, place in self.places.items() if version in useful}
+            if self.shard.place is not None:
+                self.places[self.shard.version] = self.shard.place
             copied = self.store.save(
                 ShardCheckpoint(
-                    self.name, self.attempt, self.synchronisation, self.model, snapshot, self.part
+                    self.name,
+                    self.attempt,
+                    self.synchronisation,
+                    self.model,
+                    snapshot,
+                    self.part,
+                    dict(self.places),
                 )
             )
             self.copying = copied or self.copying
@@ -371,6 +394,8 @@ class ShardJob:
         except UnreadableError as error:  # another attempt goes on from a version that all shards can read
             raise RewoundError(f"rewind to version {version}: {error}", self.attempt) from error
         self.shard.restore(checkpoint.snapshot)
+        self.places = dict(checkpoint.places)
+        self.shard.place = self.places.get(version)
         self.readers.clear()
 
     def _await(self, what: tuple[str, int], begin: "Callable[[], Future[T]]") -> T:

@@ -7,7 +7,7 @@ workers run `recover` at once, and agree on the same iteration.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
@@ -29,6 +29,7 @@ class ShardState:
         version: Steps of the optimiser so far; meaningless until initialised.
         checkpoints: Versions that it can go back to.
         complete: Whether it has the whole gradient of the step to the next version.
+        places: By version that it can go on from, epoch and first position of its batch, as far as known.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ShardState:
     version: int
     checkpoints: Sequence[int]
     complete: bool = False
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def reachable(self) -> set[int]:
@@ -62,8 +64,14 @@ class Manager(Protocol):
         """Return whether the manager knows of a complete iteration."""
         ...
 
-    def rewind(self, attempt: int, iteration: int) -> Assignment | None:
-        """Propose the first iteration of an attempt, and return the first assignment in it."""
+    def rewind(self, attempt: int, iteration: int, place: tuple[int, int] | None) -> Assignment | None:
+        """Propose the first iteration of an attempt, and return the first assignment in it.
+
+        Args:
+            attempt: The attempt.
+            iteration: The iteration.
+            place: Epoch and first position of its batch; None if the shards do not know.
+        """
         ...
 
 
@@ -127,7 +135,7 @@ def recover(
             if reset:
                 version = first
             if version is not None:
-                assignment = manager.rewind(attempt, version)
+                assignment = manager.rewind(attempt, version, _place(states, version))
                 if assignment is None:
                     return None
                 shards.rewind(attempt, assignment.iteration, reset=reset)
@@ -148,6 +156,11 @@ def recover(
         if time.monotonic() - begun > timeout:
             raise DeadlineExceededError(f"no recovery within {timeout:g} s: {error}") from error
         time.sleep(_PAUSE)
+
+
+def _place(shards: Sequence[ShardState], version: int) -> tuple[int, int] | None:
+    """Return where the batch of a version begins, as the first shard that knows has it."""
+    return next((shard.places[version] for shard in shards if version in shard.places), None)
 
 
 def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:

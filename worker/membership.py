@@ -28,6 +28,7 @@ from idl.translation import (
     read_assignment,
     read_synchronisation,
     wire_bounds,
+    wire_place,
     wire_report,
     wire_resume,
     wire_spec,
@@ -251,12 +252,13 @@ class Membership:
         request = _wire.HistoryRequest(job=self._identity.job, first_iteration=0, limit=1)
         return bool(self._control.call("history", request).iterations)
 
-    def rewind(self, attempt: int, iteration: int) -> Assignment | None:
+    def rewind(self, attempt: int, iteration: int, place: tuple[int, int] | None) -> Assignment | None:
         """Enter another attempt.
 
         Args:
             attempt: The attempt.
             iteration: The iteration that it may begin with, as far as this worker knows.
+            place: Epoch and first position of that iteration's batch; None if the shards do not know.
 
         Returns:
             The first assignment of the attempt; None if the worker is released.
@@ -264,7 +266,9 @@ class Membership:
         Raises:
             RewoundError: A later attempt has begun.
         """
-        request = _wire.RewindRequest(identity=self._identity, attempt=attempt, iteration=iteration)
+        request = _wire.RewindRequest(
+            identity=self._identity, attempt=attempt, iteration=iteration, place=wire_place(place)
+        )
         reply = self._call_patiently(self._control, "rewind", request)
         with self._change:
             self.attempt = attempt

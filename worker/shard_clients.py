@@ -249,7 +249,14 @@ class ShardClients:
         except NotMemberError as error:
             raise _lost_parameters(f"a shard of the parameter server ({error})") from error
         return [
-            ShardState(_name(client), r.initialised, r.version, tuple(r.checkpoints), bool(r.complete))
+            ShardState(
+                _name(client),
+                r.initialised,
+                r.version,
+                tuple(r.checkpoints),
+                bool(r.complete),
+                {version: (place.epoch, place.start) for version, place in (r.places or {}).items()},
+            )
             for client, r in zip(self._clients, replies, strict=True)
         ]
 

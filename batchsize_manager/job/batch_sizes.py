@@ -70,10 +70,16 @@ class Batches:
         """Return `size` in whole micro-batches, as bounds are; unchanged in a job without."""
         return self.spec.cuts(self.size(members, total)).padded
 
+    def go_on(self, iteration: int, epoch: int, start: int) -> None:
+        """Let an iteration's batch begin where the batch before it has ended, wherever it was thought to."""
+        self._go_back(iteration)
+        change = BatchChange(iteration, epoch, start, self._changes[-1].size)
+        if self._batch(iteration)[:2] != self._after(change, iteration)[:2]:
+            self._changes.append(change)
+
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
         """Return epoch, first position and size of an iteration's batch, for `members` from then on."""
-        while len(self._changes) > 1 and self._changes[-1].iteration > iteration:
-            self._changes.pop()  # the job has gone back
+        self._go_back(iteration)
         size = self.size(members)
         if size != self._changes[-1].size:
             epoch, start, _ = self._batch(iteration)
@@ -87,9 +93,16 @@ class Batches:
         if self._batch(iteration) != (epoch, start, total):
             self._changes.append(BatchChange(iteration, epoch, start, total))
 
+    def _go_back(self, iteration: int) -> None:
+        while len(self._changes) > 1 and self._changes[-1].iteration > iteration:
+            self._changes.pop()
+
     def _batch(self, iteration: int) -> tuple[int, int, int]:
         """Return an iteration's batch, with the size since the last change."""
-        last, samples = self._changes[-1], self.spec.dataset_size
+        return self._after(self._changes[-1], iteration)
+
+    def _after(self, last: BatchChange, iteration: int) -> tuple[int, int, int]:
+        samples = self.spec.dataset_size
         epoch, start, after = last.epoch, last.start, iteration - last.iteration
         left = self._in(samples - start, last.size)  # batches in that epoch
         if after < left:

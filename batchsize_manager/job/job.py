@@ -251,15 +251,32 @@ class Job:
             self.attempts.begin(f"{worker} could not go on", after=attempt)
         return self.attempts.number
 
-    def rewind(self, worker: str, incarnation: str, attempt: int, iteration: int, now: float) -> None:
+    def rewind(
+        self,
+        worker: str,
+        incarnation: str,
+        attempt: int,
+        iteration: int,
+        now: float,
+        place: tuple[int, int] | None = None,
+    ) -> None:
         """Take in that all shards are fenced with the new attempt, and can go on from an iteration.
 
         The first worker to say so decides; the others, and those in an earlier attempt, learn of it by
         `must_recover` and `next_assignment`.
 
+        Args:
+            worker: The worker's name.
+            incarnation: Of this start of it.
+            attempt: The new attempt.
+            iteration: The iteration.
+            now: The time.
+            place: Epoch and first position of that iteration's batch, if the shards know: what is known here
+                may be of before a change of the batch's size.
+
         Raises:
             NotMemberError: The worker is no member.
-            InvalidRequestError: The job cannot go to that iteration, or to no other attempt at all.
+            InvalidRequestError: The job cannot go to that iteration or place, or to no other attempt at all.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -276,6 +293,12 @@ class Job:
                 raise InvalidRequestError(
                     f"iteration {iteration}: must be at least {self.first_iteration}, where the job began"
                 )
+            if place is not None:
+                if place[1] > self.spec.dataset_size:
+                    raise InvalidRequestError(
+                        f"place {place[1]}: must be at most the dataset's size, {self.spec.dataset_size}"
+                    )
+                self.planner.batches.go_on(iteration, *place)
             self.attempts.end(iteration, now)
             self.presence.begin_again(iteration)
             self.outbox.log(f"attempt {attempt} begins at iteration {iteration}, as {worker} said", worker)

@@ -645,40 +645,6 @@ def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until
         assert [record.iteration for record in reader.records(reply.run, 0, 99)] == list(range(21))
 
 
-def test_a_batch_of_another_size_is_given_out_once_that_is_in_the_file(
-    tmp_path, client, wait_until, monkeypatch
-):
-    """A new batch size is written before a worker gets it: a restarted manager depends on it."""
-    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 240.0)
-    monkeypatch.setattr("batchsize_manager.storage.state_writer._LONGEST_WAIT", 240.0)
-    answers = []
-    with serving(service(tmp_path)) as address:
-        worker, operator = Worker(address, "w", Tape()), client(address)
-        part = worker.join().assignment
-        operator.call("control", _wire.ControlRequest("job", total_batch_size=32))
-        with contextlib.closing(
-            sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
-        ) as other:
-            other.execute("BEGIN IMMEDIATE")
-            reporting = in_background(lambda: answers.append(worker.report(part)))
-            wait_until(lambda: iterations(operator) == [0], "the report")
-            reporting.join(1.0)
-            assert not answers
-            other.execute("ROLLBACK")
-        reporting.join(240)
-        assert answers[0].assignment.total == 32
-        with contextlib.closing(
-            sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
-        ) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert worker.report(answers[0].assignment).assignment.total == 32  # nothing new to remember
-            other.execute("ROLLBACK")
-        worker.client.close()
-    with open_state(tmp_path) as reader:
-        (run,) = reader.runs("job")
-        assert [(change.iteration, change.size) for change in run.batch_changes] == [(0, 64), (1, 32)]
-
-
 @pytest.mark.parametrize(
     ("method", "request_", "message"),
     [

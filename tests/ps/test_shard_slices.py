@@ -206,6 +206,24 @@ def test_the_batchs_place_is_kept_to():
         for batch_start in (8, None):
             with pytest.raises(InvalidRequestError, match=f"{said} is not within the batch, 8 to 16"):
                 shard.begin(slice_of(0, start, 2, 8, batch_start=batch_start))
-    with pytest.raises(InvalidRequestError, match=r"batch_start 10, .* at 8"):
+    with pytest.raises(InvalidRequestError, match=r"begins at 10 of epoch 0, .* at 8 of epoch 0"):
         shard.begin(slice_of(0, 12, 2, 8, batch_start=10))
     shard.begin(slice_of(0, 14, 2, 8, batch_start=8))
+
+
+def test_a_batch_follows_the_last():
+    """A batch that begins elsewhere than where the last has ended, or an epoch begins, is refused."""
+    shard = plain_sgd(1)
+    for start, count in ((8, 8), (16, 4)):
+        contribution = shard.begin(slice_of(shard.version, start, count, batch_start=start))
+        shard.add(contribution, torch.ones(1, dtype=torch.float64))
+        shard.step()
+    assert shard.place == (0, 20)
+    for start in (0, 16, 24):
+        with pytest.raises(
+            InvalidRequestError, match=f"begins at {start} of epoch 0, .* ended at 20 of epoch 0"
+        ):
+            shard.begin(slice_of(2, start, 4, batch_start=start))
+    for place in ((0, 20), (1, 0)):
+        part = dataclasses.replace(slice_of(2, place[1], 4, batch_start=place[1]), epoch=place[0])
+        shard.interrupt(shard.begin(part))

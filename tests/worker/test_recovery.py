@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +10,13 @@ import numpy as np
 import psutil
 import pytest
 
+import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.proxy import Proxy
 from evenpace.observer import Observer
 from idl.errors import ConnectionLostError, NotMemberError
+from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone
 from tests.services import (
     RestartableService,
@@ -24,9 +27,11 @@ from tests.services import (
     serving,
     shard_service,
 )
-from tests.worker.least_squares import Worker, trained_alone
+from tests.worker.least_squares import SPEC, Worker, trained_alone
 from tests.worker.processes import end_well, processes
 from worker.shard_clients import ShardClients
+
+_manager = idl.batchsize_manager
 
 ITERATIONS = 60
 TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoever is held up keeps its part
@@ -338,6 +343,64 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     undisturbed = train(tmp_path / "a", kill=False)
     disturbed = train(tmp_path / "b", kill=True)
     assert np.array_equal(undisturbed, disturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards_too", [False, True])
+def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too):
+    """A manager that starts with an older state, alone or with the shards, skips and repeats no sample."""
+    state, aside = tmp_path / "state", tmp_path / "aside"
+    folders = [tmp_path / f"ps-{i}" for i in range(2)]
+    options = ("--checkpoint-every", "5")
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(restartable_manager(state, *TWO_EVENLY))
+        shards = [
+            stack.enter_context(RestartableService("ps", "--state", str(folder), *options))
+            for folder in folders
+        ]
+
+        def keep():
+            manager.kill()
+            shutil.copytree(state, aside)
+            manager.start()
+
+        def change():
+            with contextlib.closing(Client(_manager.BatchSizeManager, manager.address, "manager")) as client:
+                client.call("control", _manager.ControlRequest("default", total_batch_size=10))
+
+        def lose():
+            manager.kill()
+            shutil.rmtree(state)
+            shutil.copytree(aside, state)
+            for shard in shards if shards_too else ():
+                shard.kill()
+                shard.start()
+            manager.start()
+
+        points = [once(8, keep), once(16, change), once(28, lose)]
+        workers = [
+            Worker(
+                manager.address,
+                [shard.address for shard in shards],
+                name,
+                40,
+                lambda session, acts=acts: [act(session) for act in acts],
+                connect_timeout=60.0,
+            )
+            for name, acts in (("w0", points), ("w1", []))
+        ]
+        for worker in workers:
+            worker.end()
+    at, sizes = (0, 0), []
+    for iteration in range(40):
+        parts = [part for worker in workers for part in worker.done if part.iteration == iteration]
+        parts = [part for part in parts if part.attempt == max(each.attempt for each in parts)]
+        (batch,) = {(part.epoch, part.batch_start, part.total) for part in parts}
+        assert batch[:2] == (at if at[1] < SPEC.dataset_size else (at[0] + 1, 0))
+        assert sum(part.count for part in parts) == batch[2]
+        at, sizes = (batch[0], batch[1] + batch[2]), [*sizes, batch[2]]
+    assert sizes[20:25] == [10] * 5
+    assert sizes[-1] == SPEC.total_batch_size  # that the manager was told of a change was lost
 
 
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(

@@ -39,6 +39,7 @@ class Services:
         self.attempt = 0
         self.states = states
         self.proposed = []
+        self.places = []
         self.asked = []
         self._trained = trained
 
@@ -51,9 +52,10 @@ class Services:
         """Return what the test says, as `worker.job_recovery.Manager.has_trained`."""
         return self._trained
 
-    def rewind(self, attempt, iteration, *, reset=False):
+    def rewind(self, attempt, iteration, place=None, *, reset=False):
         """Note the rewind, for both protocols of `worker.job_recovery`."""
         self.reset = reset
+        self.places.append(place)
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
@@ -73,6 +75,16 @@ def test_shards_that_differ_go_back_to_what_both_have():
     services = Services(ShardState("a", True, 7, (2, 5)), ShardState("b", True, 6, (2, 4)))
     assert run(services).iteration == 2
     assert services.proposed[0] == (1, 2)
+
+
+def test_a_shard_that_knows_says_where_the_batch_begins():
+    """The manager is told the place of the batch that the job goes on with, by whichever shard knows it."""
+    services = Services(
+        ShardState("a", True, 7, (2, 5)), ShardState("b", True, 6, (2, 4), places={2: (1, 40), 6: (2, 8)})
+    )
+    run(services)
+    assert services.proposed[0] == (1, 2)
+    assert services.places[0] == (1, 40)
 
 
 def test_a_shard_without_parameters_is_a_final_error_that_says_what_to_do():

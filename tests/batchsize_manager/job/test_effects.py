@@ -49,9 +49,12 @@ def test_an_event_that_is_refused_keeps_its_effects_for_the_next():
     driver.job.disconnect("b", "b", driver.now)
     driver.tick_at(2.0)
     driver.beat("a")
+    driver.job.recover("a", "a", 0, driver.now)
     driver.job.take_effects()
-    with pytest.raises(InvalidRequestError):
-        driver.job.rewind("b", "b", 5, 0, driver.now)  # there was no such attempt
+    with pytest.raises(
+        InvalidRequestError, match="place 1000001: must be at most the dataset's size, 1000000"
+    ):
+        driver.job.rewind("b", "b", 1, 0, driver.now, (0, 10**6 + 1))
     assert ("b had not died; it is a member again", "b") in driver.job.take_effects().log
 
 

@@ -46,6 +46,7 @@ class Shard:
         self.forgot_in = -1  # the last attempt in which it was started again
         self.version = 0
         self.arrived = []  # (start, count) of the present batch
+        self.batch = None  # (epoch, start, total) of it
         self.steps = []  # by version: (epoch, start, total, slices)
 
     def push(self, part):
@@ -53,6 +54,13 @@ class Shard:
         if part.iteration < self.version:
             return True
         assert part.iteration == self.version
+        batch = (part.epoch, part.batch_start, part.total)
+        place = self.place(self.version)
+        if self.arrived and batch != self.batch:
+            raise RewoundError("another batch than others have pushed for", self.attempt + 1)
+        if place is not None and batch[:2] not in (place, (place[0] + 1, 0)):
+            raise RewoundError("a batch that does not follow the last", self.attempt + 1)
+        self.batch = batch
         begin, end = part.start, part.start + part.count
         for start, count in self.arrived:
             if start <= begin and end <= start + count:
@@ -65,6 +73,13 @@ class Shard:
             self.version, self.arrived = self.version + 1, []
         return True
 
+    def place(self, version):
+        """Where the batch of a version begins, as far as it is known."""
+        if not version:
+            return None
+        epoch, start, total, _ = self.steps[version - 1]
+        return epoch, start + total
+
     def check(self, attempt, instance):
         """Refuse who is in another attempt, or knows another life of the shard."""
         if attempt != self.attempt or self.rewound != self.attempt or instance != self.instance:
@@ -76,7 +91,7 @@ class Shard:
             raise RewoundError("an earlier attempt", self.attempt)
         if attempt > self.attempt:
             self.attempt, self.arrived = attempt, []
-        return self.version
+        return self.version, self.place(self.version)
 
     def rewind(self, attempt, version):
         """Go back in an attempt; once."""
@@ -116,7 +131,7 @@ class Worker:
         self.own = set()  # its parts of plans, not its pieces
         self.version = -1  # of its parameters
         self.must = None  # the attempt that it has heard of, and has to recover with
-        self.fenced = None  # the attempt that it has fenced the shard with, and the version there
+        self.fenced = None  # the attempt that it has fenced the shard with, and the version and place there
         self.begins = None  # the attempt whose first assignment it waits for, to rewind the shard to it
         self.frozen = False
         self.said = []  # reports
@@ -150,6 +165,8 @@ class AnyFault(RuleBasedStateMachine):
         self.shard = Shard()
         self.workers = {}
         self.kept = []  # records
+        self.written = []  # the state of the job after each event, as the store has it
+        self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
         self.highest = 0  # attempt
         self.sizes = {total}  # that whole batches ever had, of the first workers
         self.paused = self.was_paused = False  # by an operator
@@ -275,6 +292,16 @@ class AnyFault(RuleBasedStateMachine):
     def manager_crashes(self, lost, forgets_members):
         """The manager is started again from what it kept; the last records may be missing."""
         self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members)
+
+    @precondition(lambda self: self.written)
+    @rule(pick=st.integers(0))
+    def manager_loses_writes(self, pick):
+        """The manager is started again from what it had written at any time: the rest was lost."""
+        self.lost_in = max(self.lost_in, self.job.attempts.number, self.shard.attempt)
+        del self.written[pick % len(self.written) + 1 :]
+        self.restore(**self.written[-1])
+        self.paused = self.was_paused = self.job.operations.paused
+        self.highest = 0
 
     @precondition(lambda self: self.shard.version)
     @rule()
@@ -402,6 +429,8 @@ class AnyFault(RuleBasedStateMachine):
                 taken = not part.count or self.shard.push(part)
                 # Refused only where others have been given parts of it, so that its report does not count.
                 worker.pushed = taken or part not in self.open_parts(worker)
+                if not worker.pushed and part.attempt <= self.lost_in:  # of a plan that was lost
+                    raise RewoundError("it overlaps another's slice", self.shard.attempt + 1)
                 assert worker.pushed
         except RewoundError as error:
             worker.must = error.attempt
@@ -458,12 +487,12 @@ class AnyFault(RuleBasedStateMachine):
             known = max(worker.attempt, worker.must - 1)
             attempt = self.job.recover(*self.me(worker), known, self.now)
             try:
-                worker.fenced = attempt, self.shard.fence(attempt)
+                worker.fenced = attempt, *self.shard.fence(attempt)
             except RewoundError as error:
                 worker.must = error.attempt
             return
-        (attempt, version), worker.fenced = worker.fenced, None
-        self.job.rewind(*self.me(worker), attempt, version, self.now)
+        (attempt, version, place), worker.fenced = worker.fenced, None
+        self.job.rewind(*self.me(worker), attempt, version, self.now, place)
         worker.must, worker.attempt, worker.begins = None, attempt, attempt
         self.begin_attempt(worker)
 
@@ -549,6 +578,8 @@ class AnyFault(RuleBasedStateMachine):
         """Keep what the store would."""
         self.kept += self.job.take_effects().completed
         self.before = [*self.before[-2:], self.job.members.saved]
+        if self.job.members.started:
+            self.written.append(self.state_with(self.job.members.saved, self.kept))
 
     def settle_change(self):
         """Keep what the store would before an operator is answered: the members as they are now, too."""
@@ -557,25 +588,28 @@ class AnyFault(RuleBasedStateMachine):
 
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
-        members = self.before[0] if forgets_members else self.before[-1]
-        old = self.job
+        self.restore(**self.state_with(self.before[0] if forgets_members else self.before[-1], records))
+
+    def state_with(self, members, records):
+        """What the store has of the job as it is, but with these members and records."""
+        return {
+            "attempt": self.job.attempts.number,
+            "members": members,
+            "records": list(records),
+            "events": list(self.job.outbox.events),
+            "started": self.job.members.started,
+            "batch_changes": self.job.planner.batches.changes,
+            "total": self.job.planner.batches.total,
+            "paused": self.job.operations.paused,
+        }
+
+    def restore(self, **state):
+        """Make the job anew from what the store has."""
         self.job = restore_job(
-            self.spec,
-            self.config,
-            make_policy(self.policy),
-            first_iteration=0,
-            attempt=old.attempts.number,
-            members=members,
-            records=records,
-            events=old.outbox.events,
-            now=self.now,
-            started=old.members.started,
-            batch_changes=old.planner.batches.changes,
-            total=old.planner.batches.total,
-            paused=old.operations.paused,
+            self.spec, self.config, make_policy(self.policy), first_iteration=0, now=self.now, **state
         )
-        self.kept = list(records)
-        self.before = [members]
+        self.kept = list(state["records"])
+        self.before = [state["members"]]
         for name in self.workers.keys() - set(self.job.members):
             del self.workers[name]  # it would be told that it is no member
 
@@ -609,7 +643,7 @@ class AnyFault(RuleBasedStateMachine):
     def attempts_never_go_back(self):
         """Neither the job's nor the shard's."""
         assert self.job.attempts.number >= self.highest
-        assert self.shard.attempt <= self.job.attempts.number
+        assert self.shard.attempt <= max(self.job.attempts.number, self.lost_in)
         self.highest = self.job.attempts.number
 
     @invariant()
