@@ -198,6 +198,8 @@ class ManagerService:
                 f"its loader, or start the manager without --exact"
             )
         managed = self._jobs.get(job_name)
+        if request.run is not None and (managed is None or managed.run != request.run):
+            raise self._no_job(job_name)
         if managed is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
@@ -239,6 +241,7 @@ class ManagerService:
             device=device,
             threads=threads,
             beats=bool(request.heartbeats),
+            again=request.run is not None,
         )
         self._jobs[job_name] = managed
         self._given_up.pop(job_name, None)
@@ -384,8 +387,11 @@ class ManagerService:
         name, worker, incarnation = check.identity(call.request.identity)
         managed = self._jobs.get(name)
         if managed is None:
-            raise NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
+            raise self._no_job(name)
         return managed, worker, incarnation
+
+    def _no_job(self, name: str) -> NotMemberError:
+        return NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
 
     def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Connection) -> None:
         """Note that a member calls through a connection."""

@@ -80,6 +80,10 @@ struct JoinRequest {
                                     // first heartbeat
  12: optional i64 threads           // that it computes with, on a CPU; at least 1. Where sums are exact, the manager
                                     // logs which members differ in device or threads: their last bits may differ, too
+ 13: optional string run            // as in AssignmentReply: this incarnation has been in that run before, and the
+                                    // manager, started again with an older state, does not know it. NotMember if there
+                                    // is no such run any more, or the incarnation was taken out of it. In `resume`,
+                                    // which is answered at once; then go on as a member
 }
 
 struct ReportRequest {
@@ -311,7 +315,8 @@ service BatchSizeManager {
 
   /**
    * Begin a job that resumes from a checkpoint, with its learned state of up to 48 MiB; answered at once, and to be
-   * followed by join. If there is such a job already, the learned state has no effect.
+   * followed by join. If there is such a job already, the learned state has no effect. Or, with `run` and without
+   * learned state, become a member again.
    */
   ResumeReply resume(1: JoinRequest request, 2: binary learned)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

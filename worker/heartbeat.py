@@ -32,6 +32,10 @@ class HeartbeatMember(Protocol):
         """Handle that the manager wants the job to recover into an attempt."""
         ...
 
+    def join_again(self, client: Client, error: NotMemberError) -> None:
+        """Become a member again after this error, or raise it."""
+        ...
+
     def fail(self, error: EvenpaceError) -> None:
         """Handle an error after which the member cannot go on."""
         ...
@@ -91,7 +95,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         request = _wire.HeartbeatRequest(identity=self._identity, attempt=self._member.attempt)
-        reply = self._client.call("heartbeat", request, timeout=_ANSWER_SECONDS)
+        try:
+            reply = self._client.call("heartbeat", request, timeout=_ANSWER_SECONDS)
+        except NotMemberError as error:
+            self._member.join_again(self._client, error)
+            return  # the next heartbeat is answered
         self._member.paused = bool(reply.paused)
         if reply.recover is not None:
             self._member.must_recover(reply.recover)

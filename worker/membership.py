@@ -20,6 +20,7 @@ from idl.errors import (
     DeadlineExceededError,
     EvenpaceError,
     InvalidRequestError,
+    NotMemberError,
     ProtocolError,
     RewoundError,
 )
@@ -90,6 +91,7 @@ class Membership:
         self._fence = fence
         self._log_fields = log_fields
         self._joined: bool | None = None  # None before `join` was called
+        self._again: Any = None  # the request to join again
         self._lookahead = 0
         self._heartbeat_seconds: float | None = None
         self._heartbeat: Heartbeat | None = None
@@ -151,7 +153,8 @@ class Membership:
                 self._client.call("resume", request, bulk=memoryview(learned))
         finally:
             waiting.cancel()
-        self._joined = True
+        request.resume, request.run, request.wait = None, reply.run, None
+        self._again, self._joined = request, True
         self._client.set_connect_timeout(self._timeout)
         if reply.assignment is not None:
             self.attempt = reply.assignment.attempt or 0
@@ -210,8 +213,8 @@ class Membership:
 
     def checkpoint(self) -> tuple[bytes, int | None]:
         """Return the manager's learned state, and the samples of a whole batch, for `join` to resume from."""
-        reply = self._control.call("checkpoint", _wire.CheckpointRequest(identity=self._identity))
-        self._check_echo(reply.identity)
+        request = _wire.CheckpointRequest(identity=self._identity)
+        reply = self._call_patiently(self._control, "checkpoint", request)
         return bytes(reply.learned), reply.total_batch_size
 
     def leave(self) -> None:
@@ -276,6 +279,28 @@ class Membership:
             self._recover = None
         self._note_reply(reply)
         return self.next()
+
+    def join_again(self, client: Client, error: NotMemberError) -> None:
+        """Become a member again, where the manager was started again with a state that lacks this worker.
+
+        Args:
+            client: The caller's client of the manager; may be called from any thread.
+            error: The error that says so, which is raised where that is not the reason.
+
+        Raises:
+            InvalidRequestError: There is no room for it any more, or others have its name.
+        """
+        if self._leaving:
+            raise error
+        try:
+            client.call("resume", self._again, bulk=memoryview(b""))
+        except NotMemberError:
+            raise error from None
+        log.warning(
+            "the manager did not know this worker any more (%s); it has joined again",
+            error,
+            extra=self._log_fields(),
+        )
 
     @property
     def reconnects(self) -> int:
@@ -411,11 +436,13 @@ class Membership:
     def _call_patiently(
         self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
     ) -> Any:
-        """Call the manager; while the job is paused, repeat the call without a time-out."""
+        """Call the manager as a member; while the job is paused, repeat the call without a time-out."""
         while True:
             try:
                 reply = client.call(method, request, wanted=wanted)
                 break
+            except NotMemberError as error:
+                self.join_again(client, error)
             except DeadlineExceededError:
                 if self._leaving or not self.paused:
                     raise

@@ -104,6 +104,7 @@ class Job:
         device: str = "",
         threads: int | None = None,
         beats: bool = False,
+        again: bool = False,
     ) -> None:
         """Let a worker take part; the same incarnation may ask again.
 
@@ -116,8 +117,11 @@ class Job:
             device: The kind of device that it computes on, in words; empty where it does not say.
             threads: The threads that it computes with, if it says so.
             beats: Whether it will send heartbeats, so that its silence says something.
+            again: Whether this incarnation was a member before, which an earlier manager did not keep: it has
+                to `recover`, whichever attempt it is in.
 
         Raises:
+            NotMemberError: It asks for that, but was taken out.
             InvalidRequestError: Its name is taken, its minimum does not fit into the batch, or it cannot take
                 a micro-batch.
             UnavailableError: Its name is that of a member of which it is not known yet whether it lives.
@@ -131,6 +135,8 @@ class Job:
             if member.suspended:
                 self._welcome(worker, member, now)
             return
+        if again:
+            self.members.check_never_removed(worker, incarnation)
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
@@ -146,7 +152,7 @@ class Job:
             bounds,
             now,
             first=first,
-            attempt=self.attempts.number,
+            attempt=-1 if again else self.attempts.number,
             unreleasable=unreleasable,
             device=device,
             threads=threads,

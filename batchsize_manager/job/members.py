@@ -115,6 +115,7 @@ class Members:
         self._is_busy = is_busy
         self._released: dict[str, str] = {}  # incarnation to why
         self._cut_off: dict[str, Member] = {}  # seem to have died
+        self._removed: set[str] = set()  # incarnations
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -183,6 +184,19 @@ class Members:
             threads=threads,
         )
         return member
+
+    def remove(self, worker: str) -> None:
+        """Take out a member, which cannot `join` again as the same incarnation."""
+        self._removed.add(self.by_name.pop(worker).incarnation)
+
+    def check_never_removed(self, worker: str, incarnation: str) -> None:
+        """Check that a worker that is no member was not taken out either.
+
+        Raises:
+            NotMemberError: It was.
+        """
+        if incarnation in self._removed:
+            self.known(worker, incarnation)
 
     def device_difference(self, worker: str) -> str:
         """Return how a member's device or threads differ from another's, in words; empty if none do."""

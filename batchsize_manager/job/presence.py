@@ -71,7 +71,7 @@ class Presence:
     def remove(self, worker: str, why: str, now: float) -> None:
         """Take a member out of the job; what it leaves undone is done by others, or lost."""
         redoes = self._members.redoes
-        del self._members.by_name[worker]
+        self._members.remove(worker)
         self._outbox.tally.gone += 1
         self._outbox.log(f"{worker} {why}", worker)
         waits = self.awaited_until is not None

@@ -403,6 +403,37 @@ def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too
     assert sizes[-1] == SPEC.total_batch_size  # that the manager was told of a change was lost
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
+    """A worker that a manager with an older state does not know joins again, and its loop sees no error."""
+    state, aside = tmp_path / "state", tmp_path / "aside"
+    options = ("--policy", "even", "--silence", "60", "--lookahead", str(lookahead))
+    workers = []
+    with restartable_manager(state, *options) as manager, serving(shard_service()) as shard:
+
+        def lose():
+            manager.kill()
+            shutil.rmtree(state)
+            shutil.copytree(aside, state)
+            manager.start()
+
+        def join():
+            manager.kill()
+            shutil.copytree(state, aside)
+            manager.start()
+            workers.append(Worker(manager.address, [shard], "w1", ITERATIONS, once(0, lose)))
+            with contextlib.closing(Client(_manager.BatchSizeManager, manager.address, "manager")) as client:
+                request = _manager.StatusRequest("default", -1)
+                wait_until(lambda: len(client.call("status", request).members) == 2, "the newcomer")
+
+        workers.append(Worker(manager.address, [shard], "w0", ITERATIONS, once(12, join)))
+        workers[0].join(240)
+        assert len(workers) == 2
+        assert_trained(workers)
+        assert len(workers[1].done) > 10
+
+
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
     tmp_path, monkeypatch, wait_until
 ):

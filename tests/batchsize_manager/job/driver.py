@@ -108,7 +108,7 @@ def backup(*names, replicas, **config):
     return Driver(*names, synchronisation=sync, **config)
 
 
-def restored(job, config, policy="even", now=100.0, records=None, attempt=None, **saved):
+def restored(job, config, policy="even", now=100.0, records=None, attempt=None, members=None, **saved):
     """A job made from what another would have kept."""
     return restore_job(
         job.spec,
@@ -116,7 +116,7 @@ def restored(job, config, policy="even", now=100.0, records=None, attempt=None, 
         make_job_policy(policy),
         first_iteration=job.first_iteration,
         attempt=job.attempts.number if attempt is None else attempt,
-        members=job.members.saved,
+        members=job.members.saved if members is None else members,
         records=job.history(0, 1000) if records is None else records,
         events=list(job.outbox.events),
         now=now,

@@ -166,6 +166,7 @@ class AnyFault(RuleBasedStateMachine):
         self.workers = {}
         self.kept = []  # records
         self.written = []  # the state of the job after each event, as the store has it
+        self.unknown = set()  # incarnations that such a manager may not know
         self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
         self.highest = 0  # attempt
         self.sizes = {total}  # that whole batches ever had, of the first workers
@@ -300,6 +301,7 @@ class AnyFault(RuleBasedStateMachine):
         self.lost_in = max(self.lost_in, self.job.attempts.number, self.shard.attempt)
         del self.written[pick % len(self.written) + 1 :]
         self.restore(**self.written[-1])
+        self.unknown = {worker.incarnation for worker in self.workers.values()}
         self.paused = self.was_paused = self.job.operations.paused
         self.highest = 0
 
@@ -564,7 +566,10 @@ class AnyFault(RuleBasedStateMachine):
         try:
             call()
         except NotMemberError:
-            self.workers.pop(worker.name, None)
+            if worker.incarnation in self.unknown:
+                self.join_again(worker)
+            else:
+                self.workers.pop(worker.name, None)
         except InvalidRequestError:
             assert not fits
             self.workers.pop(worker.name, None)
@@ -573,6 +578,20 @@ class AnyFault(RuleBasedStateMachine):
             if worker.name in self.workers:  # else its heartbeat has found that it is no member
                 self.attempt_call(worker, call, beside)
         self.settle()
+
+    def join_again(self, worker):
+        """Let a worker be a member again of a manager that does not know it; what it called about is void."""
+        self.unknown.remove(worker.incarnation)
+        fits = self.has_room(worker, is_planned_for)
+        try:
+            self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now, again=True)
+            assert fits
+            worker.must = worker.attempt + 1
+        except (NotMemberError, UnavailableError):  # it was taken out meanwhile, or another has its name
+            self.workers.pop(worker.name, None)
+        except InvalidRequestError:
+            assert not fits
+            self.workers.pop(worker.name, None)
 
     def settle(self):
         """Keep what the store would."""
@@ -589,6 +608,8 @@ class AnyFault(RuleBasedStateMachine):
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
         self.restore(**self.state_with(self.before[0] if forgets_members else self.before[-1], records))
+        for name in self.workers.keys() - set(self.job.members):
+            del self.workers[name]  # it would be told that it is no member
 
     def state_with(self, members, records):
         """What the store has of the job as it is, but with these members and records."""
@@ -610,8 +631,6 @@ class AnyFault(RuleBasedStateMachine):
         )
         self.kept = list(state["records"])
         self.before = [state["members"]]
-        for name in self.workers.keys() - set(self.job.members):
-            del self.workers[name]  # it would be told that it is no member
 
     # -- what always holds
 

@@ -179,3 +179,27 @@ def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
     for name in names:
         driver.job.rewind(name, name, 1, 0, driver.now)
     assert sum(driver.span(name)[2] for name in names) == 32
+
+
+def test_who_is_not_known_any_more_joins_again_and_recovers():
+    """A manager with an older state takes back a worker, whose parts are void; not one that was taken out."""
+    driver = Beating("a")
+    older = driver.job.members.saved
+    driver.join("b")
+    driver.finish("a")
+    part = driver.next("b")
+    driver.job = restored(driver.job, JobConfig(), members=older)
+    with pytest.raises(NotMemberError):
+        driver.report_part("b", part)
+    for _ in range(2):  # the call may be repeated
+        driver.job.join("b", "b", Bounds(), 100.0, again=True)
+    driver.job.rewind("a", "a", driver.job.attempts.number, 0, 100.0)
+    driver.report_part("b", part, attempt=driver.job.attempts.number)  # of an attempt that was lost, maybe
+    assert driver.job.must_recover("b", "b") == driver.job.attempts.number
+    driver.job.rewind("b", "b", driver.job.attempts.number, 0, 100.0)
+    driver.finish("a", "b")
+    assert driver.job.iterations.first_open == 1
+
+    driver.job.leave("b", "b", 100.0)
+    with pytest.raises(NotMemberError, match="b left"):
+        driver.job.join("b", "b", Bounds(), 100.0, again=True)
