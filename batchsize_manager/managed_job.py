@@ -214,4 +214,5 @@ class ManagedJob:
             reply.synchronisation = wire_synchronisation(self.job.config.synchronisation)
             reply.lookahead = self.job.config.lookahead or None
             reply.heartbeat = self.job.config.heartbeat or None
+            reply.continues = self.job.continues(worker)
         return reply

@@ -308,8 +308,15 @@ class ManagerService:
         managed.waiting.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
-        call.reply(_wire.LeaveReply(identity=call.request.identity))
         self._settle(managed)
+        self._once_kept(
+            lambda: call.reply(
+                _wire.LeaveReply(
+                    identity=call.request.identity,
+                    unwritten=(self._archive is not None and self._archive.writer.is_behind) or None,
+                )
+            )
+        )
 
     def _history(self, call: Call) -> None:
         name = check.text("job", call.request.job)

@@ -133,6 +133,9 @@ struct AssignmentReply {
                                     // reported. Only in the answer to a report with a later iteration as `known`
  15: optional bool resume           // in the answer to join: there is no assignment, and no such job yet. Call
                                     // `resume` with the checkpoint's learned state, then join
+ 16: optional i64 continues         // in the answer to join: the run has begun before, and none of its workers has been
+                                    // heard of since it was restored, or they have died. Its first iteration that is
+                                    // not complete, for all that the manager knows
 }
 
 struct ResumeReply {
@@ -185,6 +188,8 @@ struct LeaveRequest {
 
 struct LeaveReply {
   1: common.Identity identity
+  2: optional bool unwritten        // the manager's disk does not take it at present: a manager that is started now would
+                                    // wait for this worker, and let the next of its name go on with this run
 }
 
 struct HistoryRequest {

@@ -160,6 +160,16 @@ class Membership:
             self.attempt = reply.assignment.attempt or 0
         self._lookahead = reply.lookahead or 0
         self._heartbeat_seconds = reply.heartbeat or None
+        if reply.continues is not None:
+            log.warning(
+                "job %s goes on with a run that had begun before, at iteration %d as far as is known, and "
+                "none of that run's workers is there. If it was over, and the manager was started again "
+                "before it could write that down, name another job, or wait until it has given the run up "
+                "(`evenpace manager --keep-job`)",
+                self._identity.job,
+                reply.continues,
+                extra=self._log_fields(),
+            )
         self._note_reply(reply)
         if self._lookahead:
             self._control = self._client.twin()  # the reporting thread waits on the other connection
@@ -234,7 +244,14 @@ class Membership:
             self._thread.join(2 * _LAST_REPORTS_SECONDS)
         try:
             if self.released is None or self._thread is not None:  # it may not have reported all of it
-                self._control.call("leave", _wire.LeaveRequest(identity=self._identity), timeout=5.0)
+                request = _wire.LeaveRequest(identity=self._identity)
+                if self._control.call("leave", request, timeout=5.0).unwritten:
+                    log.warning(
+                        "the manager cannot write down at present that this worker has left: if it is "
+                        "started again before it can, the next run of job %s goes on with this one",
+                        self._identity.job,
+                        extra=self._log_fields(),
+                    )
         except EvenpaceError as error:
             log.debug("leave: %s", error, extra=self._log_fields())
 

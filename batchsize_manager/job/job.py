@@ -382,6 +382,12 @@ class Job:
         waits = not self.members.started or self.presence.awaited_until is not None
         return "gathering" if waits else "running"
 
+    def continues(self, worker: str) -> int | None:
+        """Return the first iteration that is not complete, if a newcomer is alone in a run that had begun."""
+        first = self.iterations.first_open
+        begun = first > self.first_iteration or self.attempts.number > 0
+        return first if begun and self.members.started and self.members.is_alone(worker) else None
+
     def must_recover(self, worker: str, incarnation: str) -> int | None:
         """Return the attempt that a member has yet to fence the shards with, and to `rewind` in, if any.
 

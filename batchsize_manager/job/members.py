@@ -147,6 +147,10 @@ class Members:
             for name, m in (self.by_name | gone).items()
         ]
 
+    def is_alone(self, worker: str) -> bool:
+        """Return whether nothing is heard of any member but one."""
+        return all(name == worker or m.back_by is not None for name, m in self.by_name.items())
+
     def standings(self, now: float) -> list[Standing]:
         """Return each member's standing, in the order of their slices."""
         return [member.standing(worker, now) for worker, member in self.by_name.items()]

@@ -2,9 +2,10 @@
 
 import contextlib
 import logging
+import sqlite3
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.storage.state_format import STATE_FILE
+from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, Resume
 from rpc.client import Client
-from tests.services import manager_service, serving
+from tests.services import join_request, manager_service, serving
 from worker import membership as membership_module
 from worker.membership import Finished, Membership
 
@@ -219,3 +222,54 @@ def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
                 b.join(SPEC, Bounds(), None),
             ),
         )
+
+
+def test_an_end_that_the_manager_cannot_write_down(tmp_path, monkeypatch, wait_until, caplog):
+    """Who leaves is told that its end may be forgotten, and who joins after that, that an old run goes on."""
+    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
+    config = ManagerConfig("even", state=tmp_path)
+    manager = ManagerService(config)
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None)) as other,
+        serving(manager) as address,
+    ):
+        with member(address) as worker:
+            worker.join(SPEC, Bounds())
+            iterate(worker)
+            wait_until(lambda: not manager.state_writer.pending, "the first iteration in the state")
+            other.execute("BEGIN IMMEDIATE")
+            iterate(worker)
+            wait_until(lambda: manager.state_writer.is_behind, "a failure to write")
+        assert "cannot write down at present that this worker has left" in caplog.text
+    caplog.clear()
+    with serving(ManagerService(config)) as address, member(address, "new") as worker:
+        worker.join(SPEC, Bounds())
+        assert "job j goes on with a run that had begun before, at iteration 1 as far as" in caplog.text
+        with member(address, "another") as late:
+            late.join(SPEC, Bounds())  # it is told of no run, since it is not alone
+    assert caplog.text.count("goes on with a run") == 1
+    assert "cannot write down" not in caplog.text
+
+
+def test_an_end_is_written_before_it_is_answered(tmp_path, monkeypatch, wait_until):
+    """A manager that is killed once all workers have left begins a new run for the next ones."""
+    monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 240.0)
+    monkeypatch.setattr("batchsize_manager.storage.state_writer._LONGEST_WAIT", 240.0)
+    manager = ManagerService(ManagerConfig("even", state=tmp_path))
+    identity = idl.common.Identity("j", "w", uuid.uuid4().hex)
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None)) as other,
+        serving(manager) as address,
+        ThreadPoolExecutor(1) as thread,
+        contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, address, "manager")) as client,
+    ):
+        client.call("join", join_request(identity))
+        wait_until(lambda: not manager.state_writer.pending, "the job in the state")
+        other.execute("BEGIN IMMEDIATE")
+        left = thread.submit(client.call, "leave", idl.batchsize_manager.LeaveRequest(identity))
+        wait_until(lambda: not manager.jobs, "the job's end")
+        assert not wait([left], 1.0).done
+        other.execute("ROLLBACK")
+        assert left.result(60).unwritten is None
+        with open_state(tmp_path) as reader:
+            assert not reader.runs(unfinished=True)
