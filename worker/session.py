@@ -269,6 +269,21 @@ class Session:
             return current
         return self._membership.planned(iteration)
 
+    def check_unopened(self) -> None:
+        """Check that the parameters may be opened, before an adapter changes anything.
+
+        Raises:
+            InvalidRequestError: They were opened before, or this session has no parameter server.
+        """
+        if self.uses_all_reduce:
+            raise InvalidRequestError("this session has no parameter server: name one with `ps`")
+        if self._opened:
+            raise InvalidRequestError(
+                "`distribute` was called before in this session: a job has one optimiser at the parameter "
+                "server, so give one optimiser the parameters of all models, and distribute it once; where "
+                "each model needs an optimiser of its own, leave out `ps` and train by torch.distributed"
+            )
+
     def open_parameters(
         self, layout: Layout, initial: NDArray[Any], state: OptimizerState | None = None
     ) -> None:
@@ -280,10 +295,10 @@ class Session:
             state: The optimiser's state, likewise.
 
         Raises:
-            InvalidRequestError: The parameter server refuses, or other workers' models differ.
+            InvalidRequestError: The parameter server refuses, other workers' models differ, or the parameters
+                were opened before.
         """
-        if self.uses_all_reduce:
-            raise InvalidRequestError("this session has no parameter server: name one with `ps`")
+        self.check_unopened()
         self.join()
         self._options = StepOptions(layout.groups)
         self.parameters = np.empty_like(initial)

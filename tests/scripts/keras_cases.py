@@ -318,6 +318,20 @@ def test_fit_goes_on_where_it_ended(session, eagerly):
     assert all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
 
 
+def test_a_second_optimiser_is_refused_and_the_first_goes_on(session):
+    """A second distribute is refused before it changes anything, and the first model is trained on."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    weights, jit = model.get_weights(), (other := make_model(jit_compile=True)).jit_compile
+    for second in (model, other, keras.optimizers.SGD()):
+        with pytest.raises(InvalidRequestError, match="give one optimiser the parameters of all models"):
+            distribute(second, loader)
+    assert not other.built
+    assert other.jit_compile == jit
+    model.fit(loader, epochs=1, verbose=0)
+    assert not np.array_equal(weights[0], model.get_weights()[0])
+
+
 def test_fit_of_a_model_that_cannot_be_is_refused(session):
     """A model without an optimiser, and one that takes several steps at once."""
     loader = regression(session)

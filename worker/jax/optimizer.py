@@ -25,7 +25,8 @@ def distribute(
     """Open the job at the parameter server, and return an optimiser that steps there; see `Optimizer`.
 
     Raises:
-        InvalidRequestError: An argument is not allowed, or a service refuses.
+        InvalidRequestError: An argument is not allowed, a service refuses, or the session has an optimiser
+            already.
     """
     if not isinstance(rule, Rule):
         what = "is optax's, which cannot be sent there" if hasattr(rule, "update") else f"is {rule!r}"
@@ -57,15 +58,17 @@ class Optimizer:
         statistics: The statistics, likewise.
 
     Raises:
-        InvalidRequestError: An argument is not allowed, or a service refuses.
+        InvalidRequestError: An argument is not allowed, a service refuses, or the session has an optimiser
+            already.
     """
 
     def __init__(
         self, rule: Rule, params: Any, loader: DataLoader, statistics: Any, state: dict[str, Any] | None
     ) -> None:
+        self._session = loader.session
+        self._session.check_unopened()
         self.params = params
         self.statistics = statistics
-        self._session = loader.session
         self._rule = rule
         tensors = _tensors((params, statistics))
         self._like = [_outline(jnp.asarray(leaf)) for leaf in jax.tree.leaves((params, statistics))]

@@ -57,8 +57,10 @@ def distribute(
     Raises:
         ValueError: The parameter server lacks this kind of optimiser or one of its options, or the model is
             compiled with steps_per_execution.
-        InvalidRequestError: There is nothing to train, or a service refuses.
+        InvalidRequestError: There is nothing to train, a service refuses, or it is not the session's first
+            call.
     """
+    loader.session.check_unopened()
     if isinstance(target, keras.Model):
         _distribute_model(target, loader)
     else:

@@ -45,7 +45,8 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
 
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
-            normalisation, or has a communication hook already; or the session has a parameter server.
+            normalisation, or has a communication hook already; the session has a parameter server; or, in a
+            job with micro-batches, the loader has another model.
     """
     session = loader.session
     if not isinstance(model, DistributedDataParallel):
@@ -63,6 +64,12 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
                 f"{name} synchronises its statistics, and so mixes the ranks' gradients in the backward pass "
                 f"before they are weighted: scale the loss by weighted(loss) in place of balance"
             )
+    if session.spec is not None and session.spec.micro_batch is not None and loader.accumulation is not None:
+        raise InvalidRequestError(
+            "balance was called before with this loader, whose micro-batches are those of one model, so that "
+            "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
+            "leave out micro_batch="
+        )
     device = next(model.parameters()).device
     note_device(session, device)
     time_on(device, session)

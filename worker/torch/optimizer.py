@@ -40,8 +40,8 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
 
     Raises:
         ValueError: The parameter server lacks this kind of optimiser or one of its options.
-        InvalidRequestError: The optimiser has no parameters to train, another worker's differ, or a service
-            refuses.
+        InvalidRequestError: The optimiser has no parameters to train, another worker's differ, a service
+            refuses, or it is not the session's first call.
     """
     link = _Link(optimizer, loader, model)
     own_state_dict = optimizer.state_dict
@@ -71,6 +71,7 @@ class _Link:
 
     def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, model: nn.Module | None) -> None:
         session = self._session = loader.session
+        session.check_unopened()
         self._name, self._options = describe(optimizer)
         trained = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
         self._parameters = [p for group in trained for p in group]

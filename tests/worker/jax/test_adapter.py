@@ -345,6 +345,17 @@ def test_a_gradient_of_another_form_is_refused(job):
             optimizer.step(wrong)
 
 
+def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
+    """A second distribute is refused before it changes anything, and the first parameters are trained on."""
+    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
+    optimizer = distribute(sgd(1.0), jnp.zeros(3), loader)
+    with pytest.raises(InvalidRequestError, match="give one optimiser the parameters of all models"):
+        distribute(sgd(1.0), jnp.ones((2, 2)), loader)
+    for _ in loader:
+        optimizer.step(-jnp.ones(3))
+    assert optimizer.params.tolist() == [2.0] * 3
+
+
 def test_bad_arguments_are_named():
     """Arguments that are not allowed are refused with their values, before any connection."""
     for data, problem in (

@@ -182,6 +182,30 @@ def test_an_unfinished_epoch_is_an_error(job):
         next(iter(loader))
 
 
+def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
+    """A second distribute is refused before it changes anything, and the first model is trained on."""
+    loader = DataLoader(Squares(4), 1, session=job(1)("w"))
+    first, second = nn.Linear(1, 1, bias=False), nn.Linear(3, 2)
+    with torch.no_grad():
+        first.weight.fill_(0.0)
+    optimizer = distribute(torch.optim.SGD(first.parameters(), lr=1.0), loader)
+    other = torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.9)
+    second(torch.ones(3)).sum().backward()
+    other.step()
+    before = [parameter.clone() for parameter in second.parameters()]
+    with pytest.raises(InvalidRequestError, match="give one optimiser the parameters of all models"):
+        distribute(other, loader)
+    with pytest.raises(InvalidRequestError, match="called before"):
+        distribute(optimizer, loader)
+    assert len(other.state) == 2
+    for _ in loader:
+        optimizer.zero_grad()
+        (-first.weight.sum()).backward()
+        optimizer.step()
+    assert first.weight.item() == 4.0
+    assert all(map(torch.equal, before, second.parameters()))
+
+
 def test_bad_options_are_named():
     """Options that are not allowed are refused with their values, before any connection."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))

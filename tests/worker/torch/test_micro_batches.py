@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from evenpace.lab.cluster import LocalCluster, Surroundings
 from evenpace.observer import Observer
@@ -26,6 +27,7 @@ from tests.services import address_of_our_own, is_frozen
 from worker.data.randomness import are_alike
 from worker.session import Session, SessionConfig
 from worker.torch.batch_norm import SyncBatchNorm
+from worker.torch.ddp import balance
 from worker.torch.loader import DataLoader, load
 from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
@@ -351,6 +353,22 @@ def test_synchronised_batch_normalisation_is_refused(services, request):
         session.join()
         with pytest.raises(InvalidRequestError, match="SyncBatchNorm takes all ranks in each pass"):
             SyncBatchNorm(3, session=session)(torch.rand(4, 3))
+
+
+def test_two_models_balanced_by_one_loader_are_refused(services, request, tmp_path):
+    """The first model's ranks would wait for each other, since the loader knows the second one's alone."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    config = SessionConfig(services.manager, job=request.node.name, worker="w")
+    try:
+        with contextlib.closing(Session(config)) as session:
+            loader = make_loader(session)
+            models = [DistributedDataParallel(nn.Linear(1, 1)) for _ in range(2)]
+            balance(models[0], loader)
+            with pytest.raises(InvalidRequestError, match="balance was called before with this loader"):
+                balance(models[1], loader)
+    finally:
+        del models
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
