@@ -255,6 +255,34 @@ def test_gradients_of_embeddings_are_taken(session):
     assert table.numpy().reshape(-1).tolist() == [0, -1, 0, -2, -1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "step"),
+    [("float64", 2.0**-50), ("float32", 2.0**-20), ("bfloat16", 2.0**-6), ("float16", 2.0**-9)],
+)
+def test_variables_keep_what_their_type_can_hold(cluster, dtype, step):
+    """Also beside those of float32, each element is pushed, stepped and pulled with all of its digits."""
+    config = SessionConfig(cluster.manager, cluster.shard_addresses, job=dtype, barrier_timeout=240)
+    start = 1 + np.arange(3) * step
+    variables = [tf.Variable(tf.cast(start, dtype)), tf.Variable([0.0])]
+    with contextlib.closing(Session(config)) as session:
+        loader = DataLoader(np.zeros((2, 1)), batch_size=2, session=session)
+        optimizer = distribute(keras.optimizers.SGD(1.0), loader, variables)
+        assert np.array_equal(tf.cast(variables[0], "float64"), start)
+        for _ in loader:
+            optimizer.apply([tf.fill([3], tf.cast(step, dtype)), None], variables)
+    assert np.array_equal(tf.cast(variables[0], "float64"), start - step)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "bool"])
+def test_variables_that_are_no_floating_point_numbers_are_refused(dtype):
+    """Flat arrays would drop an imaginary part, and round large integers."""
+    loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
+    with pytest.raises(InvalidRequestError, match=f"odd.* is of {dtype}: .*floating-point"):
+        distribute(
+            keras.optimizers.SGD(), loader, [tf.Variable([1.0]), tf.Variable(tf.zeros(1, dtype), name="odd")]
+        )
+
+
 def test_constraints_are_refused():
     """The parameter server would not keep them."""
     layer = keras.layers.Dense(1, kernel_constraint="non_neg")

@@ -12,6 +12,7 @@ from idl.layout import Group, Layout, Tensor
 from worker.jax.loader import DataLoader
 from worker.jax.rules import Rule
 from worker.optimizer_state import OptimizerState
+from worker.tensor_types import check_floating, flat_dtype
 
 
 def distribute(
@@ -71,6 +72,7 @@ class Optimizer:
         self.statistics = statistics
         self._rule = rule
         tensors = _tensors((params, statistics))
+        check_floating(tensors)
         self._like = [_outline(jnp.asarray(leaf)) for leaf in jax.tree.leaves((params, statistics))]
         self._tree: Any = jax.tree.structure((params, statistics))
         self._ends = np.cumsum([leaf.size for leaf in self._like])
@@ -78,8 +80,7 @@ class Optimizer:
         self._trained = sum(leaf.size for leaf in trained)
         if not self._trained:
             raise InvalidRequestError("params has no elements: there is nothing to train")
-        wide = all(leaf.dtype == jnp.float64 for leaf in trained)
-        initial = np.empty(self._ends[-1], dtype="float64" if wide else "float32")
+        initial = np.empty(self._ends[-1], dtype=flat_dtype(tensors))
         self._fill(initial, (params, statistics))
         device = jax.devices()[0]
         if device.platform != "cpu":
@@ -149,19 +150,15 @@ def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _tensors(tree: Any) -> tuple[Tensor, ...]:
-    """Describe the tensors of parameters and statistics.
-
-    Raises:
-        InvalidRequestError: An array is not of floating-point numbers.
-    """
-    tensors = []
-    for (_, *path), leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise InvalidRequestError(f"{name} is of {dtype}: parameters must be floating-point numbers")
-        tensors.append(Tensor(name, np.shape(leaf), dtype.name))
-    return tuple(tensors)
+    """Describe the tensors of parameters and statistics."""
+    return tuple(
+        Tensor(
+            jax.tree_util.keystr(tuple(path), simple=True, separator="/"),
+            np.shape(leaf),
+            jnp.result_type(leaf).name,
+        )
+        for (_, *path), leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    )
 
 
 def _optimizer_state(state: dict[str, Any]) -> OptimizerState:

@@ -14,6 +14,7 @@ from idl.layout import Group, Layout, Tensor
 from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
+from worker.tensor_types import check_floating, flat_dtype
 
 
 class VariableLink:
@@ -58,11 +59,12 @@ class VariableLink:
         self._variables = self._trained + self._statistics
         self._sizes = [_size(v) for v in self._variables]
         self._elements = [sum(map(_size, part)) for part in (decaying, exempt, self._statistics)]
-        self._dtype = "float64" if {_dtype(v) for v in self._variables} == {"float64"} else "float32"
+        tensors = [Tensor(_name(v), tuple(v.shape), _dtype(v)) for v in self._variables]
+        check_floating(tensors)
+        self._dtype = flat_dtype(tensors)
         # The optimiser has a count of its own, which may have begun before this job.
         self._earlier = int(optimizer.iterations) - loader.resumed_at
         self._lr = _number(optimizer.learning_rate)
-        tensors = [Tensor(_name(v), tuple(v.shape), _dtype(v)) for v in self._variables]
         state = self._state() if int(optimizer.iterations) else None
         self._session.on_parameters = self._take_parameters
         for gpu in tf.config.get_visible_devices("GPU")[:1]:

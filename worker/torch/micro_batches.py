@@ -175,6 +175,7 @@ class Accumulation:
     def _add(self, part: MicroBatch) -> None:
         """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up."""
         if self._sums is not None:
+            self.check_dense()
             self._sums.add(part.count)
         else:
             self._statistics.add(part.count)
@@ -237,6 +238,20 @@ class Accumulation:
                 f"`for inputs, targets in evenpace.torch.micro_batches(batch)`, and call optimizer.step() "
                 f"after that loop"
             )
+
+    def check_dense(self) -> None:
+        """Check that no gradient is sparse: flat arrays and exact sums have all elements.
+
+        Raises:
+            InvalidRequestError: One is.
+        """
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise InvalidRequestError(
+                    f"{name} has a sparse gradient, but gradients are pushed with all elements: make its "
+                    f"layer with sparse=False (torch.nn.Embedding, torch.nn.EmbeddingBag), or set "
+                    f"`parameter.grad = parameter.grad.to_dense()` after each backward pass"
+                )
 
     def _divide_by(self, size: int) -> None:
         """Let the accumulated gradient be divided by another number of samples."""

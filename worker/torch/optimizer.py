@@ -10,6 +10,7 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
@@ -81,13 +82,13 @@ class _Link:
         self._tensors = [*self._parameters, *statistics.values()]
         self._sizes = [sum(p.numel() for p in group) for group in trained]
         self._statistics = sum(tensor.numel() for tensor in statistics.values())
-        wide = all(p.dtype == torch.float64 for p in self._parameters)
-        dtype = "float64" if wide else "float32"
+        names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
+        tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
+        check_floating(tensors[: len(self._parameters)])  # batch normalisation counts its batches in integers
+        dtype = flat_dtype(tensors)
         initial = np.empty(sum(self._sizes) + self._statistics, dtype=dtype)
         for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
             view.copy_(tensor.detach())
-        names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
-        tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         layout = Layout(dtype, self._name, self._groups(), tensors)
         self._schedules = Schedules(optimizer)
         session.before_batch = self._schedules.restore
@@ -103,8 +104,8 @@ class _Link:
         """Push the gradients and pull the new parameters, in place of `optimizer.step`.
 
         Raises:
-            InvalidRequestError: Not all micro-batches have been gone through, or gradients were changed that
-                were summed exactly; or as `Session.finish_iteration` raises.
+            InvalidRequestError: Not all micro-batches have been gone through, a gradient is sparse, or
+                gradients were changed that were summed exactly; or as `Session.finish_iteration` raises.
         """
         self._accumulation.check()
         loss = None
@@ -126,6 +127,7 @@ class _Link:
         if sums is not None:
             self._session.put_sums(sums.cpu().numpy())
             return
+        self._accumulation.check_dense()
         for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
             pushed = tensor.grad if number < len(self._parameters) else tensor
             view.zero_() if pushed is None else view.copy_(pushed)

@@ -149,6 +149,17 @@ def test_arrays_keep_their_types_shapes_and_places(job):
         assert np.array_equal(result, array - jnp.asarray(0.5, array.dtype))
 
 
+def test_parameters_keep_all_digits_beside_shorter_ones(job):
+    """Parameters of float64 are not rounded where others are of float32."""
+    with jax.enable_x64(True):
+        params = {"long": jnp.float64(1 + 2.0**-50), "short": jnp.float32(0.0)}
+        loader = DataLoader(np.zeros((5, 2)), 5, session=job(1)("w"))
+        optimizer = distribute(sgd(1.0), params, loader)
+        for _ in loader:
+            optimizer.step({"long": jnp.float64(-(2.0**-50)), "short": jnp.float32(1.0)})
+        assert optimizer.params == {"long": 1 + 2.0**-49, "short": -1.0}
+
+
 def test_parameters_of_a_past_step_stay_what_they_were(job):
     """The next pull does not change arrays that a script has kept."""
     loader = DataLoader(np.zeros(8), 1, session=job(1)("w"))
@@ -373,6 +384,8 @@ def test_bad_arguments_are_named():
         distribute(optax.sgd(0.1), jnp.zeros(3), loader)
     with pytest.raises(InvalidRequestError, match="steps is of int32"):
         distribute(sgd(0.1), {"w": jnp.zeros(3), "steps": jnp.arange(3)}, loader)
+    with pytest.raises(InvalidRequestError, match=r"phase is of complex64: .*imaginary part"):
+        distribute(sgd(0.1), {"phase": jnp.ones(3, jnp.complex64)}, loader)
     with pytest.raises(InvalidRequestError, match="nothing to train"):
         distribute(sgd(0.1), {}, loader)
 

@@ -19,6 +19,14 @@ from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 
+# Types, and a difference at the end of what each can hold near 1.
+DTYPES = [
+    (torch.float64, 2.0**-50),
+    (torch.float32, 2.0**-20),
+    (torch.bfloat16, 2.0**-6),
+    (torch.half, 2.0**-9),
+]
+
 
 @pytest.fixture
 def job(tmp_path):
@@ -204,6 +212,52 @@ def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
         optimizer.step()
     assert first.weight.item() == 4.0
     assert all(map(torch.equal, before, second.parameters()))
+
+
+@pytest.mark.parametrize(("dtype", "step"), DTYPES)
+def test_parameters_keep_what_their_type_can_hold(job, dtype, step):
+    """Also beside those of float32, each element is pushed, stepped and pulled with all of its digits."""
+    start = (1 + torch.arange(3, dtype=torch.float64) * step).to(dtype)
+    parameters = [nn.Parameter(start.clone()), nn.Parameter(torch.zeros(2))]
+    loader = DataLoader(Squares(1), 1, session=job(1)("w"))
+    optimizer = distribute(torch.optim.SGD(parameters, lr=1.0), loader)
+    assert torch.equal(parameters[0], start)
+    for _ in loader:
+        parameters[0].grad = torch.full_like(parameters[0], step)
+        optimizer.step()
+    assert parameters[0].dtype == dtype
+    assert torch.equal(parameters[0], start - step)
+
+
+def test_complex_parameters_are_refused(job):
+    """A complex parameter is named, and neither it nor the optimiser's state is changed."""
+    session = job(1)("w")
+    model = nn.ParameterDict({"real": torch.ones(2), "phase": torch.full((2,), 1 + 2j)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model["real"].sum().backward()
+    optimizer.step()
+    loader = DataLoader(Squares(4), 1, session=session)
+    with pytest.raises(InvalidRequestError, match="parameter 0 is of complex64"):
+        distribute(optimizer, loader)
+    with pytest.raises(InvalidRequestError, match=r"phase is of complex64: .*real and the imaginary part"):
+        distribute(optimizer, loader, model)
+    assert model["phase"].tolist() == [1 + 2j] * 2
+    assert len(optimizer.state) == 1
+
+
+def test_sparse_gradients_are_refused(job):
+    """A sparse gradient's parameter is named, and the step may be taken with a dense one."""
+    loader = DataLoader(Squares(4), 4, session=job(1)("w"))
+    model = nn.Embedding(4, 1, sparse=True)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), loader, model)
+    before = model.weight.detach().clone()
+    for batch in loader:
+        model(batch["index"]).sum().backward()
+        with pytest.raises(InvalidRequestError, match=r"weight has a sparse gradient.*sparse=False"):
+            optimizer.step()
+        model.weight.grad = model.weight.grad.to_dense()
+        optimizer.step()
+    assert torch.equal(model.weight, before - 1)
 
 
 def test_bad_options_are_named():

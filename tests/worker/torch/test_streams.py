@@ -111,6 +111,18 @@ def test_exact_sums_are_those_of_one_at_once(at_once):
     assert sums[0].count_nonzero() > len(sums[0]) / 2
 
 
+def test_sparse_gradients_are_not_summed_exactly():
+    """The parameter is named, and what to do."""
+    task = Task()
+    task.session.synchronisation = Synchronisation(exact=True)
+    parts = micro_batches(task.batch(1))
+    task.step(*next(parts))
+    weight = task.model[0].weight
+    weight.grad = weight.grad.to_sparse()
+    with pytest.raises(InvalidRequestError, match=r"0\.weight has a sparse gradient.*sparse=False"):
+        next(parts)
+
+
 def test_as_many_are_under_way_as_are_wanted(monkeypatch):
     """Results are taken in the order of the cuts, once the lane is needed again or the slice ends."""
     events = []
