@@ -2,8 +2,8 @@
 
 It follows Alg. 3 of LB-BSP and knows no framework: gradients and parameters are flat arrays. A framework's
 adapter fills `gradient`, or calls `accumulate` for each micro-batch; then it calls `finish_iteration`, and
-reads the new `parameters`. Without a parameter server the workers all-reduce their gradients, by means of
-their framework.
+reads the new `parameters`. Before, a loader calls `begin_iteration`, or a client without one. Without a
+parameter server the workers all-reduce their gradients, by means of their framework.
 """
 
 import contextlib
@@ -106,6 +106,7 @@ class Session:
         self._summed: Assignment | None = None  # the assignment that `gradient` has sums of
         self._summed_samples = 0  # of it
         self._refused = -1  # the last iteration whose gradient a shard refused
+        self._begun: Assignment | None = None  # the assignment that the loop was given
         self._opened = False
         self._closing = threading.Lock()
         self._closed = False
@@ -328,6 +329,12 @@ class Session:
         self._monitor.resume()
         self._recorder.begin()
 
+    def begin_iteration(self) -> None:
+        """Note that the loop gets the samples of `assignment`, and measure from now on; loaders call it."""
+        self._begun = self.assignment
+        self.stopwatch.start()
+        self.before_batch()
+
     def optimizer_state(self) -> OptimizerState:
         """Return the optimiser's state at the parameter server, between two iterations.
 
@@ -442,13 +449,18 @@ class Session:
 
         Raises:
             NotMemberError: This worker was removed from the job.
-            InvalidRequestError: A service refuses, or the job cannot go on; or a gradient that the workers
-                all-reduced had no weight.
+            InvalidRequestError: A service refuses, or the job cannot go on; the assignment was not begun; or
+                a gradient that the workers all-reduced had no weight.
             ConnectionLostError, DeadlineExceededError: A service cannot be reached, or does not answer.
         """
         done = self.assignment
         if done is None or not (self._opened or self.uses_all_reduce):
             raise InvalidRequestError("finish_iteration before the training has started")
+        if self._begun is not done:
+            raise InvalidRequestError(
+                f"a step of iteration {done.iteration}, whose samples were not loaded: take one step for "
+                f"each batch, within the loop over the loader"
+            )
         if self.uses_all_reduce and self._weighted_by is None:
             raise InvalidRequestError(
                 f"iteration {done.iteration} was finished, but its gradient was not weighted: call "

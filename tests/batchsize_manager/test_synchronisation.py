@@ -304,7 +304,7 @@ def cluster(synchronisation, workers, shards=1, **job):
 
 def finish(session, gradient):
     """Finish one iteration with a given gradient, the same for all elements."""
-    session.stopwatch.start()
+    session.begin_iteration()
     session.gradient[:] = gradient
     return session.finish_iteration()
 

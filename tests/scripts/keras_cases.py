@@ -200,6 +200,30 @@ def test_plain_variables_are_trained_outside_of_functions(session):
     assert np.allclose(np.diff([0.0, *seen]), [-1.5, -3.5, -5.5 / 2, -7.5 / 2])
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_step_without_a_batch_is_refused(session, traced):
+    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
+    loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
+
+    def step(gradient):
+        optimizer.apply([gradient], [weight])
+
+    step = tf.function(step) if traced else step
+
+    def refuse():
+        with pytest.raises((InvalidRequestError, tf.errors.OpError), match="samples were not loaded"):
+            step(tf.ones([1, 1]))
+
+    refuse()
+    for epoch in range(2):
+        for x in loader:
+            optimizer.learning_rate = 0.5**epoch
+            step(tf.reduce_mean(x, 0, keepdims=True))
+            optimizer.learning_rate = 0.5 ** (epoch + 1)
+            refuse()  # which does not use up the new learning rate
+    assert float(weight[0, 0]) == pytest.approx(-18 * 1.5)
+
+
 def test_what_a_function_reads_after_the_step_is_new(session):
     """Within one function, variables are read before and after the step in the order of the code."""
     loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))

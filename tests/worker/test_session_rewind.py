@@ -8,6 +8,7 @@ import torch
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
+from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import permutation
 from tests.scripts.train_least_squares import (
@@ -20,6 +21,7 @@ from tests.scripts.train_least_squares import (
     trained_alone,
 )
 from tests.services import send_back, serving, shard_service
+from tests.worker.least_squares import Worker
 from worker.session import Session, SessionConfig
 from worker.shard_clients import ShardClients
 from worker.torch.loader import DataLoader
@@ -84,6 +86,45 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
         assert [part.assignment.iteration for part in parts] == [15, *range(10, 20)]
         assert not waits
         assert np.abs(session.parameters - trained_alone(20)).max() < 1e-12
+
+
+class Overeager(Worker):
+    """A worker that tries to take a second step after each of its slices."""
+
+    def _train(self):
+        self.refusals = []
+        for part in go_through(self.session, self._iterations, self._at):
+            self.done.append(part.assignment)
+            try:
+                self.session.finish_iteration()
+            except InvalidRequestError as error:
+                self.refusals.append(str(error))
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_step_needs_a_slice_of_its_own(tmp_path, lookahead):
+    """A second step changes nothing, also where a slice was another's, and where the job goes back."""
+    sent_back = []
+
+    def at(session):
+        if session.assignment.iteration == 25 and not sent_back:
+            sent_back.append(session.assignment.attempt)
+            send_back(session, manager, 20)
+
+    config = JobConfig(workers=2, lookahead=lookahead)
+    with (
+        serving(ManagerService(ManagerConfig("even", job=config))) as manager,
+        serving(shard_service(state=tmp_path, checkpoint_every=10)) as shard,
+    ):
+        stays, leaves = (Overeager(manager, [shard], *args) for args in (("a", 30, at), ("b", 5)))
+        leaves.end()
+        stays.end()
+        assert sent_back
+        for worker in (stays, leaves):
+            assert len(worker.refusals) == len(worker.done)
+            assert all("samples were not loaded: take one step" in text for text in worker.refusals)
+        assert lookahead or stays.session.tally.pieces == 1
+        assert np.abs(stays.session.parameters - trained_alone(30)).max() < 1e-12
 
 
 def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):

@@ -126,8 +126,7 @@ class Slices:
             self._permute(assignment.epoch)
             if assignment.batch_start == 0:
                 self._first_iteration[assignment.epoch] = assignment.iteration
-            session.stopwatch.start()
-            session.before_batch()
+            session.begin_iteration()
             yield self.slice_of(assignment)
             if session.uses_all_reduce:
                 session.finish_iteration()

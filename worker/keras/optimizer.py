@@ -64,13 +64,15 @@ class VariableLink:
         self._dtype = flat_dtype(tensors)
         # The optimiser has a count of its own, which may have begun before this job.
         self._earlier = int(optimizer.iterations) - loader.resumed_at
-        self._lr = _number(optimizer.learning_rate)
+        self._options["lr"] = _number(optimizer.learning_rate)
         state = self._state() if int(optimizer.iterations) else None
         self._session.on_parameters = self._take_parameters
         for gpu in tf.config.get_visible_devices("GPU")[:1]:
             self._session.device = tf.config.experimental.get_device_details(gpu).get("device_name")
         self._session.open_parameters(
-            Layout(self._dtype, name, self._groups(), tuple(tensors)), self._flat(self._variables), state
+            Layout(self._dtype, name, self._groups(self._options), tuple(tensors)),
+            self._flat(self._variables),
+            state,
         )
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
@@ -135,12 +137,12 @@ class VariableLink:
     def _exchange(self, lr: np.float64) -> tuple[NDArray[Any], np.int64]:
         """Push the gradients and statistics, and pull the new parameters, (elements,), and iteration."""
         _, options = describe_keras(self._optimizer)
-        changed = (float(lr), options) != (self._lr, self._options)
-        self._lr, self._options = float(lr), options
+        options["lr"] = float(lr)
         self._exchanging = True
         try:
             with self._noting_failure():
-                self._session.finish_iteration(self._groups() if changed else None)
+                self._session.finish_iteration(self._groups(options) if options != self._options else None)
+            self._options = options  # not before: a step that is refused sends none
         finally:
             self._exchanging = False
         # A copy: TensorFlow may keep the memory that it is given, and the next pull writes there.
@@ -166,9 +168,8 @@ class VariableLink:
         assignment = self._session.assignment
         return int(self._optimizer.iterations) if assignment is None else self._earlier + assignment.iteration
 
-    def _groups(self) -> tuple[Group, ...]:
+    def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
         decaying, exempt, statistics = self._elements
-        options = {**self._options, "lr": self._lr}
         groups = (
             Group(decaying, options),
             Group(exempt, {**options, "weight_decay": 0.0}),

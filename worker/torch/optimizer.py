@@ -73,7 +73,7 @@ class _Link:
     def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, model: nn.Module | None) -> None:
         session = self._session = loader.session
         session.check_unopened()
-        self._name, self._options = describe(optimizer)
+        name, self._options = describe(optimizer)
         trained = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
         self._parameters = [p for group in trained for p in group]
         if not self._parameters:
@@ -89,7 +89,7 @@ class _Link:
         initial = np.empty(sum(self._sizes) + self._statistics, dtype=dtype)
         for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
             view.copy_(tensor.detach())
-        layout = Layout(dtype, self._name, self._groups(), tensors)
+        layout = Layout(dtype, name, self._groups(self._options), tensors)
         self._schedules = Schedules(optimizer)
         session.before_batch = self._schedules.restore
         session.on_parameters = self._take_parameters
@@ -114,9 +114,8 @@ class _Link:
                 loss = closure()
         self._fill_gradient()
         _, options = describe(optimizer)
-        changed = options != self._options
-        self._options = options
-        self._session.finish_iteration(self._groups() if changed else None)
+        self._session.finish_iteration(self._groups(options) if options != self._options else None)
+        self._options = options  # not before: a step that is refused sends none
         if self._session.is_repeated:
             self._schedules.save()
         return loss
@@ -142,8 +141,8 @@ class _Link:
         for view, tensor in zip(views(self._session.parameters, self._tensors), self._tensors, strict=True):
             tensor.copy_(view if tensor.is_floating_point() else view.round())  # of a count, a mean of equals
 
-    def _groups(self) -> tuple[Group, ...]:
-        parameters = tuple(map(Group, self._sizes, self._options))
+    def _groups(self, options: list[dict[str, float]]) -> tuple[Group, ...]:
+        parameters = tuple(map(Group, self._sizes, options))
         return (*parameters, Group(self._statistics, {}, statistics=True)) if self._statistics else parameters
 
 

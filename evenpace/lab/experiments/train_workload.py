@@ -48,7 +48,7 @@ def _train_one_by_one(
     session = loader.session
     for _ in range(options.iterations):
         assignment = session.join()
-        session.stopwatch.start()
+        session.begin_iteration()
         optimizer.zero_grad()
         count = 0
         for index in _indices(session, assignment, rank, board):
@@ -63,6 +63,7 @@ def _train_one_by_one(
             session.assignment = dataclasses.replace(
                 assignment, start=rank * assignment.total, count=count, batch_start=None
             )
+            session.begin_iteration()
         optimizer.step()
 
 

@@ -129,6 +129,23 @@ def test_a_schedule_reaches_the_parameter_server(job):
     assert np.diff(seen) == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
 
 
+def test_a_step_without_a_batch_is_refused(job):
+    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
+    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
+    optimizer = distribute(sgd(1.0), jnp.zeros(1), loader)
+
+    def refuse():
+        with pytest.raises(InvalidRequestError, match="samples were not loaded"):
+            optimizer.step(jnp.ones(1))
+
+    refuse()
+    for _ in range(2):
+        for _ in loader:
+            optimizer.step(-jnp.ones(1))
+            refuse()
+    assert optimizer.params.tolist() == [4.0]
+
+
 def test_arrays_keep_their_types_shapes_and_places(job):
     """Pulled arrays keep half precision, a shape without dimensions, and a committed device."""
     device = jax.devices()[0]

@@ -1,5 +1,6 @@
 """The PyTorch adapter against real services, its workers as threads of this process."""
 
+import contextlib
 import gc
 import multiprocessing
 import threading
@@ -13,11 +14,14 @@ from evenpace.lab.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError, InvalidRequestError
 from idl.plan import JobSpec, permutation
-from tests.services import in_threads
+from tests.services import in_threads, partition_service, serving
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
+from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
+from worker.torch.partitioned_loader import PartitionedLoader
+from worker.torch.stream_loader import StreamLoader
 
 # Types, and a difference at the end of what each can hold near 1.
 DTYPES = [
@@ -179,6 +183,50 @@ def test_a_forgotten_step_is_an_error(job):
     distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
     with pytest.raises(InvalidRequestError, match=r"optimizer.step\(\)"):
         list(loader)
+
+
+def partitioned(session, stack):
+    """A loader of a part of the data set, whose manager ends with the stack."""
+    partitions = stack.enter_context(serving(partition_service(1)))
+    dataset = torch.utils.data.TensorDataset(torch.arange(10.0))
+    loader = PartitionedLoader(dataset, 4, session=session, partitions=str(partitions))
+    stack.callback(loader.close)
+    return loader
+
+
+LOADERS = {
+    "map": lambda session, stack: DataLoader(Squares(10), 4, session=session),
+    "processes": lambda session, stack: DataLoader(Squares(10), 4, session=session, num_workers=1),
+    "micro-batches": lambda session, stack: DataLoader(Squares(10), 4, session=session, micro_batch=2),
+    "stream": lambda session, stack: StreamLoader(range(10), 4, session=session),
+    "partitioned": partitioned,
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_step_without_a_batch_is_refused(job, kind):
+    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
+    with contextlib.ExitStack() as stack:
+        loader = LOADERS[kind](job(1)("w"), stack)
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = distribute(torch.optim.SGD([weight], lr=1.0), loader)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+        def refuse():
+            with pytest.raises(InvalidRequestError, match=r"iteration .* (were not loaded|are left)"):
+                optimizer.step()
+
+        refuse()
+        for epoch in range(2):
+            for number, batch in enumerate(loader):
+                weight.grad = None
+                for _ in micro_batches(batch) if kind == "micro-batches" else [batch]:
+                    (-weight.sum()).backward()
+                optimizer.step()
+                assert loader.session.assignment.iteration == 3 * epoch + number + 1
+                scheduler.step()
+                refuse()  # which does not use up the new learning rate
+    assert weight.item() == 2 - 2.0**-5
 
 
 def test_an_unfinished_epoch_is_an_error(job):
