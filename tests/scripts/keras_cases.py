@@ -384,6 +384,51 @@ def test_a_second_optimiser_is_refused_and_the_first_goes_on(session):
     assert not np.array_equal(weights[0], model.get_weights()[0])
 
 
+def test_fit_of_a_model_that_was_changed_is_refused(session):
+    """A model of which other layers are to be trained since, and one with another optimiser."""
+    model, loader = make_model(), regression(session)
+    distribute(model, loader)
+    model.layers[0].trainable = False
+    with pytest.raises(InvalidRequestError, match=r"bias, .*kernel: trainable was changed after"):
+        model.fit(loader, verbose=0)
+    model.layers[0].trainable = True
+    model.fit(loader, verbose=0)
+    model.compile("sgd", "mse")
+    with pytest.raises(InvalidRequestError, match="compiled with another optimiser after"):
+        model.fit(loader, verbose=0)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_model_may_be_compiled_again(session, micro_batch):
+    """Another loss, and other metrics, hold from the next fit on, in the same job."""
+    model, loader = make_model(), regression(session, micro_batch=micro_batch)
+    distribute(model, loader)
+    model.fit(loader, verbose=0)
+    model.compile(model.optimizer, "mae", metrics=["mse"])
+    history = model.fit(loader, epochs=2, verbose=0)
+    assert set(history.history) == {"loss", "mse"}
+    assert session.assignment.epoch == 3
+    assert not model.jit_compile
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("change", [1.0, 0.0])
+def test_weights_loaded_after_distribute_are_warned_of(cluster, caplog, dtype, change):
+    """Other values than the parameter server's are lost with the next step, which a warning says."""
+    model = keras.Sequential([keras.layers.Dense(1, dtype=dtype, name="dense")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    config = SessionConfig(
+        cluster.manager, cluster.shard_addresses, job=f"{dtype}{change}", barrier_timeout=240
+    )
+    with contextlib.closing(Session(config)) as session:
+        distribute(model, loader := regression(session))
+        model.fit(loader, verbose=0)
+        model.set_weights([weight + change for weight in model.get_weights()])
+        model.fit(loader, epochs=2, verbose=0)
+    said = [record.message for record in caplog.records if "load_weights" in record.message]
+    assert len(said) == (1 if change else 0)
+
+
 def test_fit_of_a_model_that_cannot_be_is_refused(session):
     """A model without an optimiser, and one that takes several steps at once."""
     loader = regression(session)

@@ -1,5 +1,6 @@
 """JAX: an optimiser whose step takes place at the parameter server."""
 
+import operator
 from typing import Any
 
 import jax
@@ -98,9 +99,16 @@ class Optimizer:
             statistics: The statistics after this batch, if there are any.
 
         Raises:
-            InvalidRequestError: A pytree has another structure than the one given first.
+            InvalidRequestError: A pytree has another structure than the one given first, or `params` or
+                `statistics` were set to others.
             EvenpaceError: As `Session.finish_iteration` raises.
         """
+        leaves = jax.tree.leaves((self.params, self.statistics))
+        if len(leaves) != len(self._pulled) or any(map(operator.is_not, leaves, self._pulled)):
+            raise InvalidRequestError(
+                "optimizer.params or statistics were set, but the parameter server has the parameters: give "
+                "those to start from to evenpace.jax.distribute"
+            )
         self._fill(self._session.gradient, (gradient, statistics))
         assignment = self._session.assignment
         groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
@@ -117,8 +125,8 @@ class Optimizer:
             part.astype(leaf.dtype)
             for part, leaf in zip(self._parts(self._session.parameters), self._like, strict=True)
         ]
-        placed = map(jax.device_put, arrays, [leaf.sharding for leaf in self._like])
-        self.params, self.statistics = self._tree.unflatten(placed)
+        self._pulled = list(map(jax.device_put, arrays, [leaf.sharding for leaf in self._like]))
+        self.params, self.statistics = self._tree.unflatten(self._pulled)
 
     def _fill(self, flat: NDArray[Any], tree: Any) -> None:
         """Copy a tree like that of parameters and statistics into a flat array."""

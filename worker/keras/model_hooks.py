@@ -101,22 +101,21 @@ def _link(
 def _distribute_model(model: Any, loader: DataLoader) -> None:
     if not model.compiled or model.optimizer is None:
         raise InvalidRequestError("the model has no optimiser yet: call model.compile first")
+    _build(model, loader)
+    link = _link(model.optimizer, loader, model.trainable_variables, model)
+    model.train_function = _train_function(model, link, loader)
+    model.fit = _fit(model, link, loader)
+
+
+def _build(model: Any, loader: DataLoader) -> None:
+    """Build a compiled model, for steps of the job."""
     if model.steps_per_execution != 1:
         raise ValueError(f"steps_per_execution={model.steps_per_execution}: each step must be one of the job")
     model._symbolic_build(data_batch=loader.first())  # with its metrics, which would take another trace later
     model.jit_compile = False  # XLA would compile for each batch size, and cannot ask a parameter server
-    link = _link(model.optimizer, loader, model.trainable_variables, model)
-    step = model.train_step
-    if not model.run_eagerly:
-        # Keras's own function would be traced again for each batch size.
-        step = tf.function(step, input_signature=[loader.spec], autograph=False)
-    model.train_function = _train_function(model, step, link, loader)
-    model.fit = _fit(model.fit, loader)
 
 
-def _train_function(
-    model: Any, step: Callable[[Any], Any], link: VariableLink, loader: DataLoader
-) -> Callable[[Iterator[Any]], Any]:
+def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Callable[[Iterator[Any]], Any]:
     """Return the function that `fit` calls for each step of an epoch.
 
     Keras takes as many steps in each epoch as the epoch had batches in which `fit` began. Where this worker
@@ -124,6 +123,10 @@ def _train_function(
     have become smaller, the last step takes all that are left. Further parts of the same batch, and repeated
     batches, belong to the step before them.
     """
+    step = model.train_step
+    if not model.run_eagerly:
+        # Keras's own function would be traced again for each batch size.
+        step = tf.function(step, input_signature=[loader.spec], autograph=False)
     logs: Any = {}
     reached = -1  # the furthest iteration that was begun
     epoch: Iterator[Any] | None = None
@@ -172,8 +175,9 @@ def _take_step(model: Any, step: Callable[[Any], Any], batch: Any, logs: Any) ->
     return new if batch.part.assignment.count else logs or new
 
 
-def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
+def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., Any]:
     """Wrap `fit` so that it accepts an evenpace loader only, and begins with the job's current epoch."""
+    fit, optimizer = model.fit, model.optimizer
 
     def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
         given = [name for name in _OF_ARRAYS if options.get(name) is not None]
@@ -182,6 +186,15 @@ def _fit(fit: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
                 f"fit of {type(x).__name__} with {', '.join(given) or 'no options'}: after distribute it is "
                 f"fit(loader), which makes the batches; weights go into DataLoader(x, y, sample_weight)"
             )
+        if model.optimizer is not optimizer:
+            raise InvalidRequestError(
+                "the model was compiled with another optimiser after evenpace.keras.distribute: keep the one "
+                "that was distributed, whose options such as its learning rate may be changed"
+            )
+        link.check_trained(model.trainable_variables)
+        if model.train_function is None:  # it was compiled again
+            _build(model, loader)
+            model.train_function = _train_function(model, link, loader)
         for callback in keras.tree.flatten(options.get("callbacks")):
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 raise InvalidRequestError(

@@ -1,6 +1,7 @@
 """Keras on TensorFlow: an optimiser whose step takes place at the parameter server."""
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
 from worker.tensor_types import check_floating, flat_dtype
+
+log = logging.getLogger(__name__)
 
 
 class VariableLink:
@@ -117,6 +120,36 @@ class VariableLink:
         parts = tf.split(tf.ensure_shape(flat, [sum(sizes)]), sizes)
         for variable, part in zip(variables, parts, strict=True):
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+    def check_trained(self, variables: Iterable[Any]) -> None:
+        """Check that these are the variables that are trained, and warn if their values are lost.
+
+        Raises:
+            InvalidRequestError: There are others, or fewer.
+        """
+        given = {_native(v).ref(): _name(v) for v in variables}
+        trained = {_native(v).ref(): _name(v) for v in self._trained}
+        differing = given.keys() ^ trained.keys()
+        if differing:
+            names = ", ".join(sorted((given | trained)[ref] for ref in differing))
+            raise InvalidRequestError(
+                f"{names}: trainable was changed after evenpace.keras.distribute, when it was fixed what is "
+                f"trained; save the model, and go on from there in another job"
+            )
+        # Rounded to each variable's own type, as what was pulled was.
+        current = self._session.parameters[: sum(self._elements[:2])]
+        sizes = np.cumsum(self._sizes[: len(self._trained)])[:-1]
+        for variable, part in zip(self._trained, np.split(current, sizes), strict=True):
+            pulled = tf.cast(part.reshape(variable.shape), _dtype(variable))
+            if not np.array_equal(keras.ops.convert_to_numpy(variable), pulled.numpy()):
+                log.warning(
+                    "%s was changed outside of training, as by model.load_weights: such changes are lost "
+                    "with the next step, since the parameter server has the parameters; make them before "
+                    "evenpace.keras.distribute",
+                    _name(variable),
+                    extra=self._session.log_fields(),
+                )
+                return
 
     def fetch_state(self) -> None:
         """Copy the optimiser's state from the parameter server into its own variables."""

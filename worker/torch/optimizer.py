@@ -1,5 +1,6 @@
 """PyTorch: an optimiser whose step takes place at the parameter server."""
 
+import logging
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,6 +19,10 @@ from worker.torch.optimizer_options import describe
 from worker.torch.optimizer_state import put_state, take_state, views
 from worker.torch.running_statistics import running_statistics
 from worker.torch.schedules import Schedules
+
+log = logging.getLogger(__name__)
+
+_LATER = "what is to be trained from some iteration on gets a group of its own, with lr=0 until then"
 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
 
@@ -61,9 +66,15 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
     def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
         raise InvalidRequestError("load the optimiser's state before evenpace.torch.distribute, not after")
 
+    def add_param_group(optimizer: torch.optim.Optimizer, param_group: Any) -> None:
+        raise InvalidRequestError(
+            f"add all parameter groups before evenpace.torch.distribute, not after; {_LATER}"
+        )
+
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.state_dict = types.MethodType(state_dict, optimizer)  # type: ignore[method-assign]
     optimizer.load_state_dict = types.MethodType(load_state_dict, optimizer)  # type: ignore[method-assign]
+    optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
     return optimizer
 
 
@@ -82,7 +93,7 @@ class _Link:
         self._tensors = [*self._parameters, *statistics.values()]
         self._sizes = [sum(p.numel() for p in group) for group in trained]
         self._statistics = sum(tensor.numel() for tensor in statistics.values())
-        names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
+        names = self._names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
         tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         check_floating(tensors[: len(self._parameters)])  # batch normalisation counts its batches in integers
         dtype = flat_dtype(tensors)
@@ -90,6 +101,9 @@ class _Link:
         for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
             view.copy_(tensor.detach())
         layout = Layout(dtype, name, self._groups(self._options), tensors)
+        self._trained = set(map(id, self._parameters))
+        self._versions: list[int] = []  # of the parameters, as last pulled
+        self._has_warned = False
         self._schedules = Schedules(optimizer)
         session.before_batch = self._schedules.restore
         session.on_parameters = self._take_parameters
@@ -104,10 +118,13 @@ class _Link:
         """Push the gradients and pull the new parameters, in place of `optimizer.step`.
 
         Raises:
-            InvalidRequestError: Not all micro-batches have been gone through, a gradient is sparse, or
-                gradients were changed that were summed exactly; or as `Session.finish_iteration` raises.
+            InvalidRequestError: Not all micro-batches have been gone through, a gradient is sparse, the
+                optimiser has other parameters to train than before, or gradients were changed that were
+                summed exactly; or as `Session.finish_iteration` raises.
         """
         self._accumulation.check()
+        self._check_trained(optimizer)
+        self._warn_of_changes()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -119,6 +136,39 @@ class _Link:
         if self._session.is_repeated:
             self._schedules.save()
         return loss
+
+    def _check_trained(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that no parameter requires a gradient that did not when the job was opened."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._trained:
+                    raise InvalidRequestError(
+                        f"{self._name(parameter)} requires a gradient, but did not when "
+                        f"evenpace.torch.distribute was called, so that it would not be trained; {_LATER}"
+                    )
+
+    def _warn_of_changes(self) -> None:
+        """Warn, once, if the script has set parameters to other values than those that were pulled."""
+        versions = [parameter._version for parameter in self._parameters]
+        if versions == self._versions or self._has_warned:
+            return
+        pulled = views(self._session.parameters, self._tensors)
+        for parameter, own, now, view in zip(
+            self._parameters, self._versions, versions, pulled[: len(versions)], strict=True
+        ):
+            if own != now and not torch.equal(parameter, view.to(parameter)):
+                self._has_warned = True
+                log.warning(
+                    "%s was changed outside of optimizer.step(), as by model.load_state_dict: such changes "
+                    "are lost with the next step, since the parameter server has the parameters; make them "
+                    "before evenpace.torch.distribute",
+                    self._name(parameter),
+                    extra=self._session.log_fields(),
+                )
+                return
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        return self._names.get(parameter) or f"a parameter of shape {tuple(parameter.shape)}"
 
     def _fill_gradient(self) -> None:
         """Hand the gradients and statistics to the session."""
@@ -140,6 +190,7 @@ class _Link:
     def _take_parameters(self) -> None:
         for view, tensor in zip(views(self._session.parameters, self._tensors), self._tensors, strict=True):
             tensor.copy_(view if tensor.is_floating_point() else view.round())  # of a count, a mean of equals
+        self._versions = [parameter._version for parameter in self._parameters]
 
     def _groups(self, options: list[dict[str, float]]) -> tuple[Group, ...]:
         parameters = tuple(map(Group, self._sizes, options))

@@ -146,6 +146,27 @@ def test_a_step_without_a_batch_is_refused(job):
     assert optimizer.params.tolist() == [4.0]
 
 
+CHANGES = {
+    "whole": lambda optimizer: setattr(optimizer, "params", {"w": jnp.ones(1)}),
+    "one": lambda optimizer: optimizer.params.update(w=jnp.ones(1)),
+    "statistics": lambda optimizer: setattr(optimizer, "statistics", [jnp.ones(1)]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_that_are_set_are_refused(job, change):
+    """The next pull would overwrite them, as a whole or one of a pytree's."""
+    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
+    optimizer = distribute(sgd(1.0), {"w": jnp.zeros(1)}, loader, statistics=[jnp.zeros(1)])
+    batches = iter(loader)
+    next(batches)
+    optimizer.step({"w": jnp.ones(1)}, [jnp.ones(1)])
+    next(batches)
+    CHANGES[change](optimizer)
+    with pytest.raises(InvalidRequestError, match="params or statistics were set, but"):
+        optimizer.step({"w": jnp.ones(1)}, [jnp.ones(1)])
+
+
 def test_arrays_keep_their_types_shapes_and_places(job):
     """Pulled arrays keep half precision, a shape without dimensions, and a committed device."""
     device = jax.devices()[0]

@@ -185,6 +185,52 @@ def test_a_forgotten_step_is_an_error(job):
         list(loader)
 
 
+def test_what_is_to_be_trained_is_fixed(job):
+    """Parameters that are unfrozen or added after distribute are refused by name, and training goes on."""
+    loader = DataLoader(Squares(12), 4, session=job(1)("w"))
+    model = nn.ModuleDict({"first": nn.Linear(1, 1), "last": nn.Linear(1, 1)})
+    model["last"].requires_grad_(False)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), loader, model)
+    extra = {"params": [nn.Parameter(torch.zeros(1))]}
+    with pytest.raises(InvalidRequestError, match=r"add all parameter groups before .* lr=0 until then"):
+        optimizer.add_param_group(extra)
+    before = model["first"].weight.item()
+    for _ in loader:
+        model["first"].weight.grad = torch.ones(1, 1)
+        model["last"].bias.requires_grad_(True)
+        with pytest.raises(InvalidRequestError, match=r"last\.bias requires a gradient, but did not"):
+            optimizer.step()
+        model["last"].bias.requires_grad_(False)
+        model["first"].bias.requires_grad_(False)  # which counts as one with a gradient of zeros
+        optimizer.step()
+    assert model["first"].weight.item() == pytest.approx(before - 3)
+
+
+def load(model):
+    """Load other parameters into a model, as from a checkpoint."""
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
+
+
+def load_the_same(model):
+    """Load what a model has already."""
+    model.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize(("change", "warnings"), [(load, 1), (load_the_same, 0)])
+def test_parameters_loaded_after_distribute_are_warned_of_once(job, caplog, change, warnings):
+    """Other values than the parameter server's are lost with the next step, which a warning says."""
+    loader = DataLoader(Squares(12), 4, session=job(1)("w"))
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)).bfloat16()
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader, model)
+    for _ in loader:
+        model(torch.rand(4, 1, dtype=torch.bfloat16))  # which moves the running statistics
+        change(model)
+        optimizer.step()
+    said = [record.message for record in caplog.records if "load_state_dict" in record.message]
+    assert len(said) == warnings
+    assert all(text.startswith("0.weight was changed outside of optimizer.step()") for text in said)
+
+
 def partitioned(session, stack):
     """A loader of a part of the data set, whose manager ends with the stack."""
     partitions = stack.enter_context(serving(partition_service(1)))
