@@ -3,6 +3,7 @@
 Knows nothing of plans beyond the numbers of iterations; the parts that a member has to do lie in `progress`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 
 DRAINED = "drained by an operator"
+_REMOVED = 1000  # members that were taken out, of which it is known that they were
 _RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again
 
 
@@ -115,7 +117,7 @@ class Members:
         self._is_busy = is_busy
         self._released: dict[str, str] = {}  # incarnation to why
         self._cut_off: dict[str, Member] = {}  # seem to have died
-        self._removed: set[str] = set()  # incarnations
+        self._removed: deque[str] = deque(maxlen=_REMOVED)  # incarnations, the latest last
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -191,7 +193,7 @@ class Members:
 
     def remove(self, worker: str) -> None:
         """Take out a member, which cannot `join` again as the same incarnation."""
-        self._removed.add(self.by_name.pop(worker).incarnation)
+        self._removed.append(self.by_name.pop(worker).incarnation)
 
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that a worker that is no member was not taken out either.
