@@ -46,6 +46,7 @@ test-all: $(VENV)/ready
 	$(BIN)/evenpace chaos --minutes 10 --json runs/chaos.json
 	$(BIN)/evenpace chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
 	$(BIN)/evenpace chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
+	$(BIN)/evenpace planted --json runs/planted.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers
 

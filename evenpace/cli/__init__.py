@@ -25,6 +25,7 @@ from evenpace.cli.overview import status, top
 from evenpace.cli.paper_figures import paper_figures
 from evenpace.cli.partitions import partitions
 from evenpace.cli.plan import plan
+from evenpace.cli.planted import planted
 from evenpace.cli.profile import profile
 from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
@@ -36,7 +37,7 @@ from idl.errors import EvenpaceError
 _EXTRAS = {
     **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
-    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "chaos"), "lab"),
+    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "chaos", "planted"), "lab"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
@@ -87,7 +88,7 @@ _COMMANDS = (
     *(profile, plan),
     *(job, status, top, dashboard, report, doctor, health, metrics),
     *(certs, token),
-    *(bench, trace, experiment, chaos),
+    *(bench, trace, experiment, chaos, planted),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)
