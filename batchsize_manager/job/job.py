@@ -240,7 +240,7 @@ class Job:
 
         Raises:
             NotMemberError: It is no member.
-            InvalidRequestError: The job's mode is not bsp.
+            InvalidRequestError: The job's mode is not bsp, or the job has not begun.
         """
         if self.members.is_released(worker, incarnation):
             return self.attempts.number  # its `rewind` is answered with its release
@@ -248,6 +248,7 @@ class Job:
         mode = self.config.synchronisation.mode
         if mode != "bsp":
             raise InvalidRequestError(f"a job in mode {mode} cannot go back; restart it from its checkpoint")
+        self._check_begun()
         if self.members.reduce:
             self.attempts.failure = f"{worker} cannot go on; restart the job from its checkpoint"
             return self.attempts.number
@@ -282,11 +283,13 @@ class Job:
 
         Raises:
             NotMemberError: The worker is no member.
-            InvalidRequestError: The job cannot go to that iteration or place, or to no other attempt at all.
+            InvalidRequestError: The job cannot go to that iteration or place, or to no other attempt at all;
+                or it has not begun.
         """
         if self.members.is_released(worker, incarnation):
             return
         member = self.presence.hear(worker, incarnation, now)
+        self._check_begun()
         self.attempts.catch_up(attempt)
         if attempt > self.attempts.number:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
@@ -436,6 +439,18 @@ class Job:
         return self.iterations.history.page(first_iteration, limit)
 
     # -- within
+
+    def _check_begun(self) -> None:
+        """Check that there is something to go back from: an iteration, or an attempt that a worker knew.
+
+        Raises:
+            InvalidRequestError: There is not.
+        """
+        if not self.members.started and not self.attempts.recovering:
+            raise InvalidRequestError(
+                f"the job has not begun, with {len(self.members)} of {self.config.workers} workers: there is "
+                f"nothing to go back from; wait for the first assignment"
+            )
 
     def _own_part(
         self, worker: str, member: Member, report: Report, progress: IterationProgress | None

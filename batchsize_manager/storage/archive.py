@@ -27,6 +27,7 @@ from batchsize_manager.storage.changes import (
     Rewound,
 )
 from batchsize_manager.storage.retention import Retention
+from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.records import IterationRecord
@@ -106,7 +107,8 @@ class Archive:
 
     def rewound(self, managed: ManagedJob, iteration: int) -> None:
         """Write that a job goes on from an iteration; records of that and later ones are void."""
-        self.writer.put(Rewound(managed.run, iteration))
+        if managed.run in self._kept:
+            self.writer.put(Rewound(managed.run, iteration))
 
     def learnt(self, managed: ManagedJob) -> None:
         """Write what a job's policy has learned."""
@@ -215,8 +217,10 @@ class Archive:
             The wire's answer; None if there is no such job.
 
         Raises:
-            StateError: The file cannot be read.
+            StateError: The file cannot be read, or lacks what has happened since its writer has ended.
         """
+        if self.writer.has_ended:
+            raise StateError("it is not written any more: start the manager again; its log says why")
         run = managed.run if managed is not None else None
         past = await asyncio.to_thread(_read_history, self._folder, name, run, first, limit)
         if managed is None:

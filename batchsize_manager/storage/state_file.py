@@ -7,8 +7,9 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.learning.saved_models import pack_models
@@ -41,6 +42,15 @@ _SHORTENED = 0.95  # of the limit, so that a run is not shortened after each ite
 _WAL_BYTES = 2**26  # to which the log is cut after it has grown
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A change that cannot be written, the job that it is of, if that is known, and the reason."""
+
+    change: Change
+    job: str | None
+    why: str
+
+
 class StateFile:
     """A state file open for writing, by one thread at a time, in one process alone.
 
@@ -59,6 +69,7 @@ class StateFile:
         self._numbers: dict[str, dict[str, int]] = {}  # numbers of workers, by run
         self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as in the file, by run
         self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
+        self._known: tuple[dict[str, Any], ...] = (self._ids, self._numbers, self._members, self._sizes)
         with explained(path):
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
@@ -97,20 +108,38 @@ class StateFile:
         """Close the file; applied changes stay."""
         self._connection.close()
 
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Write changes, all of them or none.
+    def apply(self, changes: Sequence[Change]) -> list[Refused]:
+        """Write changes, all that can be written or none.
+
+        Returns:
+            The changes that cannot be written whatever the disk does; they are left out.
 
         Raises:
             sqlite3.Error: The file cannot be written now, or is damaged; its content is as before.
         """
+        refused = []
         try:
             with self._transaction():
                 for change in changes:
-                    self._apply(change)
+                    self._connection.execute("SAVEPOINT change")
+                    try:
+                        self._apply(change)
+                    except Exception as error:
+                        if _is_of_the_file(error):
+                            raise
+                        self._connection.execute("ROLLBACK TO change")
+                        self._forget()
+                        refused.append(Refused(change, self._job(change), f"{type(error).__name__}: {error}"))
+                    self._connection.execute("RELEASE change")
         except BaseException:
-            for known in (self._ids, self._numbers, self._members, self._sizes):
-                known.clear()  # it may hold what was not written
+            self._forget()
             raise
+        return refused
+
+    def _forget(self) -> None:
+        """Forget what is known of the file: that may be what was not written."""
+        for known in self._known:
+            known.clear()
 
     def is_longer(self, nbytes: float) -> bool:
         """Return whether the iterations of a run that was written to take more than `nbytes` bytes."""
@@ -172,7 +201,7 @@ class StateFile:
                     execute(f"DELETE FROM {table} WHERE run = ?", (number,))
                 execute("DELETE FROM runs WHERE id = ?", (number,))
         self._vacuum()
-        for known in (self._ids, self._numbers, self._members, self._sizes):
+        for known in self._known:
             known.pop(run, None)
         return True
 
@@ -241,9 +270,18 @@ class StateFile:
             case Ended(run, why, at):
                 execute("UPDATE runs SET ended = ?, ending = ? WHERE id = ?", (at, why, self._id(run)))
 
+    def _job(self, change: Change) -> str | None:
+        """Return the name of the job that a change is of; None if the file does not have it."""
+        if isinstance(change, Begun):
+            return change.job
+        row = self._connection.execute("SELECT job FROM runs WHERE run = ?", (change.run,)).fetchone()
+        return None if row is None else str(row[0])
+
     def _id(self, run: str) -> int:
         if run not in self._ids:
             row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
+            if row is None:
+                raise LookupError(f"there is no run {run}")
             self._ids[run] = row[0]
         return self._ids[run]
 
@@ -257,10 +295,9 @@ class StateFile:
     def _set_members(self, run: str, members: Sequence[SavedMember]) -> None:
         """Write the difference to the members in the file; newcomers come last, as in a job."""
         execute, number = self._connection.execute, self._id(run)
-        if run not in self._members:
-            saved = self.reader.members(run)
-            self._members[run] = _by_key(saved)
-        before, after = self._members[run], _by_key(members)
+        if run not in self._members:  # what is in the file may be damaged: it is written anew
+            execute("DELETE FROM members WHERE run = ?", (number,))
+        before, after = self._members.get(run, {}), _by_key(members)
         for key in before.keys() - after.keys():
             execute(
                 "DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key[:2])
@@ -299,6 +336,11 @@ class StateFile:
                 numbers[name] = len(numbers)
                 execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
         return [numbers[name] for name in workers]
+
+
+def _is_of_the_file(error: Exception) -> bool:
+    """Return whether an error is about the disk or the whole file, rather than one change's values."""
+    return isinstance(error, sqlite3.OperationalError | MemoryError) or type(error) is sqlite3.DatabaseError
 
 
 def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:

@@ -2,7 +2,8 @@
 
 The event loop hands changes over and goes on; the thread writes all that wait, in one transaction. While
 that fails, as on a full disk, training goes on: the thread tries again, and records that are too many to be
-held in memory are left out and counted. The file itself is written by `state_file`.
+held in memory are left out and counted. A change that cannot be written at all is reported and left out. The
+file itself is written by `state_file`.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from typing import IO
 
 from batchsize_manager.storage.changes import Change, Completed, Ended, Logged, compact, weight
 from batchsize_manager.storage.retention import Retention
-from batchsize_manager.storage.state_file import StateFile
+from batchsize_manager.storage.state_file import Refused, StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from rpc.counters import Histogram
 from rpc.periodic import Periodic
@@ -73,6 +74,7 @@ class StateWriter:
         reader: A reader of the state, for use before the first change is put.
         writes: Seconds that transactions took.
         left_out: Iterations whose records were too many to be held in memory.
+        has_ended: Whether nothing is written any more; from any thread.
 
     Raises:
         StateError: Another process has the folder, or the file in it cannot be used; the message says what
@@ -95,18 +97,20 @@ class StateWriter:
         self._done = 0
         self._left_out = 0
         self._behind = False
+        self._reported: set[tuple[str, type[Change]]] = set()  # run and kind of what was left out
         self._unwritten_since: float | None = None
         self.writes = Histogram()
         self.left_out = 0
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closed = False
+        self.has_ended = False
         self._closing = threading.Event()
         self._pruning = Periodic(f"deleting old iterations and runs from {self._path}")
         self._thread: threading.Thread | None = None  # once there is something to write
 
     def put(self, change: Change) -> None:
         """Have a change written soon; while too many wait, records and events are left out."""
-        if self._closed:
+        if self._closed or self.has_ended:
             return
         heavy = weight(change)
         if isinstance(change, Completed | Logged) and self._put - self._done + heavy > _PENDING:
@@ -199,10 +203,16 @@ class StateWriter:
                     prune = self._prune()
             if changes:
                 log.error("%s: %d changes could not be written", self._path, len(changes))
-        except Exception:  # it would go unseen in this thread
-            log.exception("%s is not written any more", self._path)
+        except Exception as error:  # noqa: BLE001 - it would go unseen in this thread
+            self._notify(
+                logging.ERROR,
+                f"the manager's state is not written to {self._path} any more ({type(error).__name__}: "
+                f"{error}): training goes on, but a manager that is started now would not know of what "
+                f"happens from here on; start it again once its jobs have a checkpoint",
+                exc_info=True,
+            )
         finally:
-            self._behind = True
+            self._behind = self.has_ended = True
             self._file.close()
 
     def _take(self, wait: bool) -> list[Change | _Gate | _Close]:
@@ -217,8 +227,8 @@ class StateWriter:
         """Write changes and return whether that succeeded; log the first failure and the end of it."""
         began = time.perf_counter()
         try:
-            self._file.apply(changes)
-        except (sqlite3.Error, StateError) as error:
+            refused = self._file.apply(changes)
+        except (sqlite3.Error, MemoryError) as error:
             if not self._behind:
                 self._behind = True
                 self._notify(
@@ -228,6 +238,8 @@ class StateWriter:
                 )
             return False
         self.writes.add(time.perf_counter() - began)
+        for one in refused:
+            self._report(one)
         if self._behind:
             self._behind = False
             left_out, self._left_out = self._left_out, 0
@@ -238,6 +250,19 @@ class StateWriter:
             )
             self._notify(logging.INFO, f"the manager's state is written to {self._path} again{lost}")
         return True
+
+    def _report(self, refused: Refused) -> None:
+        """Report a change that was left out, unless one of its kind was in the same run."""
+        run, kind = refused.change.run, type(refused.change)
+        if (run, kind) in self._reported:
+            return
+        self._reported.add((run, kind))
+        of = f"job {refused.job}" if refused.job is not None else f"run {run}, whose job is not in the file"
+        self._notify(
+            logging.WARNING,
+            f"{of}: {kind.__name__} cannot be written to {self._path} and is left out ({refused.why}); a "
+            f"manager that is started again would not know of that",
+        )
 
     def _prune(self) -> bool:
         """Delete a part of what is beyond the limits; return whether there may be more."""
@@ -254,8 +279,8 @@ class StateWriter:
         """Return whether a run's iterations take more room than they may."""
         return self._file.is_longer(self._retention.nbytes or math.inf)
 
-    def _notify(self, level: int, notice: str) -> None:
-        log.log(level, "%s", notice)
+    def _notify(self, level: int, notice: str, exc_info: bool = False) -> None:
+        log.log(level, "%s", notice, exc_info=exc_info)
         self._notices.put(notice)
 
 

@@ -31,6 +31,7 @@ def health(
 ) -> None:
     """Call services; status 0 if each answers, else 1 and a line that says which does not.
 
+    A manager that does not write its state any more answers with an error.
     Where they speak TLS, a certificate is needed; a token is not.
     """
     import idl

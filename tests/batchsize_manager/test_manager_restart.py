@@ -6,6 +6,7 @@ import random
 import sqlite3
 import threading
 import uuid
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -185,9 +186,9 @@ def standing(client, job="job"):
     return client.call("status", _wire.StatusRequest(job, -1))
 
 
-def members(client):
+def members(client, job="job"):
     """The members' names."""
-    return [member.worker for member in standing(client).members]
+    return [member.worker for member in standing(client, job).members]
 
 
 def iterations(client, **which):
@@ -508,6 +509,50 @@ def test_jobs_that_have_ended_stay_readable(tmp_path, client):
         assert history(client(address)).run == next(iter(again.runs)) != told.run
 
 
+def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait_until):
+    """`recover` and `rewind` are refused then, and the state of other jobs is written all the same."""
+    with serving(service(tmp_path, workers=2)) as address:
+        waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
+        thread = in_background(waiting.join)
+        wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
+        for method, request in (
+            ("recover", _wire.RecoverRequest(waiting.identity, 0)),
+            ("rewind", _wire.RewindRequest(waiting.identity, 1, 0)),
+            ("rewind", _wire.RewindRequest(waiting.identity, 0, 0)),
+        ):
+            with pytest.raises(InvalidRequestError, match="has not begun, with 1 of 2 workers"):
+                asking.call(method, request)
+        tape = Tape()
+        others = [Worker(address, name, tape) for name in "bc"]
+        in_threads(*(partial(other.train, 3) for other in others))
+        waiting.client.abandon(NotMemberError("over"))
+        thread.join(30)
+    with open_state(tmp_path) as reader:
+        (run,) = reader.runs()
+        assert (run.job, len(reader.records(run.run, 0, 10))) == ("job", 3)
+
+
+def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
+    """Members of a job that gathers anew may go back then, and the state is written all the same."""
+    with serving(service(tmp_path, workers=2)) as address:
+        waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
+        thread = in_background(waiting.join)
+        wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
+        beat = _wire.HeartbeatRequest(waiting.identity, 3)
+        assert asking.call("heartbeat", beat).recover == 4
+        thread.join(30)
+        again = in_background(lambda: asking.call("rewind", _wire.RewindRequest(waiting.identity, 4, 0)))
+        other = Worker(address, "b", Tape(), job="early")
+        reply = other.join()
+        again.join(30)
+        assert reply.assignment.attempt == 4
+        other.client.close()
+        waiting.client.close()
+    with open_state(tmp_path) as reader:
+        (run,) = reader.runs()
+        assert (run.job, run.attempt) == ("early", 4)
+
+
 def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wait_until):
     """Workers of a job that has not started join it again after a restart, as a new one."""
     with serving(service(tmp_path, workers=2)) as address:
@@ -520,9 +565,9 @@ def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wa
         assert reader.runs() == []
 
 
-def _members(client):
+def _members(client, job="job"):
     with contextlib.suppress(InvalidRequestError):
-        return members(client)
+        return members(client, job)
 
 
 def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch, wait_until):

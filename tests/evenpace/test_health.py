@@ -6,8 +6,12 @@ import socket
 import pytest
 from click.testing import CliRunner
 
+from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.cli import cli
-from tests.services import address_of_our_own
+from evenpace.metrics.manager import manager_collector
+from evenpace.overview.client import ManagerClient
+from rpc.server import Security, Server, ServerLimits
+from tests.services import MemberWorker, address_of_our_own, serving
 
 
 def health(*arguments, timeout=60):
@@ -51,6 +55,36 @@ def test_the_other_kind_of_service_is_not_healthy(request, option, other):
     """A manager's address given for a parameter server's, or the reverse, is found out."""
     done = health(option, str(request.getfixturevalue(other)))
     assert done.exit_code == 1
+
+
+def test_a_manager_whose_state_is_not_written_any_more_is_not_healthy(tmp_path, wait_until, monkeypatch):
+    """The status is 1, with what to do; an event, which the page shows, and a metric say it, too."""
+
+    def mistaken(changes):
+        raise ValueError("a mistake")
+
+    service = ManagerService(ManagerConfig(state=tmp_path))
+    metrics = manager_collector(service, Server(service, ServerLimits(), Security()), 64)
+
+    def behind():
+        (family,) = (family for family in metrics.collect() if family.name == "evenpace_state_behind")
+        return [sample.value for sample in family.samples]
+
+    with serving(service) as address, contextlib.closing(MemberWorker(address, "job")) as worker:
+        worker.iterate()
+        assert (health("--manager", str(address)).exit_code, behind()) == (0, [0])
+        monkeypatch.setattr("batchsize_manager.storage.state_writer.compact", mistaken)
+        worker.iterate()
+        with ManagerClient(address) as client:
+            wait_until(
+                lambda: any("not written to" in event.text for event in client.status("job").events),
+                "an event",
+            )
+        done = health("--manager", str(address))
+        assert done.exit_code == 1
+        assert "is not written any more: start the manager again" in done.output
+        assert behind() == [1]
+        worker.iterate()
 
 
 def test_nothing_to_check_is_a_mistake():

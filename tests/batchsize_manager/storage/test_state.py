@@ -211,16 +211,48 @@ def _keys(members):
 
 
 def test_changes_are_written_all_or_none(tmp_path):
-    """A transaction whose third change fails leaves the file as before, and is taken later."""
+    """A transaction for whose end the disk has no room leaves the file as before, and is taken later."""
     file = StateFile(tmp_path / STATE_FILE)
     file.apply([begun(), completed(0)])
-    with pytest.raises(sqlite3.IntegrityError):
-        file.apply([completed(1), begun("s"), begun("s"), completed(2)])
+    (pages,) = file._connection.execute("PRAGMA page_count").fetchone()
+    file._connection.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        file.apply([completed(1), begun("s"), completed(2, workers=1000)])
     assert iterations(tmp_path) == [0]
+    file._connection.execute("PRAGMA max_page_count=4294967294")
     file.apply([completed(1, workers=4), begun("s")])
     file.close()
 
     assert iterations(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "job"),
+    [
+        (Rewound("unknown", 0), "run unknown"),
+        (Begun("r", "other", SPEC, "proportional", "bsp", 0, None, 1.0), "job other"),
+        (Logged("r", "half of a pair: \ud800", 1.0), "job job"),
+        (Controlled("r", batch_size=2**63), "job job"),
+        (MembersChanged("r", 1, [SavedMember("w", "i", Bounds(1, 2**63))]), "job job"),
+    ],
+)
+def test_a_change_that_cannot_be_written_costs_itself_alone(tmp_path, wait_until, change, job):
+    """It is reported once, with its job and the file; what comes with it and later is written."""
+    path = tmp_path / STATE_FILE
+    with opened(tmp_path) as kept:
+        for one in (begun(), completed(0), begun("s"), change, completed(0, run="s"), completed(1)):
+            kept.put(one)
+        wait_until(lambda: path.exists() and iterations(tmp_path) == [0, 1], "what can be written")
+        (notice,) = wait_until(kept.notices, "a notice")
+        assert notice.startswith(job)
+        assert f"{type(change).__name__} cannot be written to {path} and is left out" in notice
+        kept.put(change)
+        kept.put(MembersChanged("r", 1, [SavedMember("a", "i", Bounds(1, 5))]))
+        kept.put(completed(2, run="s"))
+        wait_until(lambda: iterations(tmp_path, "s") == [0, 2], "what can be written")
+        assert (kept.notices(), kept.is_behind, kept.has_ended) == ([], False, False)
+        with open_state(tmp_path) as reader:
+            assert [member.worker for member in reader.members("r")] == ["a"]
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
