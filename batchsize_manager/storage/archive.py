@@ -11,6 +11,7 @@ from typing import Any
 from batchsize_manager import status
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import EVENTS, Effects
+from batchsize_manager.job.job import Job
 from batchsize_manager.job.members import SavedMember
 from batchsize_manager.job.operations import REPLAYED
 from batchsize_manager.job.restoration import restore_job
@@ -27,8 +28,8 @@ from batchsize_manager.storage.changes import (
     Rewound,
 )
 from batchsize_manager.storage.retention import Retention
-from batchsize_manager.storage.state_format import StateError
-from batchsize_manager.storage.state_reader import SavedRun, StateReader, open_state
+from batchsize_manager.storage.state_format import STATE_FILE, StateError
+from batchsize_manager.storage.state_reader import DamagedRun, SavedRun, StateReader, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.records import IterationRecord
 from rpc.limited_log import LimitedLog
@@ -142,51 +143,75 @@ class Archive:
             The jobs that go on, and by name the reasons why others cannot.
 
         Raises:
-            StateError: The file is damaged.
+            StateError: The file cannot be read.
         """
-        restored, given_up, ended = [], {}, []
+        restored: list[ManagedJob] = []
+        given_up, ended = {}, []
         reader = self.writer.reader
-        for run in reader.runs(unfinished=True):
-            members = reader.members(run.run)
-            why = _why_not_restored(run, members, self._config)
+        for run in reader.unfinished():
+            why = _damaged(run.why) if isinstance(run, DamagedRun) else self._restore(run, reader, restored)
             if why is None:
-                restored.append(self._restore(run, members, reader))
-            else:
-                log.warning(
-                    "job %s is not restored: %s", run.job, why, extra={"job": run.job, "run": run.run}
-                )
+                continue
+            log.warning(
+                "job %s is not restored from %s: %s",
+                *(run.job or "of unknown name", self._folder / STATE_FILE, why),
+                extra={"job": run.job, "run": run.run},
+            )
+            if run.run is not None:
                 ended.append(Ended(run.run, why, time.time()))
+            if run.job is not None:
                 given_up[run.job] = why
         for change in ended:
             self.writer.put(change)
         return restored, given_up
 
-    def _restore(self, run: SavedRun, members: list[SavedMember], reader: StateReader) -> ManagedJob:
+    def _restore(self, run: SavedRun, reader: StateReader, restored: list[ManagedJob]) -> str | None:
+        """Restore a run, if possible; else return why it is not."""
+        members = reader.members(run.run)
+        why = _why_not_restored(run, members, self._config)
+        if why is not None:
+            return why
         records = reader.last_records(run.run, REPLAYED)
         events = reader.last_events(run.run, EVENTS)
-        job = restore_job(
-            run.spec,
-            self._config,
-            self._learning.make_policy(run.learned, run.balancing),
-            first_iteration=run.first_iteration,
-            attempt=run.attempt,
-            members=members,
-            records=records,
-            events=[event.event for event in events],
-            now=time.monotonic(),
-            position=run.position,
-            started=True,
-            batch_changes=run.batch_changes,
-            total=run.batch_size,
-            paused=run.paused,
-        )
+
+        def restore(learned: bytes) -> Job:
+            return restore_job(
+                run.spec,
+                self._config,
+                self._learning.make_policy(learned, run.balancing),
+                first_iteration=run.first_iteration,
+                attempt=run.attempt,
+                members=members,
+                records=records,
+                events=[event.event for event in events],
+                now=time.monotonic(),
+                position=run.position,
+                started=True,
+                batch_changes=run.batch_changes,
+                total=run.batch_size,
+                paused=run.paused,
+            )
+
+        fields = {"job": run.job, "run": run.run}
+        try:
+            job = restore(run.learned)
+        except Exception as error:  # noqa: BLE001 - whatever is in there, the other jobs go on
+            try:
+                job = restore(b"")
+            except Exception as other:  # noqa: BLE001 - as above
+                return _damaged(f"{type(other).__name__}: {other}")
+            log.warning(
+                "job %s: what it has learned is damaged in %s, so that it learns anew (%s)",
+                *(run.job, self._folder / STATE_FILE, error),
+                extra=fields,
+            )
         following = records[-1].iteration + 1 if records else run.first_iteration
         log.info(
             "job %s is restored, with %d members; iteration %d is next",
             run.job,
             len(job.members),
             following,
-            extra={"job": run.job, "run": run.run, "attempt": job.attempts.number, "iteration": following},
+            extra=fields | {"attempt": job.attempts.number, "iteration": following},
         )
         managed = ManagedJob(
             run.job,
@@ -200,7 +225,8 @@ class Archive:
         )
         self._kept[run.run] = _controlled(managed)
         managed.log.extend((event.at, event.event) for event in events)
-        return managed
+        restored.append(managed)
+        return None
 
     # -- requests
 
@@ -264,6 +290,10 @@ def _why_not_restored(run: SavedRun, members: Sequence[SavedMember], config: Job
             "brought together again: start the job again from its checkpoint"
         )
     return None
+
+
+def _damaged(why: str) -> str:
+    return f"its state is damaged ({why}): start the job again from its checkpoint"
 
 
 def _read_history(

@@ -27,7 +27,9 @@ from batchsize_manager.storage.changes import (
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
     FORMAT,
+    MOST_WORKERS,
     check_format,
+    check_pages,
     create_tables,
     explained,
     migrate,
@@ -39,6 +41,7 @@ from batchsize_manager.storage.state_reader import StateReader
 _CHECKED_BYTES = 2**28  # a file up to this size is checked when it is opened, which takes about a second
 _PRUNED_AT_ONCE = 500  # iterations
 _SHORTENED = 0.95  # of the limit, so that a run is not shortened after each iteration
+_OF_A_RUN = ("iterations", "members", "workers", "events")  # tables that refer to a run
 _WAL_BYTES = 2**26  # to which the log is cut after it has grown
 
 
@@ -89,9 +92,7 @@ class StateFile:
         else:
             version = check_format(path, self._connection)
             if path.stat().st_size <= _CHECKED_BYTES:
-                found = execute("PRAGMA quick_check(1)").fetchone()[0]
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found.splitlines()[-1])  # the first is a heading
+                check_pages(self._connection)
         execute("PRAGMA journal_mode=WAL")
         execute(
             "PRAGMA synchronous=NORMAL"
@@ -197,7 +198,7 @@ class StateFile:
                 (number, _PRUNED_AT_ONCE),
             ).rowcount
             if deleted < _PRUNED_AT_ONCE:
-                for table in ("members", "workers", "events"):
+                for table in _OF_A_RUN:
                     execute(f"DELETE FROM {table} WHERE run = ?", (number,))
                 execute("DELETE FROM runs WHERE id = ?", (number,))
         self._vacuum()
@@ -234,6 +235,8 @@ class StateFile:
                         at,
                     ),
                 )
+                for table in _OF_A_RUN:  # of an earlier one with this id, whose row was lost
+                    execute(f"DELETE FROM {table} WHERE run = ?", (self._id(run),))
             case MembersChanged(run, attempt, members, batch_changes):
                 changes = json.dumps([astuple(change) for change in batch_changes])
                 execute(
@@ -327,13 +330,14 @@ class StateFile:
         """Return workers' numbers in packed records; workers without one get one."""
         execute, number = self._connection.execute, self._id(run)
         if run not in self._numbers:
-            self._numbers[run] = dict(
-                execute("SELECT name, number FROM workers WHERE run = ?", (number,)).fetchall()
-            )
+            names = self.reader.workers(run)
+            self._numbers[run] = {name: known for known, name in names.items()}
         numbers = self._numbers[run]
         for name in workers:
             if name not in numbers:
-                numbers[name] = len(numbers)
+                # One that was lost may be in records yet.
+                query = "SELECT ifnull(max(number), -1) + 1 FROM workers WHERE run = ? AND number < ?"
+                (numbers[name],) = execute(query, (number, MOST_WORKERS)).fetchone()
                 execute("INSERT INTO workers VALUES (?, ?, ?)", (number, numbers[name], name))
         return [numbers[name] for name in workers]
 

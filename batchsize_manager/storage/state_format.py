@@ -4,6 +4,7 @@ The records of an iteration's workers are packed into one blob, 53 bytes each; n
 """
 
 import contextlib
+import re
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 # A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
 _FIELDS = ("worker", "batch_size", "time", "waiting", "cpu", "memory", "predicted", "predicted_speed")
 _ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?", "<f8"), strict=True)))
+
+MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
 
 _ADDED = {  # by format, the columns of tables that it has added
     2: (
@@ -99,6 +102,12 @@ PRAGMA user_version=1;
 """
 
 
+# What is wrong with one value or one row, in the words of SQLite's check: it costs that row.
+_OF_A_ROW = re.compile(
+    r"(NULL|NUMERIC|TEXT|non-\w+) value in |row \d+ missing from index |non-unique entry in "
+)
+
+
 class StateError(EvenpaceError):
     """A manager's state cannot be used; the message says which file, why, and what to do."""
 
@@ -137,6 +146,26 @@ def check_format(path: Path, connection: sqlite3.Connection) -> int:
             f"run the version that wrote it, or give --state another folder"
         )
     return int(version)
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Check the structure of a file, but for the values in its rows, which are checked as they are read.
+
+    Raises:
+        sqlite3.DatabaseError: It is damaged.
+    """
+    for (found,) in connection.execute("PRAGMA quick_check"):
+        problem = found.splitlines()[-1]  # the first is a heading
+        if problem != "ok" and not _OF_A_ROW.match(problem):
+            raise sqlite3.DatabaseError(problem)
+
+
+def decoded(text: bytes) -> str | bytes:
+    """Return the text that SQLite has read; where it is none, the bytes, which no column of texts has."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 @contextlib.contextmanager

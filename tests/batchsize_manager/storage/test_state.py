@@ -201,7 +201,7 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
             assert [e.event for e in reader.last_events(run.run, 100)] == of["events"]
             assert {name: getattr(run, name) for name in of["run"]} == of["run"]
             assert run.spec == SPEC
-        assert [run.run for run in reader.runs(unfinished=True)] == [
+        assert [run.run for run in reader.unfinished()] == [
             run for run in "ab" if "ended" not in expected[run]["run"]
         ]
 
@@ -340,7 +340,7 @@ def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
     member = SavedMember("w0", "i0", Bounds(1, 50, 2))
 
     def check(reader):
-        (run,) = reader.runs(unfinished=True)
+        (run,) = reader.unfinished()
         assert (run.spec, run.policy, run.attempt) == (SPEC, "even", 2)
         assert (run.balancing, run.batch_size, run.paused) == (None, None, False)
         assert reader.members("r") == [member]
@@ -429,7 +429,7 @@ def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_un
             kept.put(completed(i))
         wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
     with opened(tmp_path) as kept:
-        (run,) = kept.reader.runs(unfinished=True)
+        (run,) = kept.reader.unfinished()
         assert (run.run, run.attempt, run.ended) == ("r", 4, None)
         assert kept.reader.last_records("r", 3) == [record(i) for i in (47, 48, 49)]
 

@@ -1,0 +1,277 @@
+"""One damaged row of a manager's state costs what it holds, and never another job.
+
+The file is one that a real manager has written; after the damage, a real one is started with it.
+"""
+
+import contextlib
+import logging
+import shutil
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import idl
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.learning.saved_models import pack_models
+from batchsize_manager.policies import PolicyOptions
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.storage.changes import Logged
+from batchsize_manager.storage.state_file import StateFile
+from batchsize_manager.storage.state_format import STATE_FILE
+from idl.errors import NotMemberError
+from rpc.client import Client
+from tests.batchsize_manager.storage import test_archive as archive
+from tests.batchsize_manager.storage.test_state import begun, completed
+from tests.batchsize_manager.test_manager_restart import Tape, Worker
+from tests.services import serving
+
+_wire = idl.batchsize_manager
+
+pytestmark = pytest.mark.usefixtures("time_to_close")
+
+JOBS = ("first", "second", "third")
+TABLES = ("runs", "members", "workers", "iterations", "events")
+DELETED = "the row"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A value in place of a cell's; DELETED: the row is away. Row and column count modulo their number."""
+
+    table: str
+    row: int
+    column: int
+    value: Any
+
+
+DAMAGES = st.builds(
+    Damage,
+    st.sampled_from(TABLES),
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.sampled_from([DELETED, None, "", "nonsense", "{", "[]", "[[1]]", "null", b"", b"\xff", 0, -1])
+    | st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63), 0.5, 1e300, float("inf")])
+    | st.binary(max_size=200)
+    | st.text(max_size=8),
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a manager that was stopped with three jobs, each with models, records and events."""
+    folder = tmp_path_factory.mktemp("state")
+    options = PolicyOptions(predictor="ema")
+    rng = np.random.default_rng(0)
+    learned = pack_models({"narx": {name: {"weights": rng.normal(size=3)} for name in archive.WORKERS}})
+    with archive.manager(folder, options=options) as manager:
+        for name in JOBS:
+            managed = manager.begin(name=name)
+            manager.archive.keep(managed, managed.job.take_effects())
+            manager.change(managed, total_batch_size=16)
+            for _ in range(3):
+                archive.train(managed.job, 2)
+                manager.archive.keep(managed, managed.job.take_effects())
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
+        file.execute("UPDATE runs SET learned = ?", (learned,))
+    return folder
+
+
+def started(folder):
+    """Start a manager with a state."""
+    config = JobConfig(workers=len(archive.WORKERS))
+    return ManagerService(ManagerConfig("proportional", job=config, state=folder))
+
+
+def restored(service):
+    """Return what is restored of each job."""
+    return {
+        managed.name: (
+            managed.run,
+            managed.job.spec,
+            managed.job.attempts.number,
+            managed.job.planner.batches.changes,
+            managed.job.planner.batches.total,
+            managed.job.members.saved,
+            managed.job.history(0, 1000),
+            [event for _, event in managed.log],
+        )
+        for managed in service.jobs
+    }
+
+
+@contextlib.contextmanager
+def warnings():
+    """A list of the warnings of the manager while the block runs."""
+    handler, logger = Kept(logging.WARNING), logging.getLogger("batchsize_manager")
+    logger.addHandler(handler)
+    try:
+        yield handler.messages
+    finally:
+        logger.removeHandler(handler)
+
+
+class Kept(logging.Handler):
+    """A handler that keeps messages."""
+
+    def __init__(self, level):
+        super().__init__(level)
+        self.messages = []
+
+    def emit(self, record):
+        """Keep a record's message."""
+        self.messages.append(record.getMessage())
+
+
+def further_plans(service, leave_out=()):
+    """Return what each job plans from iteration 6 on."""
+    jobs = [managed for managed in service.jobs if managed.name not in leave_out]
+    return {managed.name: archive.plans_from(managed.job, 6) for managed in jobs}
+
+
+def damage(path, wanted):
+    """Damage a cell; return the name of the job whose row it was, and whether that name is still known."""
+    keys = {"workers": "run, number", "iterations": "run, iteration"}.get(wanted.table, "id")
+    where = " AND ".join(f"{column} = ?" for column in keys.split(", "))
+    with writable(path, wanted.table) as file:
+        rows = file.execute(f"SELECT {keys} FROM {wanted.table} ORDER BY {keys}").fetchall()
+        key = rows[wanted.row % len(rows)]
+        columns = [name for _, name, *_ in file.execute(f"PRAGMA table_info({wanted.table})")]
+        column = columns[wanted.column % len(columns)]
+        owner = "id" if wanted.table == "runs" else "run"
+        query = f"SELECT job FROM runs WHERE id = (SELECT {owner} FROM {wanted.table} WHERE {where})"
+        (job,) = file.execute(query, key).fetchone()
+        if wanted.value == DELETED:
+            file.execute(f"DELETE FROM {wanted.table} WHERE {where}", key)
+        else:
+            with contextlib.suppress(sqlite3.IntegrityError):  # a key, which the file itself keeps sound
+                file.execute(f"UPDATE {wanted.table} SET {column} = ? WHERE {where}", (wanted.value, *key))
+        return job, file.execute("SELECT count(*) FROM runs WHERE job = ?", (job,)).fetchone()[0] > 0
+
+
+@contextlib.contextmanager
+def writable(path, table):
+    """A connection that may write NULL everywhere: the schema keeps it out, and what a disk does may not."""
+
+    def declare(sql):
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+            file.execute("PRAGMA writable_schema=ON")
+            file.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (sql, table))
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+        (sql,) = file.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    declare(sql.replace(" NOT NULL", ""))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+        yield file
+    declare(sql)
+
+
+@settings(max_examples=60)
+@given(DAMAGES)
+@example(Damage("runs", 1, 13, b"\x00"))
+@example(Damage("runs", 1, 3, "{"))
+@example(Damage("runs", 1, 0, 77))
+@example(Damage("members", 2, 4, None))
+@example(Damage("workers", 3, 0, DELETED))
+@example(Damage("iterations", 8, 8, b"torn"))
+@example(Damage("events", 4, 3, b"\xff"))
+def test_a_damaged_row_costs_what_it_holds(written, tmp_path_factory, wanted):
+    """The manager starts, all other jobs are as they were, and a warning names the job and the file."""
+    sound, folder = (shutil.copytree(written, tmp_path_factory.mktemp("s") / "state") for _ in range(2))
+    service = started(sound)
+    expected, plans = restored(service), further_plans(service)
+    service.stop()
+    assert list(expected) == list(JOBS)
+    job, is_named = damage(folder / STATE_FILE, wanted)
+    with warnings() as warned:
+        service = started(folder)
+    changed = [job] if wanted.table in ("runs", "members") else []
+    found, further = restored(service), further_plans(service, leave_out=changed)
+    service.stop()
+    for other in set(JOBS) - {job}:
+        assert (found[other], further[other]) == (expected[other], plans[other])
+    if wanted.table != "runs":
+        assert job in found  # and goes on
+    elif is_named and job not in found:
+        assert [text for text in warned if job in text and str(folder / STATE_FILE) in text]
+    again = started(folder)
+    assert restored(again).keys() == found.keys()
+    again.stop()
+
+
+def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
+    """A member's call is refused with the reason and what to do, and the job can be started again."""
+    worker = stopped(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
+        file.execute("UPDATE runs SET spec = '{'")
+    with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:
+        worker.client = Client(_wire.BatchSizeManager, address, "manager")
+        with pytest.raises(NotMemberError, match=r"'job': its state is damaged .* again from its checkpoint"):
+            worker.heartbeat()
+        assert Worker(address, "w", Tape()).join().assignment.iteration == 0
+        worker.client.close()
+
+
+def test_models_that_are_damaged_are_learned_anew(tmp_path):
+    """The job goes on without them, and the warning names the job and the file."""
+    stopped(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
+        file.execute("UPDATE runs SET learned = ?", (b"\0",))
+    with warnings() as warned:
+        service = ManagerService(ManagerConfig(state=tmp_path))
+    assert [managed.name for managed in service.jobs] == ["job"]
+    service.stop()
+    (warning,) = warned
+    assert f"job job: what it has learned is damaged in {tmp_path / STATE_FILE}" in warning
+
+
+def stopped(folder):
+    """Return the worker of a job whose manager has stopped after an iteration."""
+    with serving(ManagerService(ManagerConfig(state=folder))) as address:
+        worker = Worker(address, "w", Tape())
+        worker.report(worker.join().assignment)
+        worker.client.close()
+    return worker
+
+
+def test_a_new_job_gets_nothing_of_one_whose_row_was_lost(tmp_path):
+    """The new job's row may get the number that the lost one had, and neither its records nor its workers."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun("r"), completed(0), Logged("r", "an event", 1.0)])
+    file._connection.execute("DELETE FROM runs")
+    file.apply([begun("s"), completed(5, "s")])
+    assert [record.iteration for record in file.reader.records("s", 0, 9)] == [5]
+    assert file.reader.last_events("s", 9) == []
+    file.close()
+
+
+def test_sound_records_are_found_behind_damaged_ones(tmp_path):
+    """A page of which all records are damaged does not look like the history's end."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun(), *map(completed, range(9))])
+    file._connection.execute("UPDATE iterations SET workers = x'00' WHERE iteration < 6")
+    assert [record.iteration for record in file.reader.records("r", 0, 2)] == [6, 7]
+    assert file.reader.records("r", 9, 2) == []
+    file.close()
+
+
+@pytest.mark.parametrize("number", [None, -1, 2**32, "nonsense"])
+def test_records_are_written_beside_a_damaged_number_of_a_worker(tmp_path, number):
+    """The worker gets another number, which no other has, so that its next records can be read."""
+    path = tmp_path / STATE_FILE
+    file = StateFile(path)
+    file.apply([begun(), completed(0)])
+    if number is None:
+        file._connection.execute("DELETE FROM workers WHERE number = 0")
+    else:
+        file._connection.execute("UPDATE workers SET number = ? WHERE number = 0", (number,))
+    file.close()
+    file = StateFile(path)
+    assert file.apply([completed(1)]) == []
+    (record,) = file.reader.records("r", 0, 9)
+    assert (record.iteration, record.workers) == (1, ("w0", "w1"))
+    file.close()
