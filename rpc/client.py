@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
+_JITTER = random.SystemRandom()  # a worker's script draws from the module's own generator
 _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
 _SILENT_SECONDS = 2.0  # of attempts, before a line of log says which service is waited for
 _WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it asks for a repetition
@@ -148,7 +149,7 @@ class Client:
                 if time.monotonic() + backoff >= until:
                     raise
                 log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
-            time.sleep(backoff * random.uniform(0.5, 1.0))
+            time.sleep(backoff * _JITTER.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
     def send(self, method: str, request: Any, *, bulk: memoryview | None = None, deadline: float) -> None:
@@ -245,7 +246,7 @@ class Client:
                         until - now,
                         extra=self._log_fields(),
                     )
-                time.sleep(backoff * random.uniform(0.5, 1.0))
+                time.sleep(backoff * _JITTER.uniform(0.5, 1.0))
                 self._raise_if_abandoned()
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
             except EvenpaceError:

@@ -1,5 +1,6 @@
 """The client against services that are unreachable, slow or wrong."""
 
+import random
 import threading
 import time
 
@@ -28,6 +29,19 @@ def history_client(address: Address, **timeouts: float) -> Client:
 
 
 HISTORY = _manager.HistoryRequest("j", 0, 1)
+
+
+def test_a_repeated_call_draws_nothing_from_the_scripts_generator():
+    """A worker's script has the same random numbers, whether its services could be reached at once or not."""
+    with scripted(lambda raw: (raw.read_frame(), raw.socket.close()), answering("right")) as address:
+        state = random.getstate()
+        client = history_client(address)
+        assert client.call("history", HISTORY, timeout=120).run == "right"
+        assert client.connections == 2
+        client.close()
+    with pytest.raises(ConnectionLostError):
+        history_client(address, connect_timeout=0.2).connect()
+    assert random.getstate() == state
 
 
 def test_late_answer_is_never_taken_for_another():
