@@ -3,9 +3,11 @@
 Other tests of the suite have Keras on PyTorch, and a process has one of the two.
 """
 
+import collections
 import contextlib
 import logging
 import os
+import random
 import re
 import threading
 
@@ -615,24 +617,27 @@ def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, sess
         return DataLoader(x, x[:, :1], batch_size=12, micro_batch=2, session=session)
 
     def train(session, epochs):
-        """Return the weights, the slices that were computed, and the epochs."""
+        """Return the weights, the slices that were computed, the epochs, and what was drawn, by iteration."""
         keras.utils.set_random_seed(1)
         layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((3,)), *layers])
         loader = loader_of(session)
         optimizer = distribute(keras.optimizers.SGD(0.05), loader, model=model)
-        slices = 0
+        slices, drawn = 0, collections.defaultdict(set)
         for epoch in range(epochs):
             for batch in loader:
                 told.set()
                 slices += 1
+                numbers = drawn[session.assignment.iteration]
+                before = random.random(), float(keras.random.uniform(()))
                 for inputs, targets in micro_batches(batch):
                     with tf.GradientTape() as tape:
                         loss = tf.reduce_mean((model(inputs, training=True) - targets) ** 2)
                     optimizer.apply(tape.gradient(loss, model.trainable_variables))
+                numbers.add((*before, random.random(), float(keras.random.uniform(()))))
             if slices > 3 * (epoch + 1):
                 break
-        return model.get_weights(), slices, epoch + 1
+        return model.get_weights(), slices, epoch + 1, drawn
 
     def join_and_leave():
         assert told.wait(240)
@@ -643,12 +648,13 @@ def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, sess
 
     late = threading.Thread(target=join_and_leave, daemon=True)
     late.start()
-    weights, slices, epochs = train(session, 1000)
+    weights, slices, epochs, drawn = train(session, 1000)
     late.join(240)
     assert slices > 3 * epochs
     alone = Session(SessionConfig(cluster.manager, cluster.shard_addresses, "alone"))
-    expected, slices, _ = train(alone, epochs)
+    expected, slices, _, drawn_alone = train(alone, epochs)
     alone.close()
+    assert drawn == drawn_alone
     assert slices == 3 * epochs
     for mine, other in zip(weights, expected, strict=True):
         assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)

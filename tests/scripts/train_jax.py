@@ -115,16 +115,18 @@ def train_in_micro_batches(path, **others):
     statistics = {"mean": np.zeros(32), "var": np.ones(32)}
     rule = evenpace.jax.sgd(0.05, momentum=0.9)
     optimizer = evenpace.jax.distribute(rule, make_params(), loader, statistics=statistics)
-    losses, sizes = [], []
+    losses, sizes, drawn = [], [], []
     for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
         sizes.append(session.assignment.count)
-        weightless = 1.0 if sizes[-1] else np.inf  # its gradient is no number
-        params = jax.tree.map(lambda leaf, factor=weightless: factor * leaf, optimizer.params)
+        before = [random.random(), np.random.random()]
+        scale = sum(before) if sizes[-1] else np.inf  # its gradient is no number
+        params = jax.tree.map(lambda leaf, factor=scale: factor * leaf, optimizer.params)
         (loss, statistics), gradient = value_and_grad(params, batch, optimizer.statistics)
+        drawn += [*before, random.random(), np.random.random()]
         optimizer.step(gradient, statistics)
         losses.append(loss if sizes[-1] else 0.0)
     result = jax.flatten_util.ravel_pytree((optimizer.params, optimizer.statistics))[0]
-    np.savez(path, result=result, losses=losses, sizes=sizes, shapes=shapes)
+    np.savez(path, result=result, losses=losses, sizes=sizes, shapes=shapes, drawn=drawn)
     session.close()
 
 

@@ -280,6 +280,7 @@ def train_in_micro_batches(session, by_fit):
         session=session,
     )
     noted = Iterations(session)
+    drawn = []
     tally = Tally()
     if by_fit:
         model.compile(optimizer, make_loss())
@@ -289,11 +290,14 @@ def train_in_micro_batches(session, by_fit):
     else:
         evenpace.keras.distribute(optimizer, loader, model.trainable_variables, model)
         step = tf.function(train_step(model, optimizer, make_loss(), tally), input_signature=loader.signature)
+        random.seed()  # what was drawn before the first batch does not matter
         for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
             noted.on_train_batch_begin(None)
-            weightless = np.inf if not session.assignment.count else 1.0  # its gradient is no number
+            before = draw(model)
+            scale = sum(before) if session.assignment.count else np.inf  # its gradient is no number
             for x, y in evenpace.keras.micro_batches(batch):
-                step(weightless * x, y)
+                step(scale * x, y)
+            drawn += before + draw(model)
     return {
         "variables": np.concatenate([flat(model), flat(model, trained=False, of="moving_")]),
         "sizes": noted.sizes,
@@ -301,7 +305,15 @@ def train_in_micro_batches(session, by_fit):
         "epochs": getattr(noted, "epochs", []),
         "iterations": int(optimizer.iterations),
         "traces": tally.traces,
+        "drawn": drawn,
     }
+
+
+def draw(model):
+    """A number from each of the generators of Python, NumPy and Keras, and from a layer's."""
+    layer = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
+    numbers = [keras.random.uniform(()), keras.random.uniform((), seed=layer.seed_generator)]
+    return [random.random(), np.random.random(), *map(float, numbers)]
 
 
 def main():
@@ -333,10 +345,10 @@ def main():
         session.processing_time = lambda s=session: invented_time(s.assignment, slow)
         results = train_in_micro_batches(session, by_fit=job == "micro-fit")
         session.close()
-        if options.alone and job == "micro-fit":
+        if options.alone:
             manager, shard = map(Address.parse, options.alone.split(","))
             session = job_session(job, manager=manager, shards=(shard,))
-            alone = train_in_micro_batches(session, by_fit=True)
+            alone = train_in_micro_batches(session, by_fit=job == "micro-fit")
             results |= {f"alone_{name}": value for name, value in alone.items()}
             session.close()
         np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)

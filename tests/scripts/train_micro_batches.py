@@ -6,7 +6,9 @@ Without a parameter server, ranks all-reduce, as RANK, WORLD_SIZE, MASTER_ADDR a
 """
 
 import argparse
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,16 +57,41 @@ def make_optimizer(model):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
 
 
-def vector(model, drawn):
-    """Return the model's state and a tensor in double precision, (elements,)."""
-    return torch.cat([t.flatten().double() for t in (*model.state_dict().values(), drawn)]).numpy()
+def vector(model):
+    """Return the model's state in double precision, (elements,)."""
+    return torch.cat([t.flatten().double() for t in model.state_dict().values()]).numpy()
+
+
+def draw():
+    """Return a number from each of the generators of torch, Python and NumPy."""
+    return [float(torch.rand(())), random.random(), float(np.random.rand())]
+
+
+def make_loader(options):
+    """Return the loader, of the data set or of a stream of its indices."""
+    settings = {"seed": SEED, "micro_batch": MICRO_BATCH}
+    if not options.stream:
+        settings |= {"shuffle": True, "num_workers": options.num_workers}
+        return evenpace.torch.DataLoader(Augmented(), BATCH_SIZE, **settings)
+    data = Augmented()
+
+    def collate(indices):
+        return torch.utils.data.default_collate([data[index] for index in indices])
+
+    return evenpace.torch.StreamLoader(
+        range(SAMPLES), BATCH_SIZE, shuffle_buffer=20, collate_fn=collate, **settings
+    )
 
 
 def main() -> None:
-    """Train, and write parameters, running statistics, and a number drawn after the last iteration."""
+    """Train, and write parameters and running statistics, and what the loop has drawn in each iteration.
+
+    For each batch it draws a scale of the loss, then a weight decay, and once more after the step.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--stream", action="store_true", help="take the samples from a stream")
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--scaled", action="store_true", help="scale losses by a GradScaler")
@@ -73,14 +100,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
     model = make_model(dtype)
-    loader = evenpace.torch.DataLoader(
-        Augmented(),
-        BATCH_SIZE,
-        shuffle=True,
-        seed=SEED,
-        micro_batch=MICRO_BATCH,
-        num_workers=options.num_workers,
-    )
+    loader = make_loader(options)
     optimizer, schedule = make_optimizer(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=options.scaled)
     all_reduce = own_session().uses_all_reduce
@@ -93,18 +113,22 @@ def main() -> None:
             schedule.step()
     for _ in range(options.epochs):
         for batch in loader:
+            iteration, before = own_session().assignment.iteration, draw()
             optimizer.zero_grad()
             for images, labels in evenpace.torch.micro_batches(batch):
                 loss = nn.functional.cross_entropy(model(images.to(dtype)), labels)
-                scaler.scale(loss).backward()
-            drawn = torch.rand(1)
+                scaler.scale(sum(before) * loss).backward()
+            after = draw()
+            optimizer.param_groups[0]["weight_decay"] = 0.01 * sum(after)
             scaler.unscale_(optimizer)
             if options.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
-    np.save(options.out, vector(model.module if all_reduce else model, drawn))
+            with Path(f"{options.out}.drawn").open("a") as drawn:
+                print(json.dumps([iteration, before, after, draw()]), file=drawn)
+    np.save(options.out, vector(model.module if all_reduce else model))
     if all_reduce:
         del model, optimizer, schedule
         end_process_group()

@@ -21,7 +21,8 @@ class Draws(IntEnum):
 
     LOADING = 0
     COMPUTING = 1
-    BETWEEN = 2  # two iterations, such as what a schedule or a callback draws
+    AFTER = 2  # a batch's micro-batches: what the script draws until the next batch, in a callback, say
+    BEFORE = 3  # a batch's micro-batches: what the script draws once it has the batch
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,16 @@ class MicroBatch:
         return _seed(self.spec, self.epoch, self.position, draws)
 
 
-def seed_between(spec: JobSpec, done: Assignment) -> int:
-    """Return the seed, from 0 to 2^63 - 1, of what is drawn between an iteration and the next.
+def batch_seed(spec: JobSpec, assignment: Assignment, draws: Draws) -> int:
+    """Return the seed, from 0 to 2^63 - 1, of what is drawn for a whole batch.
 
     Args:
         spec: The data that the job trains on.
-        done: Any worker's assignment of the iteration that is done.
+        assignment: Any worker's assignment of a part of the batch.
+        draws: Before its micro-batches, or after them.
     """
-    start = done.start if done.batch_start is None else done.batch_start
-    return _seed(spec, done.epoch, start, Draws.BETWEEN)
+    start = assignment.start if assignment.batch_start is None else assignment.batch_start
+    return _seed(spec, assignment.epoch, start, draws)
 
 
 def micro_batches_of(spec: JobSpec, order: NDArray[np.int64], assignment: Assignment) -> list[MicroBatch]:

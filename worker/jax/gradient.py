@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from idl.errors import InvalidRequestError
-from worker.data.micro_batches import seed_between
-from worker.data.randomness import seed_generators
 from worker.data.sliced_batch import SlicedBatch
 
 
@@ -121,12 +119,10 @@ def _padded(batch: Any, size: int) -> Iterator[tuple[Any, ...]]:
 
 def _micro_batches(batch: SlicedBatch) -> Iterator[tuple[Any, ...]]:
     """Yield a slice's micro-batches, with their samples, the slice's, and their epoch and position there."""
-    slice_ = batch.part
-    total = np.int32(len(slice_.indices))
-    for part in slice_.micro_batches:
+    total = np.int32(len(batch.part.indices))
+    for part in batch.micro_batches():
         place = np.array([part.epoch, part.position], np.uint64).astype(np.uint32)
         yield batch.load(part), np.int32(len(part.indices)), total, place
-    seed_generators(seed_between(slice_.micro_batches[0].spec, slice_.assignment))
 
 
 def _wide(array: Any) -> Any:

@@ -98,7 +98,8 @@ class DataLoader:
         """
         for part in self.slices:
             if part.micro_batches:
-                yield SlicedBatch(part, self._load_micro_batch, "`value_and_grad(params, batch)`")
+                way = "`value_and_grad(params, batch)`"
+                yield SlicedBatch(part, self._load_micro_batch, way, seed_generators)
                 continue
             with self.session.tally.phase("load", part.assignment):
                 batch = self._load(part.indices)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from worker.data import sliced_batch
-from worker.data.micro_batches import Draws, MicroBatch, seed_between
+from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.slices import Slice
 from worker.keras.randomness import ModelSeeds, seed_generators
 from worker.session import Session
@@ -38,6 +38,12 @@ class Accumulation:
         self._part: Slice | None = None  # that is under way, or was gone through last
         self._added = 0  # micro-batches of it
         self._micro_batch: MicroBatch | None = None  # that is under way, and not added yet
+
+    def seed_generators(self, seed: int) -> None:
+        """Seed the generators that a script may draw from, and those of the model's layers."""
+        seed_generators(seed)
+        if self.model_seeds is not None:
+            self.model_seeds.set(seed)
 
     def begin(self, part: Slice) -> None:
         """Begin a slice.
@@ -106,7 +112,7 @@ class SlicedBatch(sliced_batch.SlicedBatch):
     """
 
     def __init__(self, part: Slice, load: Callable[[MicroBatch], Any], accumulation: Accumulation) -> None:
-        super().__init__(part, load, _LOOP)
+        super().__init__(part, load, _LOOP, accumulation.seed_generators)
         self.accumulation = accumulation
 
 
@@ -121,7 +127,8 @@ def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
 
     Each loss is the mean over its micro-batch. The optimiser adds up the gradients, and steps with the last
     one. The generators of Python, NumPy and Keras are seeded for each micro-batch, before its samples are
-    loaded and before it is yielded, and those of the model's layers if `distribute` was given the model.
+    loaded and before it is yielded, and for the whole batch, when the loader yields it and after the loop;
+    likewise those of the model's layers, if `distribute` was given the model.
 
     Args:
         batch: What the loader of a job with micro-batches yields.
@@ -135,11 +142,10 @@ def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
             f"micro_batches of a {type(batch).__name__}: make the loader with micro_batch=, "
             f"and give what it yields"
         )
-    slice_, accumulation = batch.part, batch.accumulation
-    accumulation.begin(slice_)
-    for part in slice_.micro_batches:
+    accumulation = batch.accumulation
+    accumulation.begin(batch.part)
+    for part in batch.micro_batches():
         loaded = batch.load(part)
         accumulation.begin_micro_batch(part)
         yield loaded
         accumulation.end_micro_batch()
-    seed_generators(seed_between(slice_.micro_batches[0].spec, slice_.assignment))

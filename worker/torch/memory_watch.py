@@ -165,15 +165,14 @@ class WithinMemory:
     def _by_micro_batches(self, batch: SlicedBatch) -> Any:
         """Process a worker's part of a batch; where memory runs out, fewer micro-batches at once."""
         results: list[Any] = []
-        parts = batch.part.micro_batches
         if self._reduction is not None:
             self._reduction.begin()
         with batch.accumulation.slice(batch.part):
-            for part in parts:
+            for part in batch.micro_batches():
                 while not self._attempt_micro_batch(batch, part, results):
                     _free_memory(self._parameters[0].device)
-        samples = sum(len(part.indices) for part in parts)
-        return weighted_mean(results, [len(part.indices) / samples for part in parts])
+        sizes = [len(part.indices) for part in batch.part.micro_batches]
+        return weighted_mean(results, [size / sum(sizes) for size in sizes])
 
     def _attempt_micro_batch(self, batch: SlicedBatch, part: "MicroBatch", results: list[Any]) -> bool:
         """Add a micro-batch's gradient, or leave the accumulated one unchanged; return whether it fitted."""

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
 from worker.data import sliced_batch
-from worker.data.micro_batches import MicroBatch, seed_between
+from worker.data.micro_batches import MicroBatch
 from worker.torch.exact_sums import ExactSums
 from worker.torch.randomness import seed_generators
 from worker.torch.running_statistics import RunningStatistics, running_statistics
@@ -81,7 +81,6 @@ class Accumulation:
         yield
         self._settle(0)
         self._end()
-        seed_generators(seed_between(part.micro_batches[0].spec, part.assignment))
 
     def _begin(self, part: "Slice") -> None:
         if self._part is part:
@@ -273,7 +272,8 @@ class SlicedBatch(sliced_batch.SlicedBatch):
     def __init__(
         self, part: "Slice", load: Callable[[MicroBatch], Any], accumulation: Accumulation | None
     ) -> None:
-        super().__init__(part, load, "`for inputs, targets in evenpace.torch.micro_batches(batch)`")
+        way = "`for inputs, targets in evenpace.torch.micro_batches(batch)`"
+        super().__init__(part, load, way, seed_generators)
         self._accumulation = accumulation
 
     @property
@@ -305,7 +305,7 @@ def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
     by the mean of what each micro-batch would have done. In `DistributedDataParallel`, all passes but the
     last run in `no_sync`; where sums are exact, all do, and the loop leaves the gradient of the whole batch.
     The generators of PyTorch, Python and NumPy are seeded for each micro-batch, before its samples are loaded
-    and before its forward pass.
+    and before its forward pass; and for the whole batch, when the loader yields it and after the loop.
 
     On a GPU the manager may have several micro-batches computed at once, up to `evenpace worker --at-once`:
     what the body of the loop asks of the GPU then runs on a stream of its own, beside other micro-batches. A
@@ -325,6 +325,6 @@ def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
             f"and give what it yields"
         )
     with batch.accumulation.slice(batch.part):
-        for part in batch.part.micro_batches:
+        for part in batch.micro_batches():
             with batch.accumulation.micro_batch(part):
                 yield batch.load(part)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idl.plan import JobSpec, make_plan, permutation
-from worker.data.micro_batches import Draws, micro_batches_of, seed_between
+from worker.data.micro_batches import Draws, batch_seed, micro_batches_of
 
 
 @st.composite
@@ -46,7 +46,8 @@ def test_micro_batches_and_their_seeds_do_not_depend_on_the_split(drawn):
     ]
     assert described(parts) == described(micro_batches_of(spec, order, whole))
     assert sum(part.count for part in parts) == plan.total
-    assert len({seed_between(spec, assignment) for assignment in plan.assignments.values()}) == 1
+    for draws in (Draws.BEFORE, Draws.AFTER):
+        assert len({batch_seed(spec, assignment, draws) for assignment in plan.assignments.values()}) == 1
 
 
 @given(batches())
@@ -74,4 +75,5 @@ def test_seeds_follow_seed_epoch_position_and_purpose(drawn):
     for part in micro_batches_of(spec, order, assignment):
         assert part.seed(Draws.LOADING) == expected(part.position, 0)
         assert part.seed(Draws.COMPUTING) == expected(part.position, 1)
-    assert seed_between(spec, assignment) == expected(plan.start, 2)
+    assert batch_seed(spec, assignment, Draws.AFTER) == expected(plan.start, 2)
+    assert batch_seed(spec, assignment, Draws.BEFORE) == expected(plan.start, 3)

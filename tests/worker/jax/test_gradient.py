@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec
 from worker.data.micro_batches import micro_batches_of
+from worker.data.randomness import seed_generators
 from worker.data.sliced_batch import SlicedBatch
 from worker.data.slices import Slice
 from worker.jax.gradient import value_and_grad
@@ -107,6 +108,7 @@ def sliced(batch, assignment):
         Slice(assignment, np.concatenate([part.indices for part in parts]), parts),
         lambda part: jax.tree.map(lambda array: array[part.indices], batch),
         "value_and_grad",
+        seed_generators,
     )
 
 

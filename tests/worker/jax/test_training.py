@@ -78,11 +78,15 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
 
 @pytest.mark.slow
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
-    """Batch normalisation, dropout and random augmentation do not depend on the number of workers."""
+    """Batch normalisation, dropout and random augmentation do not depend on the number of workers.
+
+    Nor does what a loop draws before the micro-batches of an iteration, and after them.
+    """
     alone = np.load(trained / "0.alone.npz")
     workers = [np.load(trained / f"{i}.micro.npz") for i in range(3)]
     for worker in workers:
         assert np.abs(worker["result"] - alone["result"]).max() < 1e-10
+        assert worker["drawn"].tolist() == alone["drawn"].tolist()
         assert set(worker["shapes"]) <= {5, 4, 2}  # of micro-batches, which alone are compiled for
     sizes = np.array([worker["sizes"] for worker in workers])
     assert sizes.sum(axis=0).tolist() == [24, 24, 24, 24, 2] * 3 == alone["sizes"].tolist()

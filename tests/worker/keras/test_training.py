@@ -76,10 +76,15 @@ def test_statistics_are_the_weighted_mean(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["micro-fit", "micro-loop"])
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
-    """Batch normalisation, dropout and random augmentation do not depend on the number of workers."""
-    alone = trained["micro-fit"][0]["alone_variables"]
+    """Batch normalisation, dropout and random augmentation do not depend on the number of workers.
+
+    Nor does what a loop of one's own draws before the micro-batches of an iteration, and after them.
+    """
+    alone = trained[job][0]
     for worker in trained[job]:
-        assert np.abs(worker["variables"] - alone).max() < 1e-10
+        assert np.abs(worker["variables"] - alone["alone_variables"]).max() < 1e-10
+        assert worker["drawn"].tolist() == alone["alone_drawn"].tolist()
+    assert len(alone["drawn"]) == (2 * 4 * 15 if job == "micro-loop" else 0)
     sizes = np.array([worker["sizes"] for worker in trained[job]])
     assert sizes.sum(axis=0).tolist() == [24, 24, 24, 24, 2] * 3
     assert np.ptp(sizes, axis=0).max() >= 5

@@ -1,6 +1,7 @@
 """Micro-batches in PyTorch: one process, and any mapping onto workers, by a loop of plain PyTorch's own."""
 
 import contextlib
+import json
 import logging
 import random
 import struct
@@ -60,7 +61,7 @@ def pieces(total, size):
 
 
 def train_alone(clip=None):
-    """Train as the script does, in one process; return what it writes.
+    """Train as the script does, in one process; return the two things that it writes.
 
     The layers of batch normalisation do not move their running statistics: these are computed from the
     layers' inputs, as the moving average of the mean of the micro-batches' means and variances.
@@ -78,24 +79,29 @@ def train_alone(clip=None):
             )
         )
     spec = JobSpec(script.SAMPLES, script.BATCH_SIZE, script.SEED)
+    drawn = []
     for iteration in range(script.EPOCHS * spec.iterations_per_epoch):
         epoch, start, total = spec.batch(iteration)
         order, position = permutation(spec, epoch), start
         weights = [size / total for size in pieces(total, script.MICRO_BATCH)]
+        seed(epoch, start, 3)
+        before = script.draw()
         optimizer.zero_grad()
         for size, weight in zip(pieces(total, script.MICRO_BATCH), weights, strict=True):
             seed(epoch, position, 0)
             samples = [data[index] for index in order[position : position + size].tolist()]
             seed(epoch, position, 1)
             images, labels = (torch.stack(part) for part in zip(*samples, strict=True))
-            (weight * nn.functional.cross_entropy(model(images), labels)).backward()
+            (weight * sum(before) * nn.functional.cross_entropy(model(images), labels)).backward()
             position += size
         seed(epoch, start, 2)
-        drawn = torch.rand(1)
+        after = script.draw()
+        optimizer.param_groups[0]["weight_decay"] = 0.01 * sum(after)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         schedule.step()
+        drawn.append([iteration, before, after, script.draw()])
         for layer, momentum in zip(layers, rates, strict=True):
             rate = 1 / (iteration + 1) if momentum is None else momentum
             for number, running in enumerate((layer.running_mean, layer.running_var)):
@@ -103,14 +109,16 @@ def train_alone(clip=None):
                 running.mul_(1 - rate).add_(mean, alpha=rate)
             seen[layer].clear()
             layer.num_batches_tracked.fill_(iteration + 1)
-    return script.vector(model, drawn)
+    return script.vector(model), drawn
 
 
 def assert_as_alone(folder, names, **options):
-    """All workers end with one process's parameters and statistics, to rounding."""
-    alone = train_alone(**options)
+    """All workers end with one process's parameters and statistics, to rounding, and draw what it draws."""
+    alone, drawn = train_alone(**options)
     for name in names:
         assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-12
+        lines = [json.loads(line) for line in (folder / f"{name}.npy.drawn").read_text().splitlines()]
+        assert all(line == drawn[line[0]] for line in lines)
 
 
 @pytest.mark.slow
@@ -161,7 +169,7 @@ def test_uneven_ranks_equal_one_process(tmp_path, wait_until):
             arguments = ["--out", str(tmp_path / f"{name}.npy"), "--clip", "0.5", "--scaled"]
             cluster.start_worker(name, SCRIPT, arguments, {"--max-batch-size": str(most)})
         wait_for_end(cluster, wait_until)
-    assert np.abs(train_alone(clip=0.5) - train_alone()).max() > 1e-3
+    assert np.abs(train_alone(clip=0.5)[0] - train_alone()[0]).max() > 1e-3
     assert_as_alone(tmp_path, ["w0", "w1", "w2"], clip=0.5)
 
 
