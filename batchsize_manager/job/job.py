@@ -346,8 +346,6 @@ class Job:
             self._remove(worker, "died: its connection broke", now)
         for worker in deadlines.absent(members, config.absence, now):
             self._remove(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
-        if self.attempts.recovering:
-            return  # nobody waits for anybody's report
         if self.members.redoes:
             for worker in deadlines.silent(members, self.iterations.progress, config.silence, now):
                 if self.presence.suspend(worker):

@@ -38,7 +38,6 @@ class Member:
     incarnation: str
     bounds: Bounds
     joined_at: float  # or came back, if it was suspended
-    first: int  # the first iteration that it may report
     ready: int  # the first that it may have a part of, since it joined or came back
     reported: int  # the last iteration whose slice it has reported
     assigned: int  # the iteration that it works on or, where it waits, works on next
@@ -58,7 +57,7 @@ class Member:
 
     def begin_at(self, iteration: int) -> None:
         """Let this be the first iteration that it reports."""
-        self.first = self.ready = iteration
+        self.ready = iteration
         self.go_on_at(iteration)
 
     def go_on_at(self, iteration: int) -> None:
@@ -177,7 +176,6 @@ class Members:
             incarnation,
             bounds,
             joined_at=now,
-            first=first,
             ready=first,
             reported=first - 1,
             assigned=first,

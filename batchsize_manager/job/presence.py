@@ -122,7 +122,6 @@ class Presence:
             planned = self._iterations.planned
             if iteration not in self._iterations.progress:
                 member.ready = planned
-            member.first = min(member.first, planned)  # the others may have gone back meanwhile
             member.go_on_at(planned)
         self.changed()
         return goes_on

@@ -535,6 +535,23 @@ def test_a_piece_comes_with_time_to_do_it_also_where_others_get_none():
     assert list(driver.job.members) == [name for name in "ab" if name != taker]
 
 
+def test_a_piece_is_late_where_who_waits_for_it_had_been_silent_itself():
+    """Who comes back and finds that another has got its part waits for that from then on."""
+    driver = Beating("a", "b", total=16, silence=10.0, report_timeout=100.0, promising=("b",))
+    driver.tick_at(10.0)
+    driver.finish("a")
+    driver.tick_at(11.0)
+    assert driver.span("a") == (0, 8, 8)  # which was b's
+    driver.now = 20.0
+    driver.report("b", 0)
+    driver.beat("b")
+    driver.tick_at(119.0)
+    assert list(driver.job.members) == ["a", "b"]
+    driver.beat("b")
+    driver.tick_at(120.0)
+    assert list(driver.job.members) == ["b"]
+
+
 # -- all gone
 
 
