@@ -2,24 +2,140 @@
 
 from collections.abc import Mapping
 
-from evenpace.lab.planted.finding import Planted
+from evenpace.lab.planted.finding import Change, Planted
 
-PLANTED: tuple[Planted, ...] = ()
-
-UNPLANTED: Mapping[str, str] = {}
-
-NOT_YET = (
-    'A worker ends with "no call came within 10 s of',
-    'A worker ends with "is not a member ... died:',
-    "A worker that was killed and started again ends",
-    "A shard that starts with a wrong time, or after",
-    'A worker ends with "rewind to version 10: there',
-    'A worker ends with "batch_processing_time 0.0',
-    "The history of a long job lacks iterations while",
-    "A worker that was limited by stopping and continuing",
-    "A manager that was killed is not started again",
-    "With `--lookahead`, a job stands still for two",
-    "A worker whose network was gone for some seconds",
-    "Chaos itself: the ledger has a gap after the disk",
-    "Chaos itself: under libfaketime 0.9.10, `time.sleep`",
+PLANTED = (
+    Planted(
+        'A worker ends with "no call came within 10 s',
+        (
+            Change(
+                "rpc/server.py",
+                "stalled = late > _STALL_SECONDS and not stalled",
+                "stalled = False",
+            ),
+        ),
+        "tests/rpc/test_held_up.py -k frozen",
+    ),
+    Planted(
+        'A worker ends with "is not a member ... died: its',
+        (
+            Change(
+                "batchsize_manager/job/presence.py",
+                "if cut_off is not None:",
+                "if False:",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_return.py -k only_cut_off",
+    ),
+    Planted(
+        "A worker that was killed and started again ends",
+        (
+            Change(
+                "batchsize_manager/job/members.py",
+                "lives = member.heard_at > since or not (member.beats or member.is_returning)",
+                "lives = True",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_return.py -k not_heard_again",
+    ),
+    Planted(
+        "A shard that starts with a wrong time, or after a",
+        (
+            Change(
+                "ps/jobs.py",
+                "self._next_sweep = now + self._config.keep",
+                "self._next_sweep = now",
+            ),
+        ),
+        "tests/ps/test_ps_checkpoints.py -k away_for_long",
+    ),
+    Planted(
+        'A worker ends with "rewind to version 10: there is',
+        (
+            Change(
+                "ps/shard_job.py",
+                'raise RewoundError(\n                f"rewind to version {version}: there is',
+                'raise InvalidRequestError(\n                f"rewind to version {version}: there is',
+            ),
+            Change(
+                "ps/shard_job.py",
+                "no checkpoint'}\",\n                self.attempt,\n",
+                "no checkpoint'}\"\n",
+            ),
+        ),
+        "tests/worker/test_recovery.py -k loses_the_agreed",
+    ),
+    Planted(
+        'A worker ends with "batch_processing_time 0.0 ...',
+        (
+            Change(
+                "worker/session.py",
+                "        self.stopwatch.take()  # reset it, with what the recovery's pull has excluded\n",
+                "",
+            ),
+        ),
+        "tests/worker/test_session_rewind.py -k taken_off",
+    ),
+    Planted(
+        "The history of a long job lacks iterations while",
+        (
+            Change(
+                "batchsize_manager/storage/archive.py",
+                "if earlier and earlier[-1].iteration + 1 < begins:",
+                "if False:",
+            ),
+        ),
+        "tests/batchsize_manager/test_manager_restart.py -k no_gap",
+    ),
+    Planted(
+        "A worker that was limited by stopping and continuing",
+        (
+            Change(
+                "evenpace/duty_cycle.py",
+                "            time.sleep(wait)\n",
+                "            if signal.sigtimedwait(_ENDING, wait) is not None:\n                return\n",
+            ),
+        ),
+        "tests/evenpace/test_cpu_limits.py -k stopped_itself",
+    ),
+    Planted(
+        "A manager that was killed is not started again while",
+        (
+            Change(
+                "batchsize_manager/storage/state_file.py",
+                "if new or version < FORMAT:",
+                "if True:",
+            ),
+        ),
+        "tests/batchsize_manager/storage/test_state.py -k opened_on_a_full_disk",
+    ),
+    Planted(
+        "With `--lookahead`, a job stands still for two",
+        (
+            Change(
+                "worker/membership.py",
+                'self._client, "report", request, wanted=lambda: finished.attempt == self.attempt',
+                'self._client, "report", request',
+            ),
+        ),
+        "tests/worker/test_lookahead.py -k attempt_is_over",
+    ),
+    Planted(
+        "A worker whose network was gone for some seconds",
+        (
+            Change(
+                "batchsize_manager/job/members.py",
+                "gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}",
+                "gone: dict[str, Member] = {}",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_return.py -k started_again",
+    ),
 )
+
+UNPLANTED: Mapping[str, str] = {
+    "Chaos itself: the ledger has a gap after the disk": "Only a run of `evenpace chaos` shows it.",
+    "Chaos itself: under libfaketime 0.9.10,": "It is libfaketime's own.",
+}
+
+NOT_YET: tuple[str, ...] = ()

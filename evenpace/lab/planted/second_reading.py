@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from evenpace.lab.planted.finding import Change, Planted
 
-PLANTED: tuple[Planted, ...] = (
+PLANTED = (
     Planted(
         "Where their parts are equally large, shards",
         (
@@ -15,7 +15,6 @@ PLANTED: tuple[Planted, ...] = (
             ),
         ),
         "tests/worker/test_shards_named.py -k 'order or twice'",
-        hangs=True,
     ),
     Planted(
         "Two workers, each with a single shard of its own,",
@@ -38,8 +37,8 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "worker/data/sample_stream.py",
-                "        self.keep(last - first + 1)\n",
-                "        self._recent_samples = self._recent_samples or last - first + 1\n",
+                "max(self._recent_samples, recent)",
+                "self._recent_samples or recent",
             ),
         ),
         "tests/worker/data/test_sample_stream.py -k 'grows or any_slice'",
@@ -49,27 +48,201 @@ PLANTED: tuple[Planted, ...] = (
         (Change("worker/shard_clients.py", "return min(max(held), took)", "return max(held)"),),
         "tests/worker/test_stopwatch.py -k suspended",
     ),
+    Planted(
+        "A flipped bit in a live shard's newest checkpoint,",
+        (Change("ps/checkpoint_store.py", "            self.versions = tuple(others)\n", ""),),
+        "tests/ps/test_ps_checkpoints.py -k torn_checkpoint",
+    ),
+    Planted(
+        "\"The parameter server's shards have no version",
+        (
+            Change(
+                "ps/checkpoint_store.py",
+                " if self._tried_by_all is None or v <= self._tried_by_all}",
+                "}",
+            ),
+        ),
+        "tests/worker/test_common_checkpoints.py -k always",
+    ),
+    Planted(
+        "A job ends with its checkpoints intact after too",
+        (
+            Change(
+                "ps/checkpoint_store.py",
+                "if not damaged and not any(self._is_whole(other) for other in others):",
+                "if False:",
+            ),
+        ),
+        "tests/ps/test_ps_checkpoints.py -k has_not_lost",
+    ),
+    Planted(
+        "A test in which `evenpace chaos` is interrupted",
+        (
+            Change(
+                "tests/zygote.py",
+                "    tempfile.tempdir = None  # it was chosen by the variables of the zygote\n",
+                "",
+            ),
+        ),
+        "tests/test_zygote.py -k temporary",
+    ),
+    Planted(
+        "`evenpace chaos --faults disk,clock` without",
+        (
+            Change(
+                "evenpace/lab/chaos/chaos_cluster.py",
+                "            self._ending.callback(disks.unmount, self.disks[name])\n",
+                "",
+            ),
+        ),
+        "tests/evenpace/lab/chaos/test_chaos_faults.py -k cannot_begin",
+    ),
+    Planted(
+        'A worker ends with "attempt 2: the job is in',
+        (
+            Change(
+                "batchsize_manager/job/job.py",
+                "        self.attempts.catch_up(attempt)\n        if attempt > self.attempts.number:\n",
+                "        if attempt > self.attempts.number:\n",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_recovery.py -k not_kept",
+    ),
+    Planted(
+        "A worker whose connection breaks while its token's",
+        (
+            Change(
+                "rpc/credentials.py",
+                "return self._token_file.current() if",
+                "return _read_token(self.token) if",
+            ),
+        ),
+        "tests/rpc/test_security_tokens.py -k being_replaced",
+    ),
+    Planted(
+        "Samples are in two iterations, or in none, without",
+        (
+            Change(
+                "batchsize_manager/job/job.py",
+                "                self.planner.batches.go_on(iteration, *place)\n",
+                "",
+            ),
+        ),
+        "tests/worker/test_recovery.py -k lost_a_change",
+    ),
+    Planted(
+        "A worker that joined while the manager's disk",
+        (
+            Change(
+                "worker/membership.py",
+                'self._leaving:\n            raise error\n        try:\n            client.call("resume"',
+                'True:\n            raise error\n        try:\n            client.call("resume"',
+            ),
+        ),
+        "tests/worker/test_recovery.py -k lost_a_join",
+    ),
+    Planted(
+        "A script ends at once and has trained nothing: it",
+        (
+            Change(
+                "batchsize_manager/service.py",
+                "self._once_kept(\n            lambda: call.reply(\n                _wire.LeaveReply(",
+                "(lambda now: now())(\n            lambda: call.reply(\n                _wire.LeaveReply(",
+            ),
+        ),
+        "tests/worker/test_membership.py -k an_end",
+    ),
+    Planted(
+        "A script with two optimisers trains neither model:",
+        (
+            Change(
+                "worker/session.py",
+                "if self._opened:\n            raise",
+                "if False:\n            raise",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k second",
+    ),
+    Planted(
+        "With two models balanced by one loader, in",
+        (
+            Change(
+                "worker/torch/ddp.py",
+                "if session.spec is not None and session.spec.micro_batch is not None and",
+                "if False and",
+            ),
+        ),
+        "tests/worker/torch/test_micro_batches.py -k two_models",
+    ),
+    Planted(
+        "A complex parameter loses its imaginary part, and",
+        (
+            Change(
+                "worker/tensor_types.py",
+                'if "float" not in tensor.dtype:',
+                "if False:",
+            ),
+            Change(
+                "worker/tensor_types.py",
+                'if any(tensor.dtype == "float64"',
+                'if all(tensor.dtype == "float64"',
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k 'complex or keep'",
+    ),
+    Planted(
+        "`nn.Embedding(sparse=True)` ends with",
+        (
+            Change(
+                "worker/torch/micro_batches.py",
+                "if parameter.grad is not None and parameter.grad.layout is not torch.strided:",
+                "if False:",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py tests/worker/torch/test_streams.py -k sparse_gradients",
+    ),
+    Planted(
+        "Samples are never trained on, and a gradient",
+        (
+            Change(
+                "worker/session.py",
+                "if self._begun is not done:",
+                "if False:",
+            ),
+        ),
+        "tests/worker/test_session_rewind.py -k own",
+    ),
+    Planted(
+        "Parameters that a script unfreezes or adds after",
+        (
+            Change(
+                "worker/torch/optimizer.py",
+                "        self._check_trained(optimizer)\n",
+                "",
+            ),
+            Change(
+                "worker/torch/optimizer.py",
+                "        self._warn_of_changes()\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k 'fixed or warned'",
+    ),
+    Planted(
+        "A Keras model that is compiled again after",
+        (
+            Change(
+                "worker/keras/model_hooks.py",
+                "if model.train_function is None:  # it was compiled again",
+                "if False:",
+            ),
+        ),
+        "tests/scripts/keras_cases.py -k compiled_again",
+    ),
 )
 
-UNPLANTED: Mapping[str, str] = {}
+UNPLANTED: Mapping[str, str] = {
+    "The test of a competitor's share fails now and": "It was the test's own, which no other test looks at.",
+}
 
-NOT_YET = (
-    "A flipped bit in a live shard's newest checkpoint,",
-    "\"The parameter server's shards have no version",
-    "A job ends with its checkpoints intact after too",
-    "A test in which `evenpace chaos` is interrupted",
-    "`evenpace chaos --faults disk,clock` without libfaketime,",
-    "The test of a competitor's share fails now and",
-    'A worker ends with "attempt 2: the job is in attempt',
-    "A worker whose connection breaks while its token's",
-    "Samples are in two iterations, or in none, without",
-    "A worker that joined while the manager's disk",
-    "A script ends at once and has trained nothing:",
-    "A script with two optimisers trains neither model:",
-    "With two models balanced by one loader, in micro-batches,",
-    "A complex parameter loses its imaginary part,",
-    '`nn.Embedding(sparse=True)` ends with "copy_()',
-    "Samples are never trained on, and a gradient counts",
-    "Parameters that a script unfreezes or adds after",
-    "A Keras model that is compiled again after `distribute`",
-)
+NOT_YET: tuple[str, ...] = ()
