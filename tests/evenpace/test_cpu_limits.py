@@ -313,7 +313,8 @@ def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
     child = start(SPIN)
     cycler = cycle(child.pid, 0.05)
     for _ in range(20):
-        wait_until(lambda: is_stopped(child.pid))
+        wait_until(lambda: is_stopped(child.pid) or cycler.poll() is not None)
+        assert cycler.poll() is None
         cycler.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(cycler.pid))
         time.sleep(2 * PERIOD)  # longer than it ever waits

@@ -128,18 +128,18 @@ PLANTED = (
                 "",
             ),
         ),
-        "tests/worker/test_recovery.py -k lost_a_change",
+        "tests/batchsize_manager/job/test_machine.py -k 'change and lost'",
     ),
     Planted(
         "A worker that joined while the manager's disk",
         (
             Change(
-                "worker/membership.py",
-                'self._leaving:\n            raise error\n        try:\n            client.call("resume"',
-                'True:\n            raise error\n        try:\n            client.call("resume"',
+                "batchsize_manager/job/job.py",
+                "attempt=-1 if again else self.attempts.number",
+                "attempt=self.attempts.number",
             ),
         ),
-        "tests/worker/test_recovery.py -k lost_a_join",
+        "tests/batchsize_manager/job/test_return.py -k not_known",
     ),
     Planted(
         "A script ends at once and has trained nothing: it",

@@ -130,7 +130,7 @@ def _run_tests(arguments: str, checkout: Path, timeout: float, stopping: threadi
     path = os.pathsep.join(filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH"))))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"),
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
         *(f"--junitxml={report}", f"--basetemp={checkout.with_name('tests')}", *shlex.split(arguments)),
     ]
     with (
@@ -150,7 +150,7 @@ def _run_tests(arguments: str, checkout: Path, timeout: float, stopping: threadi
         return _Tests(undecided=f"pytest: {log.read_text(errors='replace')[-1000:].strip()}")
     cases = ElementTree.parse(report).getroot().findall(".//testcase")
     failed = [
-        f"{case.get('file')}::{case.get('name')}"
+        f"{case.get('classname')}::{case.get('name')}"
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     ]

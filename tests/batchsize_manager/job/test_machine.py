@@ -831,6 +831,17 @@ BEGIN = {
             ],
             id="one stops while it does the part of another that had stopped",
         ),
+        pytest.param(
+            [
+                ("begin", BEGIN | {"rest": 54}),
+                ("act", {"pick": 0, "steps": 5}),
+                ("change_batch_size", {"size": 20}),
+                ("act", {"pick": 0, "steps": 20}),
+                ("manager_loses_writes", {"pick": 0}),
+                ("act", {"pick": 0, "steps": 20}),
+            ],
+            id="a change of the batch size is lost",
+        ),
     ],
 )
 def test_what_failed_once(steps):
