@@ -272,4 +272,4 @@ def test_an_end_is_written_before_it_is_answered(tmp_path, monkeypatch, wait_unt
         other.execute("ROLLBACK")
         assert left.result(60).unwritten is None
         with open_state(tmp_path) as reader:
-            assert not reader.runs(unfinished=True)
+            assert not reader.unfinished()

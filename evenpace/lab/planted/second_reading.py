@@ -239,6 +239,60 @@ PLANTED = (
         ),
         "tests/scripts/keras_cases.py -k compiled_again",
     ),
+    Planted(
+        "Two calls by a member of one job,",
+        (
+            Change(
+                "batchsize_manager/job/job.py",
+                "if not self.members.started and not self.attempts.recovering:",
+                "if False:",
+            ),
+        ),
+        "tests/batchsize_manager/test_manager_restart.py -k cannot_go_back",
+    ),
+    Planted(
+        "Nobody notices that a manager does not write",
+        (
+            Change(
+                "batchsize_manager/storage/state_writer.py",
+                "self._behind = self.has_ended = True",
+                "self._behind = False",
+            ),
+        ),
+        "tests/evenpace/test_health.py -k any_more",
+    ),
+    Planted(
+        "One damaged value in a manager's state,",
+        (
+            Change(
+                "batchsize_manager/storage/state_reader.py",
+                "except _DAMAGE as error:\n                run, job",
+                "except ZeroDivisionError as error:\n                run, job",
+            ),
+        ),
+        "tests/batchsize_manager/storage/test_damaged_rows.py",
+    ),
+    Planted(
+        "A new job has the records of another one, whose",
+        (
+            Change(
+                "batchsize_manager/storage/state_file.py",
+                "for table in _OF_A_RUN:  # of an earlier",
+                "for table in ():  # of an earlier",
+            ),
+        ),
+        "tests/batchsize_manager/storage/test_damaged_rows.py -k nothing_of_one",
+    ),
+    Planted(
+        "In micro-batches, with `--exact` too, runs differ",
+        (Change("worker/data/sliced_batch.py", "        self._seed(Draws.BEFORE)\n", ""),),
+        "tests/worker/torch/test_micro_batches.py -k one_process",
+    ),
+    Planted(
+        "A script's random numbers differ after a connection",
+        (Change("rpc/client.py", "_JITTER = random.SystemRandom()", "_JITTER = random"),),
+        "tests/rpc/test_wire_client.py -k generator",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {
