@@ -294,12 +294,16 @@ class AnyFault(RuleBasedStateMachine):
         """The manager is started again from what it kept; the last records may be missing."""
         self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members)
 
-    @precondition(lambda self: self.written)
+    @precondition(lambda self: self.written and self.written[-1]["attempt"] == self.job.attempts.number)
     @rule(pick=st.integers(0))
     def manager_loses_writes(self, pick):
-        """The manager is started again from what it had written at any time: the rest was lost."""
+        """The manager is started again from what it had written in this attempt: the rest was lost."""
         self.lost_in = max(self.lost_in, self.job.attempts.number, self.shard.attempt)
-        del self.written[pick % len(self.written) + 1 :]
+        # An attempt is on the disk before workers are told of it, unless the disk fails for long.
+        first = next(
+            i for i, state in enumerate(self.written) if state["attempt"] == self.written[-1]["attempt"]
+        )
+        del self.written[first + pick % (len(self.written) - first) + 1 :]
         self.restore(**self.written[-1])
         self.unknown = {worker.incarnation for worker in self.workers.values()}
         self.paused = self.was_paused = self.job.operations.paused
@@ -582,6 +586,9 @@ class AnyFault(RuleBasedStateMachine):
     def join_again(self, worker):
         """Let a worker be a member again of a manager that does not know it; what it called about is void."""
         self.unknown.remove(worker.incarnation)
+        if self.job.members.is_released(*self.me(worker)):
+            self.workers.pop(worker.name, None)
+            return
         fits = self.has_room(worker, is_planned_for)
         try:
             self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now, again=True)
