@@ -180,5 +180,5 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
         ),
         ShardSnapshot(laid_out, header["version"], header["steps"], parameters, state),
         part and Part(**part),
-        {version: (epoch, start) for version, epoch, start in header.get("places", ())},
+        {version: (epoch, start) for version, epoch, start in header["places"]},
     )

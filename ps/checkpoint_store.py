@@ -201,7 +201,8 @@ class JobStore:
             tried_by_all: The last of which every shard has written a checkpoint, or failed to; -1 likewise.
         """
         self._common = max(version, self._common)
-        self._tried_by_all = max(tried_by_all, self._tried_by_all or -1)
+        known = -1 if self._tried_by_all is None else self._tried_by_all
+        self._tried_by_all = max(tried_by_all, known)
 
     def read(self, version: int) -> ShardCheckpoint:
         """Read the checkpoint of a version; one that is missing or damaged counts no more.
