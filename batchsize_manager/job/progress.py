@@ -48,7 +48,7 @@ class IterationProgress:
     lost: dict[str, Assignment] = field(default_factory=dict)
     pool: list[Assignment] = field(default_factory=list)
     _withdrawn: dict[str, list[Assignment]] = field(default_factory=dict)
-    _given: set[Assignment] = field(default_factory=set)  # pieces that their members have been given
+    _given: set[tuple[str, Assignment]] = field(default_factory=set)  # pieces that a member was told of
 
     def __post_init__(self) -> None:
         self.open = {worker: [part] for worker, part in self.plan.assignments.items()}
@@ -71,14 +71,14 @@ class IterationProgress:
         if not self.has_piece(worker):
             return None
         piece = self.open[worker][0]
-        self._given.add(piece)
+        self._given.add((worker, piece))
         return piece
 
     def piece_at(self, worker: str, start: int | None) -> Assignment | None:
         """Return the piece that a member reports, by its first position; without one, the first of them."""
         if not self.has_piece(worker):
             return None
-        pieces = (p for p in self.open[worker] if p in self._given and start in (None, p.start))
+        pieces = (p for p in self.open[worker] if (worker, p) in self._given and start in (None, p.start))
         return next(pieces, None)
 
     def finish(self, worker: str, part: Assignment, report: Report, now: float) -> None:

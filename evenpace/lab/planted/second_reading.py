@@ -293,6 +293,17 @@ PLANTED = (
         (Change("rpc/client.py", "_JITTER = random.SystemRandom()", "_JITTER = random"),),
         "tests/rpc/test_wire_client.py -k generator",
     ),
+    Planted(
+        "A step lacks samples, or a job stands still: a piece",
+        (
+            Change(
+                "batchsize_manager/job/progress.py",
+                "if (worker, p) in self._given and start",
+                "if any(p == given for _, given in self._given) and start",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_machine.py -k failed_once",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {

@@ -849,6 +849,22 @@ BEGIN = {
             ],
             id="a change of the batch size is lost",
         ),
+        pytest.param(
+            [
+                ("begin", BEGIN),
+                ("join", {}),
+                ("change_batch_size", {"size": 3}),
+                ("join", {}),
+                ("join", {}),
+                ("act", {"pick": 0, "steps": 1}),
+                ("leave", {"pick": 0}),
+                ("join", {}),
+                ("pause", {"after": 1, "pick": 0, "steps": 4}),
+                ("tick", {"seconds": 70.0}),
+                ("report_again", {"names_start": False, "pick": 1, "which": 0}),
+            ],
+            id="one that waits repeats its report, just after it has got what another could not do",
+        ),
     ],
 )
 def test_what_failed_once(steps):
