@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 from xdist.scheduler import LoadScopeScheduling
 
 from evenpace.lab.network import NetworkError, WorkerNetwork
@@ -27,6 +29,10 @@ settings.register_profile(
     "search", settings.get_profile("evenpace"), derandomize=False, print_blob=True, max_examples=10_000
 )
 settings.load_profile("evenpace")
+# Hypothesis takes some numbers from the source of our modules, as far as they happen to be imported: that depends
+# on the tests that the same process has run before.
+assert isinstance(HypothesisProvider._local_constants, functools.cached_property)
+HypothesisProvider._local_constants = property(lambda provider: Constants())
 
 
 @pytest.fixture(scope="session", autouse=True)
