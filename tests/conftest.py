@@ -29,8 +29,8 @@ settings.register_profile(
     "search", settings.get_profile("evenpace"), derandomize=False, print_blob=True, max_examples=10_000
 )
 settings.load_profile("evenpace")
-# Hypothesis takes some numbers from the source of our modules, as far as they happen to be imported: that depends
-# on the tests that the same process has run before.
+# Hypothesis takes some numbers from the source of our modules, as far as they happen to be imported, which
+# depends on the tests that the same process has run before.
 assert isinstance(HypothesisProvider._local_constants, functools.cached_property)
 HypothesisProvider._local_constants = property(lambda provider: Constants())
 
