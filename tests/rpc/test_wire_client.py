@@ -9,7 +9,13 @@ import pytest
 from thriftpy2.thrift import TMessageType
 
 import idl
-from idl.errors import ConnectionLostError, DeadlineExceededError, NotMemberError, ProtocolError
+from idl.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    EvenpaceError,
+    NotMemberError,
+    ProtocolError,
+)
 from rpc import client as client_module
 from rpc import codec
 from rpc.address import Address
@@ -99,6 +105,37 @@ def test_client_goes_on_after_the_connection_broke():
         client = history_client(address)
         assert client.call("history", HISTORY, timeout=120).run == "right"
         client.close()
+
+
+def test_a_peer_that_vanished_is_given_up(monkeypatch, wait_until):
+    """A connection that stays silent without being closed is broken, however far the deadline is."""
+    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    closed, errors = threading.Event(), []
+
+    def vanished(raw: Raw) -> None:
+        raw.read_frame()
+        assert raw.is_closed()
+        closed.set()
+
+    def call() -> None:
+        client.send("history", HISTORY, deadline=time.monotonic() + 240)
+        try:
+            client.receive(deadline=time.monotonic() + 240)
+        except EvenpaceError as error:
+            errors.append(error)
+
+    with scripted(vanished) as address:
+        client = history_client(address, silence=0.1)
+        thread = threading.Thread(target=call)
+        thread.start()
+        try:
+            wait_until(closed.is_set, "the end of the connection", seconds=30)
+        finally:
+            client.abandon(NotMemberError("the test is over"))
+            thread.join(120)
+        (error,) = errors
+        assert isinstance(error, ConnectionLostError)
+        assert "did not answer history for 0.1 s" in str(error)
 
 
 def test_client_goes_on_after_the_server_restarted():

@@ -181,14 +181,6 @@ PLANTED: tuple[Planted, ...] = (
 UNPLANTED: Mapping[str, str] = {}
 
 NOT_YET = (
-    "Samples are skipped or repeated after a restart",
-    "Transfers to a restarted worker hang, where each",
-    "The manager grows to 158 MiB in 20 s, and on.",
-    "4,000 workers take 43 s to join.",
-    "The loading processes of a killed PyTorch worker",
-    "All workers of a job end after ten minutes, although",
-    "`Session.close()` takes 37 s.",
-    "The state of a running job grows without end on",
     "`learned` leaves a job 1.6 times too slow for",
     "Pushing over four shards takes as long as over",
     "A job's pulls wait for seconds for another job's",

@@ -1,7 +1,9 @@
 """What is kept of a job's last iterations."""
 
+import gc
 import itertools
 import math
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,27 @@ def test_who_stays_shares_the_names(all_workers):
     kept = kept_records.page(0, 99)
     assert kept == records
     assert all(a.workers is b.workers for a, b in itertools.pairwise(kept) if a.workers == b.workers)
+
+
+def size_of(root):
+    """Return the bytes of an object and of all that it refers to, but for classes."""
+    seen, left, size = set(), [root], 0
+    while left:
+        each = left.pop()
+        if id(each) not in seen and not isinstance(each, type):
+            seen.add(id(each))
+            size += sys.getsizeof(each)
+            left += gc.get_referents(each)
+    return size
+
+
+def test_a_workers_part_takes_its_packed_bytes():
+    """Of each iteration, 56 bytes are kept for each worker, and some hundred for all of them."""
+    kept_records = History()
+    for record in records_of([{f"w{n}": WorkerRecord(n, n + 0.5) for n in range(100)}] * 200):
+        kept_records.add(record)
+    assert len(kept_records.page(0, 999)) == 200
+    assert size_of(kept_records) < 200 * (100 * 56 + 1000)
 
 
 @given(

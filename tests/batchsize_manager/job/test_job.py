@@ -7,6 +7,7 @@ import pytest
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies.even import Even
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.plan import Assignment, JobSpec
@@ -28,6 +29,29 @@ def test_starts_when_all_workers_have_joined():
     assignments = [job.next_assignment(name, name) for name in "ab"]
     assert [(a.iteration, a.start, a.count) for a in assignments] == [(0, 0, 16), (0, 16, 16)]
     assert list(job.members) == ["a", "b"]
+
+
+class Noting(Even):
+    """An even split that notes how many members it was given, each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def set_members(self, members):
+        """Note and set the members."""
+        self.given.append(len(members))
+        super().set_members(members)
+
+
+def test_members_are_set_once_for_all_who_start():
+    """The policy gets the members once all who start the job are there, and then at each change."""
+    policy = Noting()
+    job = Job(JobSpec(100, 32), JobConfig(workers=8), policy)
+    for number in range(9):
+        assert policy.given == [8] * (number == 8)
+        job.join(f"w{number}", f"w{number}", Bounds(), 0.0)
+    assert policy.given == [8, 9]
 
 
 def test_blocking_mode_waits_for_all_reports():

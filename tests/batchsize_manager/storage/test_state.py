@@ -596,6 +596,17 @@ def test_a_running_job_keeps_its_latest_iterations(tmp_path, wait_until):
         assert _bytes(tmp_path) > 100_000
 
 
+def test_a_running_job_is_shortened_as_it_is_written(tmp_path):
+    """Of what was put before the close, too, the oldest iterations are deleted beyond the limit."""
+    with opened(tmp_path, Retention(nbytes=20_000)) as kept:
+        kept.put(begun())
+        for i in range(2000):
+            kept.put(completed(i))
+    there = iterations(tmp_path)
+    assert there == list(range(there[0], 2000))
+    assert there[0] > 0
+
+
 def _bytes(folder):
     """Return the bytes of the workers' records in the file."""
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE, timeout=120)) as file:

@@ -4,8 +4,10 @@ import contextlib
 import gc
 import multiprocessing
 import threading
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,17 @@ from evenpace.lab.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError, InvalidRequestError
 from idl.plan import JobSpec, permutation
-from tests.services import in_threads, partition_service, serving
+from tests.scripts import load_large_samples
+from tests.services import (
+    has_ended,
+    in_threads,
+    is_frozen,
+    manager_service,
+    partition_service,
+    serving,
+    shard_service,
+)
+from tests.worker.processes import processes
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
@@ -122,6 +134,26 @@ def test_loading_processes_end_with_their_loader(job, wait_until):
         wait_until(lambda: not any(process.is_alive() for process in loading), "their end")
     finally:
         gc.enable()
+
+
+def test_loading_processes_end_with_a_worker_that_is_killed(tmp_path, wait_until):
+    """A loading process whose samples nobody reads any more ends, though nobody tells it to."""
+    script = Path(load_large_samples.__file__)
+    with (
+        serving(manager_service()) as manager,
+        serving(shard_service()) as shard,
+        processes(tmp_path, manager, [shard], ["w"], {"w": "1:report:0"}, script) as workers,
+    ):
+        wait_until(lambda: is_frozen(workers["w"]), "the worker to be at its point")
+        loading = psutil.Process(workers["w"].pid).children(recursive=True)
+        assert loading
+        workers["w"].kill()
+        try:
+            wait_until(lambda: all(map(has_ended, loading)), "their end", seconds=30)
+        finally:
+            for process in loading:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def test_the_order_without_shuffle_is_the_data_sets(job):
