@@ -5,11 +5,16 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import idl
 from idl.errors import RewoundError
+from idl.layout import Group, Layout
+from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps import checkpoint_store
+from ps.checkpoint import ShardCheckpoint
+from ps.shard import Shard
 from rpc.client import Client
 from tests.ps.attempts import AttemptWorker
 from tests.services import ShardWorker, serving, shard_service
@@ -175,3 +180,29 @@ def test_going_back_again_removes_what_came_later(tmp_path, monkeypatch, wait_un
         worker.fence(3)
         worker.rewind(3, 2)
         assert checkpoints(tmp_path, "slow") == [0, 2]
+
+
+def test_each_job_has_a_thread_for_its_files(tmp_path, monkeypatch):
+    """A thread of its own writes and reads a job's checkpoints, not the one that asks nor another job's."""
+    layout = Layout("float64", "sgd", (Group(3, {"lr": 0.1}),))
+    by = {"slow": set(), "other": set()}  # threads
+
+    def noted(function):
+        def note(path, *arguments):
+            by[path.parent.name.partition("_")[0]].add(threading.current_thread())
+            return function(path, *arguments)
+
+        return note
+
+    for name in ("write", "read"):
+        monkeypatch.setattr(files, name, noted(getattr(files, name)))
+    with contextlib.closing(checkpoint_store.CheckpointStore(tmp_path)) as store:
+        jobs = {name: store.job(f"{name}/run") for name in by}
+        for name, job in jobs.items():
+            shard = Shard(layout)
+            shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
+            job.save(ShardCheckpoint(f"{name}/run", 0, Synchronisation(), None, shard.snapshot()))
+            assert job.go_back(0).result(240).snapshot.version == 0
+            job.close()
+    assert [len(threads) for threads in by.values()] == [1, 1]
+    assert len({*by["slow"], *by["other"], threading.current_thread()}) == 3

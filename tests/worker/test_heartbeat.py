@@ -71,6 +71,26 @@ def test_who_freezes_before_its_first_heartbeat_is_missed():
             member.close()
 
 
+def test_another_thread_fences_the_shards(wait_until):
+    """The thread that hears of another attempt, as with a heartbeat, does not fence itself."""
+    fencing = []
+    client = Client(_wire.BatchSizeManager, Address("nowhere", 1), "manager")
+    identity = idl.common.Identity("job", "w", "w-1")
+    member = Membership(
+        client,
+        identity,
+        240,
+        lambda lost: None,
+        lambda error: None,
+        lambda attempt: fencing.append((attempt, threading.current_thread())),
+    )
+    member.must_recover(1)
+    wait_until(lambda: fencing, "the fence")
+    ((attempt, thread),) = fencing
+    assert attempt == 1
+    assert thread is not threading.current_thread()
+
+
 def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
     """Heartbeats go on while a worker fences shards that it cannot reach."""
     service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, heartbeat=0.1)))

@@ -180,12 +180,4 @@ PLANTED: tuple[Planted, ...] = (
 
 UNPLANTED: Mapping[str, str] = {}
 
-NOT_YET = (
-    "`learned` leaves a job 1.6 times too slow for",
-    "Pushing over four shards takes as long as over",
-    "A job's pulls wait for seconds for another job's",
-    "A worker that lives counts as silent while a shard",
-    "A service keeps no deadline any more.",
-    "A job of many workers cannot be resumed, nor one",
-    "A job that was resumed from a checkpoint forgets",
-)
+NOT_YET: tuple[str, ...] = ()

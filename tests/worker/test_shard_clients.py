@@ -1,0 +1,44 @@
+"""A worker's calls to several shards."""
+
+import contextlib
+import uuid
+
+import numpy as np
+import pytest
+
+import idl
+from idl.errors import RewoundError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
+from rpc.client import Client
+from tests.services import serving, shard_service
+from worker.shard_clients import ShardClients
+
+
+def test_a_worker_sends_to_all_shards_at_once(monkeypatch):
+    """A push and a pull are sent to all of four shards, though the first that answers refuses."""
+    call, called = Client.call, []
+
+    def noted(client, *arguments, **options):
+        called.append(client)
+        return call(client, *arguments, **options)
+
+    layout, parameters = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), np.zeros(20, np.float32)
+    assignment = Assignment(0, 0, 0, 8, 8)
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(serving(shard_service())) for _ in range(4)]
+        clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
+        shards = stack.enter_context(contextlib.closing(ShardClients(clients, 240.0)))
+        shards.identify(idl.common.Identity("j/run", "w", uuid.uuid4().hex))
+        shards.open(layout, Synchronisation(), parameters, assignment, None)
+        shards.fence_from_any_thread(1)  # from now on they refuse both
+        monkeypatch.setattr(Client, "call", noted)
+        for refused in (
+            lambda: shards.push(assignment, parameters, None),
+            lambda: shards.pull(1, parameters),
+        ):
+            called.clear()
+            with pytest.raises(RewoundError):
+                refused()
+            assert sorted(called, key=clients.index) == clients
