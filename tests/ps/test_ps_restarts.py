@@ -66,6 +66,22 @@ def ledger(folder):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_shard_that_was_started_again_says_so_until_the_job_has_gone_back(tmp_path, wait_until):
+    """Who opens the job there is told: what others have pushed since the checkpoint is lost."""
+    with here(tmp_path) as address:
+        worker = AttemptWorker(address)
+        assert not worker.open().restored
+        wait_until(lambda: list(tmp_path.glob("*/*0.checkpoint")), "the checkpoint")
+        worker.close()
+    with here(tmp_path) as address:
+        again = Resumed(address, worker)
+        assert again.opened.restored
+        again.fence(1)
+        again.rewind(1, 0)
+        assert not again.open().restored
+        again.close()
+
+
 def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until):
     """After SIGKILL a shard has its newest checkpoint, and refuses workers of the former process."""
     popen, address = shards("a")

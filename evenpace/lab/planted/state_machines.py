@@ -69,8 +69,7 @@ PLANTED: tuple[Planted, ...] = (
                 "any(not done.has_piece(name) and name in done.open for done in progress.values())",
             ),
         ),
-        "tests/batchsize_manager/job/test_redo.py tests/worker/test_recovery.py -k 'redo or stay_frozen'",
-        hangs=True,
+        "tests/batchsize_manager/job/test_redo.py -k silent",
     ),
     Planted(
         "A second worker takes the name of one that lives,",
@@ -119,8 +118,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "A job stands still for two minutes, and then a",
         (Change("ps/service.py", "restored=job.is_restored or None", "restored=None"),),
-        "tests/worker/test_recovery.py -k opens_a_shard",
-        hangs=True,
+        "tests/ps/test_ps_restarts.py -k says_so",
     ),
     Planted(
         "A job waits for ever after its first worker has",
@@ -131,8 +129,7 @@ PLANTED: tuple[Planted, ...] = (
                 "if False:",
             ),
         ),
-        "tests/worker/test_first_parameters.py -k dies_between",
-        hangs=True,
+        "tests/batchsize_manager/job/test_recovery.py -k before_any_report",
     ),
     Planted(
         "A few kilobytes in a checkpoint's `learned` make",

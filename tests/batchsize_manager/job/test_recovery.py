@@ -57,6 +57,19 @@ def test_who_cannot_go_on_in_the_new_attempt_begins_another():
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 2)
 
 
+@pytest.mark.parametrize("reported", [False, True])
+def test_who_is_gone_before_any_report_may_have_left_some_shards_without_parameters(reported):
+    """All begin another attempt, which sets them again; once a report has come, all shards have them."""
+    driver = Beating("a", "b", "c")
+    own = [driver.next(name) for name in "abc"]
+    if reported:
+        driver.report_part("b", own[1])
+    driver.job.leave("a", "a", 0.0)
+    assert driver.job.attempts.recovering is not reported
+    assert driver.job.must_recover("c", "c") == (None if reported else 1)
+    assert (driver.next("b") is not None) is reported
+
+
 def test_who_has_not_rewound_is_told_to():
     """Reports of the earlier attempt count for nothing, until the worker has said `rewind`."""
     driver = Beating("a", "b")
