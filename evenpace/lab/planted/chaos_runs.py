@@ -137,5 +137,3 @@ UNPLANTED: Mapping[str, str] = {
     "Chaos itself: the ledger has a gap after the disk": "Only a run of `evenpace chaos` shows it.",
     "Chaos itself: under libfaketime 0.9.10,": "It is libfaketime's own.",
 }
-
-NOT_YET: tuple[str, ...] = ()

@@ -45,10 +45,8 @@ class Planted:
         symptom: The beginning of its row there, which no other row has.
         changes: These take its mend out.
         tests: Arguments of pytest for tests of which at least one must fail then.
-        hangs: Whether tests that never end have found it, too.
     """
 
     symptom: str
     changes: tuple[Change, ...]
     tests: str
-    hangs: bool = False

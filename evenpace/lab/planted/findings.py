@@ -9,6 +9,3 @@ PLANTED = tuple(planted for table in _TABLES for planted in table.PLANTED)
 
 UNPLANTED = {symptom: reason for table in _TABLES for symptom, reason in table.UNPLANTED.items()}
 """Why others cannot, by the beginning of their row."""
-
-NOT_YET = tuple(symptom for table in _TABLES for symptom in table.NOT_YET)
-"""The beginnings of rows to which this has yet to be done."""

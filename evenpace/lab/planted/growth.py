@@ -77,5 +77,3 @@ PLANTED = (
 )
 
 UNPLANTED: Mapping[str, str] = {}
-
-NOT_YET: tuple[str, ...] = ()

@@ -87,5 +87,3 @@ PLANTED = (
 )
 
 UNPLANTED: Mapping[str, str] = {}
-
-NOT_YET: tuple[str, ...] = ()

@@ -309,5 +309,3 @@ PLANTED = (
 UNPLANTED: Mapping[str, str] = {
     "The test of a competitor's share fails now and": "It was the test's own, which no other test looks at.",
 }
-
-NOT_YET: tuple[str, ...] = ()

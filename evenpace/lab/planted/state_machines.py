@@ -176,5 +176,3 @@ PLANTED: tuple[Planted, ...] = (
 )
 
 UNPLANTED: Mapping[str, str] = {}
-
-NOT_YET: tuple[str, ...] = ()

@@ -53,13 +53,11 @@ class _Tests:
         failed: The tests that failed.
         passed: Whether there were some, and all passed that were not skipped.
         undecided: Why they say nothing, if so.
-        hung: Whether they were ended for having taken too long.
     """
 
     failed: Sequence[str] = ()
     passed: bool = False
     undecided: str = ""
-    hung: bool = False
 
 
 def plant(planted: Planted, config: PlantedConfig, stopping: threading.Event) -> Outcome:
@@ -94,7 +92,7 @@ def _try_out(
     except NotPlantedError as error:
         return "not planted", (), str(error)
     run = _run_tests(planted.tests, copy, config.timeout, stopping)
-    if run.failed or (run.hung and planted.hangs):
+    if run.failed:
         return "found", run.failed, run.undecided
     return ("not found", (), "") if run.passed else ("not decided", (), run.undecided)
 
@@ -145,7 +143,7 @@ def _run_tests(arguments: str, checkout: Path, timeout: float, stopping: threadi
                 process.wait(0.2)
         if process.poll() is None:
             _end(process)
-            return _Tests(undecided=f"its tests took longer than {timeout:g} s", hung=not stopping.is_set())
+            return _Tests(undecided=f"its tests took longer than {timeout:g} s")
     if process.returncode not in (0, 1) or not report.exists():  # others are of pytest, not of the tests
         return _Tests(undecided=f"pytest: {log.read_text(errors='replace')[-1000:].strip()}")
     cases = ElementTree.parse(report).getroot().findall(".//testcase")
