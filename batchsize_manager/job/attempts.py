@@ -65,21 +65,29 @@ class Attempts:
         self._iterations.go_to(iteration, now)
         self._outbox.effects.answer = True
 
-    def catch_up(self, attempt: int) -> None:
-        """Begin another attempt if a worker knows of a later one, which an earlier manager did not keep."""
-        if self._members.redoes and attempt > self.number:
+    def catch_up(self, member: Member, attempt: int) -> None:
+        """Begin another attempt if a member knows of one that only an earlier manager can have told it of.
+
+        That manager did not keep it, and its number may have been given to another attempt since.
+        """
+        if self._members.redoes and attempt >= self.number and attempt > member.told:
             self.begin(f"attempt {attempt} was not kept", after=attempt)
 
+    def tell(self, member: Member) -> int:
+        """Return the attempt's number, and note that a member is told of it."""
+        member.told = self.number
+        return self.number
+
     def must_recover(self, member: Member) -> int | None:
-        """Return the attempt that a member has yet to fence the shards with, if there is one."""
-        return self.number if self.recovering or member.attempt != self.number else None
+        """Return the attempt that a member has yet to fence the shards with, if there is one, and note it."""
+        return self.tell(member) if self.recovering or member.attempt != self.number else None
 
     def is_void(self, worker: str, member: Member, report: Report) -> bool:
         """Return whether a report is of another attempt than the present one, so that it tells nothing."""
         if not self._members.redoes:
             return False
         if report.attempt is not None:
-            self.catch_up(report.attempt + self.recovering)  # nobody can have a part of a new one yet
+            self.catch_up(member, report.attempt)
         if not self.recovering and member.attempt == self.number and report.attempt in (None, self.number):
             return False
         self._outbox.log(

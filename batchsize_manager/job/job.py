@@ -227,7 +227,7 @@ class Job:
         member.beats = True
         if member.suspended and not self.members.staying:
             self._welcome(worker, member, now)  # it may wait for work itself, and there is nobody else
-        self.attempts.catch_up(attempt)
+        self.attempts.catch_up(member, attempt)
         return self.must_recover(worker, incarnation)
 
     def recover(self, worker: str, incarnation: str, attempt: int, now: float) -> int:
@@ -256,7 +256,7 @@ class Job:
             self._welcome(worker, member, now)
         if attempt >= self.attempts.number:
             self.attempts.begin(f"{worker} could not go on", after=attempt)
-        return self.attempts.number
+        return self.attempts.tell(member)
 
     def rewind(
         self,
@@ -290,7 +290,7 @@ class Job:
             return
         member = self.presence.hear(worker, incarnation, now)
         self._check_begun()
-        self.attempts.catch_up(attempt)
+        self.attempts.catch_up(member, attempt)
         if attempt > self.attempts.number:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:

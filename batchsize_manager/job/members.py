@@ -42,6 +42,7 @@ class Member:
     reported: int  # the last iteration whose slice it has reported
     assigned: int  # the iteration that it works on or, where it waits, works on next
     attempt: int  # that it is in, for all that it has said
+    told: int  # the last attempt that this manager, or what it was restored from, has told it of
     heard_at: float  # when it said anything last
     reported_at: float  # when it reported last, joined, or was given a piece
     unreleasable: bool = False  # the others could not go on without it
@@ -180,6 +181,7 @@ class Members:
             reported=first - 1,
             assigned=first,
             attempt=attempt,
+            told=attempt,
             heard_at=now,
             reported_at=now,
             unreleasable=unreleasable,

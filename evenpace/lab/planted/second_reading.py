@@ -304,6 +304,17 @@ PLANTED = (
         ),
         "tests/batchsize_manager/job/test_machine.py -k failed_once",
     ),
+    Planted(
+        "After a manager was killed while its disk was full,",
+        (
+            Change(
+                "batchsize_manager/job/attempts.py",
+                "attempt >= self.number and attempt > member.told",
+                "attempt > self.number",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_recovery.py -k shares",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {

@@ -63,6 +63,11 @@ class Driver:
         for name in names:
             self.report(name, self.iteration(name))
 
+    def rewind(self, name, attempt, iteration, now=None):
+        """Let a worker that is told of an attempt go on in it."""
+        self.job.must_recover(name, name)
+        self.job.rewind(name, name, attempt, iteration, self.now if now is None else now)
+
     def tick_at(self, now):
         """Move the clock and tick."""
         self.now = now
@@ -75,7 +80,7 @@ class Beating(Driver):
     def beat(self, *names):
         """Let workers send a heartbeat now."""
         for name in names:
-            self.job.heartbeat(name, name, self.job.attempts.number, self.now)
+            self.job.heartbeat(name, name, 0, self.now)
 
     def report_part(self, name, part, attempt=None):
         """Let a worker report the part that it names."""

@@ -46,10 +46,10 @@ def test_an_event_that_is_refused_keeps_its_effects_for_the_next():
     driver = Beating("a", "b", total=16)
     driver.next("a")
     driver.next("b")
+    driver.job.recover("a", "a", 0, driver.now)
+    assert driver.job.must_recover("b", "b") == 1
     driver.job.disconnect("b", "b", driver.now)
     driver.tick_at(2.0)
-    driver.beat("a")
-    driver.job.recover("a", "a", 0, driver.now)
     driver.job.take_effects()
     with pytest.raises(
         InvalidRequestError, match="place 1000001: must be at most the dataset's size, 1000000"

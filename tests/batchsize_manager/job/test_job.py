@@ -355,7 +355,7 @@ def test_gone_before_anything_was_trained(go):
     go(driver)
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     for name in "ac":
-        driver.job.rewind(name, name, 1, 0, driver.now)
+        driver.rewind(name, 1, 0)
     assert [driver.count(name) for name in "ac"] == [15, 15]
 
 
@@ -483,11 +483,11 @@ def test_lookahead_begins_another_attempt_once_a_loss_is_in_the_way():
     driver.job.leave("c", "c", 0.0)
     assert (driver.job.attempts.recovering, driver.iteration("a")) == (True, None)
     assert driver.job.must_recover("b", "b") == 1
-    driver.job.rewind("b", "b", 1, 1, 0.0)
+    driver.rewind("b", 1, 1)
 
     assert driver.next("b") == Assignment(1, 0, 45, 15, 30, 1, 30)
     assert driver.job.must_recover("a", "a") == 1
-    driver.job.rewind("a", "a", 1, 1, 0.0)
+    driver.rewind("a", 1, 1)
     assert (driver.job.must_recover("a", "a"), driver.count("a")) == (None, 15)
 
 

@@ -158,7 +158,8 @@ class LookaheadMachine(RuleBasedStateMachine):
             worker.given = {i: part for i, part in worker.given.items() if i < iteration}
         for name, worker in self.workers.items():
             if name in self.job.members:  # else it was released meanwhile
-                self.job.rewind(name, name, self.job.attempts.number, iteration, self.now)
+                attempt = self.job.must_recover(name, name)
+                self.job.rewind(name, name, attempt, iteration, self.now)
             worker.known = worker.reported = iteration - 1
             worker.waiting = True
         for name, worker in list(self.workers.items()):
@@ -259,7 +260,7 @@ def test_who_was_to_be_released_is_needed_again_after_going_back():
     policy.named.clear()
     job.recover("a", "a", 0, 0.0)
     for name in "ab":
-        job.rewind(name, name, 1, 1, 0.0)
+        job.rewind(name, name, job.must_recover(name, name), 1, 0.0)
     for iteration in range(1, 5):
         assert [job.next_assignment(name, name).count for name in "ab"] == [10, 10]
         for name in "ab":

@@ -121,9 +121,7 @@ def drive(driver, iterations, *names):
     while len(batches) < iterations:
         if driver.job.attempts.recovering:
             for name in names:
-                driver.job.rewind(
-                    name, name, driver.job.attempts.number, driver.job.iterations.first_open, driver.now
-                )
+                driver.rewind(name, driver.job.attempts.number, driver.job.iterations.first_open)
         parts = [driver.next(name) for name in names]
         batches.append((parts[0].epoch, parts[0].batch_start, parts[0].total, [p.count for p in parts]))
         for part, name in zip(parts, names, strict=True):
@@ -210,8 +208,8 @@ def test_a_restored_job_has_the_size_that_was_wanted():
     driver.next("a"), driver.next("b")
     driver.job.operations.change_batch_size(24, driver.now)
     driver.job = restored(driver.job, JobConfig(workers=2), total=driver.job.planner.batches.total)
-    driver.job.rewind("a", "a", 1, 5, 100.0)  # by themselves they went on to iteration 5
-    driver.job.rewind("b", "b", 1, 5, 100.0)
+    driver.rewind("a", 1, 5, 100.0)  # by themselves they went on to iteration 5
+    driver.rewind("b", 1, 5, 100.0)
     part = driver.next("a")
     assert (part.iteration, part.batch_start, part.total) == (5, 5 * 16, 24)
 
@@ -293,7 +291,7 @@ def test_a_drained_worker_stays_if_another_has_died_meanwhile():
     driver.job.recover("a", "a", 0, driver.now)
     driver.job.leave("b", "b", driver.now)
     for name in "ac":
-        driver.job.rewind(name, name, 1, 0, driver.now)
+        driver.rewind(name, 1, 0)
     assert [driver.count(name) for name in "ac"] == [15, 15]
     assert any(event.startswith("c stays, since the others cannot") for event in driver.job.outbox.events)
 
@@ -369,8 +367,8 @@ def test_a_drain_outlives_another_attempt_and_the_manager():
             driver.job = restored(driver.job, JobConfig(workers=2))
         else:
             driver.job.recover("a", "a", 0, driver.now)
-        driver.job.rewind("b", "b", 1, 0, 100.0)
-        driver.job.rewind("a", "a", 1, 0, 100.0)
+        driver.rewind("b", 1, 0, 100.0)
+        driver.rewind("a", 1, 0, 100.0)
         assert list(driver.job.members) == ["a"]
         assert driver.job.members.why_released("b", "b") == "drained by an operator"
         assert driver.job.recover("b", "b", 0, 100.0) == 1
@@ -423,7 +421,7 @@ def test_a_restored_job_is_still_paused():
     driver.job.operations.pause(driver.now)
     driver.job = restored(driver.job, JobConfig(workers=2), paused=True)
     for name in "ab":
-        driver.job.rewind(name, name, 1, 1, 100.0)
+        driver.rewind(name, 1, 1, 100.0)
     assert (driver.job.state, driver.next("a")) == ("paused", None)
     driver.job.operations.resume(100.0)
     assert driver.iteration("a") == 1

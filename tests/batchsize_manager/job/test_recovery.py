@@ -14,7 +14,7 @@ from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
-from idl.records import IterationRecord
+from idl.records import IterationRecord, Report
 from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, asp, restored
 
@@ -32,8 +32,8 @@ def test_an_attempt_begins_where_the_shards_can_go_on():
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     driver.report_part("a", old)
     assert driver.next("a") is driver.next("b") is None
-    driver.job.rewind("a", "a", 1, 2, 0.0)
-    driver.job.rewind("b", "b", 1, 3, 0.0)
+    driver.rewind("a", 1, 2)
+    driver.rewind("b", 1, 3)
 
     assert not driver.job.attempts.recovering
     parts = [driver.next(name) for name in "ab"]
@@ -53,7 +53,7 @@ def test_who_cannot_go_on_in_the_new_attempt_begins_another():
     driver = Beating("a", "b")
     assert driver.job.recover("a", "a", 0, 0.0) == 1
     assert driver.job.recover("a", "a", 1, 0.0) == 2
-    driver.job.rewind("b", "b", 1, 0, 0.0)
+    driver.rewind("b", 1, 0)
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 2)
 
 
@@ -75,13 +75,13 @@ def test_who_has_not_rewound_is_told_to():
     driver = Beating("a", "b")
     old = driver.next("b")
     driver.job.recover("a", "a", 0, 0.0)
-    driver.job.rewind("a", "a", 1, 0, 0.0)
+    driver.rewind("a", 1, 0)
     assert [driver.job.must_recover(name, name) for name in "ab"] == [None, 1]
     driver.report_part("b", old)
     assert driver.job.heartbeat("b", "b", 0, 0.0) == 1
     driver.finish("a")
     assert driver.job.iterations.first_open == 0
-    driver.job.rewind("b", "b", 1, 0, 0.0)
+    driver.rewind("b", 1, 0)
     driver.report_part("b", old)
     assert driver.job.iterations.first_open == 0
     driver.finish("b")
@@ -96,7 +96,7 @@ def test_after_going_back_deadlines_count_from_the_new_work():
     driver.job.recover("a", "a", 0, 99.0)
     driver.tick_at(500.0)
     for name in "ab":
-        driver.job.rewind(name, name, 1, 0, 500.0)
+        driver.rewind(name, 1, 0, 500.0)
         driver.next(name)
     driver.now = 510.0
     driver.finish("a")
@@ -132,8 +132,8 @@ def test_a_newcomer_during_recovery_is_planned_for():
     driver.job.recover("a", "a", 0, 0.0)
     driver.join("b")
     assert driver.job.must_recover("b", "b") == 1
-    driver.job.rewind("b", "b", 1, 1, 0.0)
-    driver.job.rewind("a", "a", 1, 1, 0.0)
+    driver.rewind("b", 1, 1)
+    driver.rewind("a", 1, 1)
     assert [driver.span(name) for name in "ab"] == [(1, 32, 16), (1, 48, 16)]
 
 
@@ -152,7 +152,7 @@ def test_a_restored_job_plans_what_it_would_have_planned():
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
     assert [driver.job.must_recover(name, name) for name in "cab"] == [1, 1, 1]
     for name in "cab":
-        driver.job.rewind(name, name, 1, 5, 100.0)
+        driver.rewind(name, 1, 5, 100.0)
     for _ in range(6):
         for name in "abc":
             mine, other = driver.next(name), twin.next(name)
@@ -193,7 +193,7 @@ def test_a_restored_policy_knows_the_speeds(policy):
         driver.next("a"), driver.next("b")
     job = restored(driver.job, JobConfig(workers=2), policy)
     for name in "ab":
-        job.rewind(name, name, 1, 30, 100.0)
+        job.rewind(name, name, job.must_recover(name, name), 30, 100.0)
     counts = [job.next_assignment(name, name).count for name in "ab"]
     assert sum(counts) == 32
     if policy in ("proportional", "learned"):
@@ -225,7 +225,7 @@ def test_a_job_without_members_is_kept_on():
     assert not driver.job.ended
     driver.join("b")
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.job.rewind("b", "b", 1, 1, driver.now)
+    driver.rewind("b", 1, 1)
     assert driver.span("b") == (1, 32, 32)
 
 
@@ -248,10 +248,28 @@ def test_an_attempt_that_was_not_kept_is_gone_beyond():
     assert driver.job.attempts.number == 1
     assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
     assert driver.job.recover("a", "a", 4, 100.0) == 5
-    driver.job.rewind("a", "a", 6, 0, 100.0)
+    driver.rewind("a", 6, 0, 100.0)
     assert driver.job.must_recover("a", "a") == 7
-    driver.job.rewind("a", "a", 7, 0, 100.0)
+    driver.rewind("a", 7, 0, 100.0)
     assert not driver.job.attempts.recovering
+
+
+@pytest.mark.parametrize("call", ["heartbeat", "report", "recover", "rewind"])
+def test_an_attempt_that_was_not_kept_shares_its_number_with_no_other(call):
+    """Who was told of an attempt by a manager that lost it is told of another, whatever it calls."""
+    driver = Beating("a", "b")
+    job = driver.job = restored(driver.job, JobConfig(2))
+    assert job.recover("b", "b", 0, 100.0) == 1
+    job.rewind("b", "b", 1, 0, 100.0)
+    part = job.next_assignment("b", "b")
+    calls = {
+        "heartbeat": lambda: job.heartbeat("a", "a", 1, 100.0),
+        "report": lambda: job.report("a", "a", Report(0, 1.0, attempt=1, start=0), 100.0),
+        "recover": lambda: job.recover("a", "a", 1, 100.0),
+        "rewind": lambda: job.rewind("a", "a", 1, 0, 100.0),
+    }
+    calls[call]()
+    assert job.must_recover("a", "a") == job.must_recover("b", "b") == job.attempts.number > part.attempt == 1
 
 
 def record(iteration, attempt):
@@ -287,7 +305,7 @@ def test_the_batch_follows_the_members():
     assert (driver.next("a").start, driver.next("a").total) == (24, 16)
 
     assert driver.job.recover("a", "a", 0, 0.0) == 1
-    driver.job.rewind("a", "a", 1, 2, 0.0)
+    driver.rewind("a", 1, 2)
     assert (driver.next("a").start, driver.next("a").total) == (32, 16)
 
 
@@ -302,7 +320,7 @@ def test_a_scaled_job_is_restored_where_its_batches_were():
     driver.next("a")
     driver.join("d")
     driver.job = restored(driver.job, config, records=driver.job.history(0, 1))
-    driver.job.rewind("d", "d", 1, 3, 100.0)
+    driver.rewind("d", 1, 3, 100.0)
     part = driver.next("d")
     assert (part.iteration, part.batch_start, part.total) == (3, 16 + 16 + 24, 32)
 
@@ -325,7 +343,7 @@ def test_records_tell_where_scaled_batches_were():
         records=driver.job.history(1, 2),
         now=0.0,
     )
-    job.rewind("a", "a", 1, 4, 0.0)
+    job.rewind("a", "a", job.must_recover("a", "a"), 4, 0.0)
     assert job.next_assignment("a", "a").batch_start == 16 + 3 * 24
 
 

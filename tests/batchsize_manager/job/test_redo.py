@@ -164,7 +164,7 @@ def test_a_newcomer_alone_brings_all_back():
     assert not driver.job.attempts.recovering
     driver.job.leave("a", "a", 0.0)
     assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
-    driver.job.rewind("b", "b", 1, 1, 0.0)
+    driver.rewind("b", 1, 1)
     assert driver.span("b") == (1, 30, 30)
 
 
@@ -327,7 +327,7 @@ def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
     if restarted:
         driver.job = restored(driver.job, JobConfig(workers=2, report_timeout=1000.0), now=0.0)
         for name in "ab":
-            driver.job.rewind(name, name, 1, 0, 0.0)
+            driver.rewind(name, 1, 0)
     driver.beat("a")
     driver.now = 5.0
     driver.finish("a")
@@ -454,7 +454,7 @@ def test_workers_that_come_back_one_after_the_other_are_waited_for():
     assert driver.job.attempts.failure is None
     driver.join("h", bounds=Bounds(1, 110))
     for name in "efgh":
-        driver.job.rewind(name, name, driver.job.attempts.number, 0, driver.now)
+        driver.rewind(name, driver.job.attempts.number, 0)
     assert [driver.count(name) for name in "efgh"] == [100] * 4
 
 
@@ -566,7 +566,7 @@ def test_a_job_whose_members_all_died_is_kept():
     driver.tick_at(600.9)
     driver.join("b")
     assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.job.rewind("b", "b", 1, 1, driver.now)
+    driver.rewind("b", 1, 1)
     assert driver.span("b") == (1, 32, 32)
 
 

@@ -61,12 +61,12 @@ def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
         driver.finish("a", "b")
     driver.job.recover("a", "a", 0, driver.now)
     for name in "ab":
-        driver.job.rewind(name, name, 1, 10, driver.now)
+        driver.rewind(name, 1, 10)
     cut_off(driver, "b")
     driver.job.recover("a", "a", 1, driver.now)
-    driver.job.rewind("a", "a", 2, 5, driver.now)
+    driver.rewind("a", 2, 5)
     driver.beat("b")
-    driver.job.rewind("b", "b", 2, 5, driver.now)
+    driver.rewind("b", 2, 5)
     while driver.iteration("b") is None:
         driver.finish("a")
     part = driver.next("b")
@@ -93,7 +93,7 @@ def test_all_that_were_cut_off_come_back():
         "attempt 1 is needed: all members had gone"
     ]
     for name in "ab":
-        driver.job.rewind(name, name, 1, 0, driver.now)
+        driver.rewind(name, 1, 0)
     assert sum(driver.span(name)[2] for name in "ab") == 16
 
 
@@ -177,7 +177,7 @@ def test_who_comes_back_fits_into_the_batch_that_grows_with_it():
     driver.beat(*names)
     assert list(driver.job.members) == list(names)
     for name in names:
-        driver.job.rewind(name, name, 1, 0, driver.now)
+        driver.rewind(name, 1, 0)
     assert sum(driver.span(name)[2] for name in names) == 32
 
 
@@ -193,10 +193,10 @@ def test_who_is_not_known_any_more_joins_again_and_recovers():
         driver.report_part("b", part)
     for _ in range(2):  # the call may be repeated
         driver.job.join("b", "b", Bounds(), 100.0, again=True)
-    driver.job.rewind("a", "a", driver.job.attempts.number, 0, 100.0)
-    driver.report_part("b", part, attempt=driver.job.attempts.number)  # of an attempt that was lost, maybe
-    assert driver.job.must_recover("b", "b") == driver.job.attempts.number
-    driver.job.rewind("b", "b", driver.job.attempts.number, 0, 100.0)
+    driver.rewind("a", driver.job.attempts.number, 0, 100.0)
+    driver.report_part("b", part, attempt=driver.job.attempts.number)  # of an attempt that was lost
+    for name in "ab":
+        driver.rewind(name, driver.job.attempts.number, 0, 100.0)
     driver.finish("a", "b")
     assert driver.job.iterations.first_open == 1
 

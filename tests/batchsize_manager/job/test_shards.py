@@ -17,7 +17,7 @@ def recover(driver, iteration):
     """Let all workers go on from an iteration, in the attempt that has begun."""
     assert driver.job.attempts.recovering
     for worker in ("a", "b"):
-        driver.job.rewind(worker, worker, driver.job.attempts.number, iteration, driver.now)
+        driver.rewind(worker, driver.job.attempts.number, iteration)
 
 
 def test_workers_that_use_different_shards_are_given_another_attempt_and_then_refused():

@@ -111,7 +111,8 @@ def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]
         job.recover("a", "a", job.attempts.number, 0.0)
     join(job)
     for name in WORKERS:
-        job.rewind(name, name, job.attempts.number, iteration, 0.0)
+        if (attempt := job.must_recover(name, name)) is not None:
+            job.rewind(name, name, attempt, iteration, 0.0)
     return train(job, 7)
 
 
