@@ -102,7 +102,7 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/job/job.py",
-                "        self.attempts.catch_up(attempt)\n        if attempt > self.attempts.number:\n",
+                "        self.attempts.catch_up(member, attempt)\n        if attempt > self.attempts.number:\n",
                 "        if attempt > self.attempts.number:\n",
             ),
         ),
