@@ -68,7 +68,6 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
-	@mkdir -p runs
 	$(BIN)/evenpace bench rpc --json runs/bench-rpc.json
 	$(BIN)/evenpace bench ps --json runs/bench-ps.json
 

@@ -97,9 +97,7 @@ def _write(sources: Sequence[Any], out: Path | None, json_path: Path | None) -> 
     ids = "-".join(source.facts.run[:_ID] for source in reversed(sources))
     path = out or Path("runs/reports") / f"{name or 'job'}-{ids}.html"
     reports = [_gathered(source) for source in sources]
-    for file in (path, json_path):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     content: Any
     if len(reports) == 1:
         (content,) = reports

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write `content` as JSON.
+    """Write `content` as JSON, in a folder that is made if need be.
 
     Numbers that JSON does not have (a diverged loss) become null.
 
@@ -17,6 +17,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
         OSError: The file cannot be written.
     """
     text = json.dumps(_without_nan(content), indent=1, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, (text + "\n").encode())
 
 

@@ -102,8 +102,8 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/job/job.py",
-                "        self.attempts.catch_up(member, attempt)\n        if attempt > self.attempts.number:\n",
-                "        if attempt > self.attempts.number:\n",
+                "        self.attempts.catch_up(member, attempt)\n        if attempt >",
+                "        if attempt >",
             ),
         ),
         "tests/batchsize_manager/job/test_recovery.py -k not_kept",

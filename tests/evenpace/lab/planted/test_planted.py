@@ -91,7 +91,7 @@ def planted_in(tmp_path, monkeypatch):
         change = Change("evenpace/__init__.py", before, after)
         entry = Planted("a symptom", (change,), f"tests/test_it.py -k '{tests}'")
         monkeypatch.setattr(planting, "PLANTED", (entry,))
-        figures = tmp_path / "figures.json"
+        figures = tmp_path / "new/figures.json"
         line = ["planted", "--checkout", str(checkout), "--json", str(figures), *options]
         result = CliRunner().invoke(cli, line)
         assert (checkout / "evenpace/__init__.py").read_text() == PACKAGE
