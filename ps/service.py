@@ -302,7 +302,7 @@ class ParameterServerService:
         if job.shard.has_used(part, worker):
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
-        contribution = job.begin(part, worker, recovers=request.instance is not None)
+        contribution = job.shard.begin(part, worker)
         sink = TimedSink(job.shard, contribution, job.tally)
         if groups:
             try:

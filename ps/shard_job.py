@@ -13,7 +13,6 @@ import torch
 
 from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from idl.layout import Layout, Part
-from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.checkpoint_store import JobStore
@@ -21,7 +20,7 @@ from ps.counters import ShardTally
 from ps.model_tensors import ModelTensors
 from ps.optimizer_state import State
 from ps.optimizers import DTYPES
-from ps.parameters import Contribution, Parameters
+from ps.parameters import Parameters
 from rpc.periodic import Periodic
 from rpc.service import Call, Connection
 
@@ -114,7 +113,6 @@ class ShardJob:
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's waiting calls"))
-    _disputed: int = -1  # the version at which a slice last did not fit those of others
     _pushed_in: int = 0  # the attempt that pushed the next gradient completely, while a later one is fenced
     _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None
     _staged: dict[tuple[str, str], _Staged] = field(default_factory=dict)  # by worker and incarnation
@@ -280,30 +278,6 @@ class ShardJob:
             raise InvalidRequestError(
                 f"rewind to version {version}, but attempt {self.attempt} went on from {self.rewound_to}"
             )
-
-    def begin(self, part: Assignment, worker: str, *, recovers: bool) -> Contribution:
-        """Begin a push in the present attempt; otherwise as `Parameters.begin`.
-
-        Where a manager lost the beginning of an attempt, what others have pushed may be of that one, and this
-        slice of another with the same number: a later one has to begin, though once only at each version.
-
-        Args:
-            part: The slice.
-            worker: Whose gradient it is.
-            recovers: Whether the worker can take part in that.
-
-        Raises:
-            RewoundError: The slice does not fit.
-            InvalidRequestError: It does not, and no other attempt would help.
-            UnavailableError: As `Parameters.begin`.
-        """
-        try:
-            return self.shard.begin(part, worker)
-        except InvalidRequestError as error:
-            if not recovers or self.synchronisation.mode != "bsp" or part.iteration == self._disputed:
-                raise
-            self._disputed = part.iteration
-            raise RewoundError(str(error), self.attempt + 1) from error
 
     def forget(self, version: int) -> None:
         """Drop the parameters, which are to be set again in the present attempt; may be called again.

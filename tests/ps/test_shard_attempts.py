@@ -144,19 +144,6 @@ def test_an_earlier_attempt_is_refused(worker):
     worker.iterate()
 
 
-def test_a_slice_that_does_not_fit_leads_to_another_attempt(worker):
-    """Two attempts of one number, of which a manager lost one, end in a third; a second time is wrong."""
-    worker.push(start=0, count=5)
-    with pytest.raises(RewoundError, match="slice 4 to 8 overlaps 0 to 5") as refused:
-        worker.push(start=4, count=4)
-    assert refused.value.attempt == 1
-    with pytest.raises(InvalidRequestError, match="overlaps"):
-        worker.push(start=4, count=4)
-    worker.push(start=5, count=3)
-    worker.stepped()
-    worker.check()
-
-
 def test_another_instance_is_refused(worker):
     """A worker that relies on another process is refused, whatever its attempt."""
     instance, worker.instance = worker.instance, "another"
