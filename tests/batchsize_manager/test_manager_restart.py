@@ -534,7 +534,8 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
 
 def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
     """Members of a job that gathers anew may go back then, and the state is written all the same."""
-    with serving(service(tmp_path, workers=2)) as address:
+    manager = service(tmp_path, workers=2)
+    with serving(manager) as address:
         waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
         thread = in_background(waiting.join)
         wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
@@ -542,6 +543,8 @@ def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client,
         assert asking.call("heartbeat", beat).recover == 4
         thread.join(30)
         again = in_background(lambda: asking.call("rewind", _wire.RewindRequest(waiting.identity, 4, 0)))
+        (managed,) = manager.jobs
+        wait_until(lambda: not managed.job.attempts.recovering, "the call of who goes back")
         other = Worker(address, "b", Tape(), job="early")
         reply = other.join()
         again.join(30)
