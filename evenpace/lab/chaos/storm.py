@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
@@ -74,6 +74,7 @@ class Storm:
         self._next = next(faults, None)
         self._waiting: list[Fault] = []
         self._delay = 0.0  # seconds for which faults were held back
+        self._elapsed = 0.0  # seconds for which they were not
         self._ticked = self._began
         self._disturbed = self._began  # when there was last a fault other than workers being frozen until out
         self.active: list[Active] = []
@@ -90,12 +91,12 @@ class Storm:
         now = time.monotonic()
         self._delay += now - self._ticked if hold else 0.0
         self._ticked = now
-        elapsed = now - self._began - self._delay
-        while self._next is not None and self._next.at <= elapsed:
+        self._elapsed = now - self._began - self._delay
+        while self._next is not None and self._next.at <= self._elapsed:
             self._waiting.append(self._next)
             self._next = next(self._faults, None)
         if not hold:
-            self._waiting = [fault for fault in self._waiting if not self._settle(fault, elapsed)]
+            self._waiting = [fault for fault in self._waiting if not self._settle(fault)]
         if any(one.fault.kind != _UNTIL_OUT for one in self.active):
             self._disturbed = now
         for active in list(self.active):
@@ -109,16 +110,16 @@ class Storm:
                 self._end(active)
 
     def end(self) -> None:
-        """Drop the faults to come, but for one of each kind that has not come yet.
+        """Drop the faults to come, but for one of each kind that has not befallen anything yet.
 
-        There are such kinds where this process was held up. Faults under way last as scheduled.
+        There are such kinds where this process was held up, or where other faults were in the way. Faults
+        under way last as scheduled.
         """
-        begun = [one.fault for one in (*self.active, *self.over)]
-        come = {fault.kind for fault in (*begun, *self.without_target)}
-        due = [*self._waiting, *filter(None, [self._next]), *self._faults]
+        begun = {one.fault.kind for one in (*self.active, *self.over)}
+        again = [replace(fault, at=self._elapsed) for fault in self.without_target]
         first: dict[str, Fault] = {}
-        for fault in due:
-            if fault.kind not in come:
+        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *again):
+            if fault.kind not in begun:
                 first.setdefault(fault.kind, fault)
         self._next, self._waiting = None, list(first.values())
 
@@ -141,14 +142,14 @@ class Storm:
             if {worker, MANAGER} & set(one.target.partition(">")[0].split(","))
         )
 
-    def _settle(self, fault: Fault, elapsed: float) -> bool:
+    def _settle(self, fault: Fault) -> bool:
         """Begin a fault, or give it up; return False if it is to be tried again."""
         target = next((name for name in fault.targets if self._possible(fault.kind, name)), None)
         if target is not None:
             injection = self._inject(fault, target)
             self.active.append(Active(fault, target, injection, time.monotonic()))
             return True
-        if elapsed - fault.at > _PATIENCE_SECONDS:
+        if self._elapsed - fault.at > _PATIENCE_SECONDS:
             self.without_target.append(fault)
             return True
         return False

@@ -826,3 +826,17 @@ def test_one_of_each_kind_comes_though_the_time_is_up(faultless, tmp_path):
     assert outcome.counts == {"kill": (1, 1, 0), "freeze": (1, 1, 0)}
     assert [fault["number"] for fault in outcome.faults] == [0, 2]
     assert outcome.violations == []
+
+
+def test_a_kind_that_found_no_target_comes_once_more(faultless, tmp_path, monkeypatch):
+    """What it was to befall may have been out of reach for as long as another fault lasted."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history)
+    possible = Storm._possible
+    monkeypatch.setattr(
+        Storm, "_possible", lambda storm, kind, name: storm.without_target and possible(storm, kind, name)
+    )
+    run.under_faults(kill(at=-1.0), ended=True)
+    outcome = run.judged()
+    assert outcome.counts == {"kill": (2, 1, 1)}
+    assert outcome.violations == []
