@@ -173,6 +173,154 @@ PLANTED: tuple[Planted, ...] = (
         (Change("ps/shard_job.py", "self._awaited = None  # an attempt that is over began it;", "pass  #"),),
         "tests/ps/test_slow_disks.py",
     ),
+    Planted(
+        "Samples are skipped or repeated after a restart",
+        (
+            Change("batchsize_manager/job/restoration.py", "    batches.restore(batch_changes)\n", ""),
+            Change("batchsize_manager/job/restoration.py", "if not batch_changes:", "if True:"),
+        ),
+        "tests/batchsize_manager/job/test_recovery.py -k restored_where",
+    ),
+    Planted(
+        "Transfers to a restarted worker hang, where each",
+        (
+            Change(
+                "worker/partitions/partition.py",
+                "        self.generation = -1\n        self.incarnation = incarnation\n",
+                "        self.incarnation = incarnation\n",
+            ),
+        ),
+        "tests/batchsize_manager/partitions/test_partitions.py -k no_other_can_have",
+    ),
+    Planted(
+        "The manager grows to 158 MiB in 20 s, and on.",
+        (
+            Change(
+                "batchsize_manager/job/history.py",
+                "        self._size = 0\n",
+                "        self._size = 0\n        self._objects: list[object] = []\n",
+            ),
+            Change(
+                "batchsize_manager/job/history.py",
+                "        self._records.append(record.named_as(self.last))\n",
+                "        self._records.append(record.named_as(self.last))\n"
+                "        self._objects.append(record.parts)\n",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_history.py -k packed",
+    ),
+    Planted(
+        "4,000 workers take 43 s to join.",
+        (
+            Change(
+                "batchsize_manager/job/job.py",
+                "if self.members.started or len(self.members) >= self.config.workers:",
+                "if True:",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_job.py -k set_once",
+    ),
+    Planted(
+        "The loading processes of a killed PyTorch worker",
+        (Change("worker/torch/loader.py", "    end_with_parent(parent)\n", ""),),
+        "tests/worker/torch/test_adapter.py -k killed",
+    ),
+    Planted(
+        "All workers of a job end after ten minutes, although",
+        (
+            Change(
+                "rpc/client.py",
+                "self._socket.settimeout(min(_left(deadline), wait + self._silence))",
+                "self._socket.settimeout(_left(deadline))",
+            ),
+        ),
+        "tests/rpc/test_wire_client.py -k vanished",
+    ),
+    Planted(
+        "`Session.close()` takes 37 s.",
+        (Change("worker/heartbeat.py", "self._thread.join(_END_SECONDS)", "self._thread.join()"),),
+        "tests/worker/test_heartbeat.py -k looked_up",
+    ),
+    Planted(
+        "The state of a running job grows without end on",
+        (
+            Change(
+                "batchsize_manager/storage/state_writer.py",
+                "return self._file.is_longer(self._retention.nbytes or math.inf)",
+                "return False",
+            ),
+        ),
+        "tests/batchsize_manager/storage/test_state.py -k shortened",
+    ),
+    Planted(
+        "`learned` leaves a job 1.6 times too slow for",
+        (
+            Change(
+                "batchsize_manager/policies/measurements.py",
+                "        self._doubt[workers] *= _DOUBT_GROWS\n",
+                "",
+            ),
+        ),
+        "tests/batchsize_manager/policies/test_learned.py -k two_spikes",
+    ),
+    Planted(
+        "Pushing over four shards takes as long as over",
+        (
+            Change(
+                "worker/shard_clients.py",
+                "return [call(0)] if len(shards) == 1 else self._in_parallel(call, shards)",
+                "return [call(shard) for shard in shards]",
+            ),
+        ),
+        "tests/worker/test_shard_clients.py",
+    ),
+    Planted(
+        "A job's pulls wait for seconds for another job's",
+        (
+            Change(
+                "ps/checkpoint_store.py",
+                "        self._thread.submit(self._copy_and_write, checkpoint, copied)\n",
+                "        self._copy_and_write(checkpoint, copied)\n",
+            ),
+        ),
+        "tests/ps/test_slow_disks.py -k each_job",
+    ),
+    Planted(
+        "A worker that lives counts as silent while a shard",
+        (Change("worker/membership.py", "self._fencing.start()", "self._fencing.run()"),),
+        "tests/worker/test_heartbeat.py -k another_thread",
+    ),
+    Planted(
+        "A service keeps no deadline any more.",
+        (Change("rpc/periodic.py", "        return failing\n", "        return False\n"),),
+        "tests/rpc/test_periodic.py -k told_once",
+    ),
+    Planted(
+        "A job of many workers cannot be resumed, nor one",
+        (
+            Change(
+                "batchsize_manager/policies/model_registry.py",
+                "            del self._workers[worker]\n",
+                "            pass\n",
+            ),
+            Change(
+                "batchsize_manager/learning/uploads.py", "LEARNED_BYTES = 3 * 2**24", "LEARNED_BYTES = 2**20"
+            ),
+        ),
+        "tests/batchsize_manager/policies/test_model_registry.py "
+        "tests/batchsize_manager/learning/test_uploads.py -k 'bounded or 2000_workers'",
+    ),
+    Planted(
+        "A job that was resumed from a checkpoint forgets",
+        (
+            Change(
+                "batchsize_manager/policies/model_registry.py",
+                "return self._registry.models()",
+                "return self.policy.models()",
+            ),
+        ),
+        "tests/batchsize_manager/policies/test_model_registry.py -k outlives",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
