@@ -13,7 +13,7 @@ from idl import check
 from idl.errors import InvalidRequestError
 from idl.translation import read_bounds
 
-_CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused")
+_CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused", "gone")
 
 
 def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> str:
@@ -39,9 +39,9 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
     job = managed.job
     operations = job.operations
     change = given[0]
-    needs_worker = change in ("bounds", "drain")
+    needs_worker = change in ("bounds", "drain", "gone")
     if not needs_worker and request.worker is not None:
-        raise InvalidRequestError(f"worker: belongs to bounds or drain, not to {change}")
+        raise InvalidRequestError(f"worker: belongs to bounds, drain or gone, not to {change}")
     worker = check.text("worker", request.worker) if needs_worker else ""
     if change == "balancing":
         return _rebalance(managed, request.balancing, learning, now)
@@ -54,6 +54,10 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
         if request.drain is not True:
             raise InvalidRequestError("drain false: a worker that is drained cannot be kept; start it again")
         return operations.drain(worker, now)
+    if change == "gone":
+        if request.gone is not True:
+            raise InvalidRequestError("gone false: a worker that is out cannot be kept; start it again")
+        return operations.remove(worker, now)
     return operations.pause(now) if request.paused else operations.resume(now)
 
 

@@ -9,6 +9,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import parse_where
 from worker.own_session import has_own_session, set_own_session
 from worker.own_session import own_session as session
 from worker.session import Session, SessionConfig, default_worker_name
@@ -38,8 +39,9 @@ def connect(
     """Make this process's session, in a script that is not started by `evenpace worker`.
 
     Args:
-        manager: HOST:PORT of the BatchSizeManager.
-        ps: HOST:PORT of each shard of the parameter server, in the same order for every worker; none where
+        manager: HOST:PORT of the BatchSizeManager; HOST:PORT,HOST:PORT for places that are tried in turn, or
+            @FILE for a file with either, which is read for each attempt to connect.
+        ps: Likewise, for each shard of the parameter server, in the same order for every worker; none where
             the workers reduce their gradients among themselves, as with `torch.distributed`.
         job: The job's name.
         worker: This worker's name, unique in the job; by default from the rank that torchrun gives, or else
@@ -65,8 +67,8 @@ def connect(
         AddressInUseError: Something listens at `metrics` already.
     """
     config = SessionConfig(
-        manager=Address.parse(manager),
-        shards=tuple(Address.parse(shard) for shard in ([ps] if isinstance(ps, str) else ps)),
+        manager=parse_where(manager),
+        shards=tuple(parse_where(shard) for shard in ([ps] if isinstance(ps, str) else ps)),
         job=job,
         worker=worker or default_worker_name(),
         bounds=Bounds(

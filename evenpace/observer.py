@@ -12,17 +12,17 @@ from idl.errors import InvalidRequestError
 from idl.layout import shard_bounds, shard_parts
 from idl.records import IterationRecord
 from idl.translation import wire_part
-from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 
 class Observer:
     """A reader of a job's records, members and events at its manager, and of its parameters at the shards.
 
     Args:
-        manager: The manager's address.
-        shards: The addresses of the parameter server's shards, in the workers' order.
+        manager: The manager's address, or its places.
+        shards: The addresses, or places, of the parameter server's shards, in the workers' order.
         job: The job's name.
         credentials: A certificate, and a token of the job, where the services ask for them.
         timeout: Seconds within which the manager has to answer.
@@ -35,8 +35,8 @@ class Observer:
 
     def __init__(
         self,
-        manager: Address,
-        shards: tuple[Address, ...],
+        manager: Where,
+        shards: tuple[Where, ...],
         job: str = "default",
         credentials: Credentials | None = None,
         timeout: float = 60.0,

@@ -298,10 +298,11 @@ struct ControlRequest {
   1: string job
   2: optional Balancing balancing
   3: optional i64 total_batch_size  // samples, 1 to the data set's size; with --scale-batch, of `workers` members
-  4: optional string worker         // the worker that field 5 or 6 is for
+  4: optional string worker         // the worker that field 5, 6 or 8 is for
   5: optional Bounds bounds
   6: optional bool drain            // release the worker once it has finished its assignments; only true
   7: optional bool paused           // whether the job is to be paused, so that nothing more is planned
+  8: optional bool gone             // take the worker out now, since its machine was given up; only true
 }
 
 struct ControlReply {

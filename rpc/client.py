@@ -29,6 +29,7 @@ from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.dial import connection_error, dial, is_only_tls, shut_down
 from rpc.guard import AUTHENTICATE
+from rpc.places import Places, Where
 from rpc.tokens import Token
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _JITTER = random.SystemRandom()  # a worker's script draws from the module's own
 _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
 _SILENT_SECONDS = 2.0  # of attempts, before a line of log says which service is waited for
 _WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it asks for a repetition
+_LOOK_SECONDS = 1.0  # of waiting, after which the file of places is looked at
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
@@ -47,7 +49,8 @@ class Client:
 
     Args:
         definition: The Thrift service.
-        address: The address that it listens on.
+        where: The address that it listens on, or the places where it may be; each attempt to connect is at
+            one of those that there are then, in turn.
         name: The service's name in error messages.
         connect_timeout: Seconds in which a connection must be made, over all attempts.
         call_timeout: Seconds in which a call must be answered, reconnections included, unless the call has a
@@ -55,6 +58,7 @@ class Client:
         credentials: Certificates for TLS, and the token that each connection begins with; None for neither.
         silence: Seconds for which the service may send nothing, and accept none of the bytes sent, before the
             connection counts as broken; a service answers every few seconds while a call waits for others.
+            Where a file of places has other addresses meanwhile, it is broken off within two seconds.
         log_fields: Returns the structured fields of log lines.
 
     Attributes:
@@ -68,7 +72,7 @@ class Client:
     def __init__(
         self,
         definition: type,
-        address: Address,
+        where: Where,
         name: str,
         *,
         connect_timeout: float = 30.0,
@@ -78,13 +82,15 @@ class Client:
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._definition = definition
-        self.address = address
+        self._places = Places.of(where)
+        self._address = self._places.addresses[0] if self._places.addresses else None  # dialled last
+        self._turn = 0  # the place, by its number, that is dialled next
         self.name = name
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
         self._log_fields = log_fields
         self._credentials = credentials or Credentials()
-        self._credentials.check_target(address)
+        self._credentials.check_target(self._places)
         self._contexts = self._credentials.contexts(server=False) if self._credentials.tls else None
         self._silence = silence
         self.connections = 0
@@ -140,6 +146,8 @@ class Client:
                 self.send(method, request, bulk=bulk, deadline=deadline)
                 return self.receive(into=into, deadline=deadline)
             except NotYetError:
+                if self._new_places() is not None:  # another process is the service now
+                    self.close()
                 continue
             except (ConnectionLostError, UnavailableError) as error:
                 self._raise_if_abandoned()
@@ -218,15 +226,15 @@ class Client:
         backoff = _FIRST_BACKOFF
         while True:
             try:
-                seconds = max(0.01, min(_ATTEMPT_SECONDS, until - time.monotonic()))
-                self._socket = dial(self.address, seconds, self._contexts)
+                self._socket = self._dial(until)
                 self._raise_if_abandoned()
                 self._authenticate(until)
                 self.connections += 1
                 return self._socket
-            except (OSError, UnavailableError) as error:
+            except (OSError, UnavailableError, ConnectionLostError) as error:
                 self.close()
                 self._raise_if_abandoned()
+                self._turn += 1
                 if isinstance(error, ssl.SSLError):
                     failure = connection_error(self._peer(), "the TLS handshake", error)
                     if not isinstance(failure, ConnectionLostError):
@@ -253,6 +261,28 @@ class Client:
                 self.close()
                 raise
 
+    def _dial(self, until: float) -> socket.socket:
+        """Connect to the place whose turn it is, of those that there are now."""
+        places = self._places.now()
+        self._address = address = places[self._turn % len(places)]
+        self._credentials.check_target(address)
+        left = (until - time.monotonic()) / (len(places) - self._turn % len(places))
+        connection = dial(address, max(0.01, min(_ATTEMPT_SECONDS, left)), self._contexts)
+        if not self._credentials.tls:
+            try:  # the name may have been resolved to another machine than a moment ago
+                self._credentials.check_target(Address(*connection.getpeername()[:2]))
+            except (OSError, EvenpaceError):
+                connection.close()
+                raise
+        return connection
+
+    @property
+    def where(self) -> str:
+        """Return the place that was dialled last, in words; the places, where none was."""
+        if self._address is None:
+            return str(self._places)
+        return f"{self._address}, by {self._places}" if self._places.file else str(self._address)
+
     @property
     def connected(self) -> bool:
         """Return whether there is a connection."""
@@ -268,7 +298,7 @@ class Client:
         """Make another client of the same service, with a connection of its own."""
         return Client(
             self._definition,
-            self.address,
+            self._places,
             self.name,
             connect_timeout=self._connect_timeout,
             call_timeout=self._call_timeout,
@@ -366,22 +396,58 @@ class Client:
         assert self._socket is not None
         left = memoryview(data).cast("B")
         while left.nbytes:
-            self._socket.settimeout(min(_left(deadline), self._silence))
-            left = left[self._socket.send(left) :]
+            left = left[self._wait(self._socket.send, left, min(_left(deadline), self._silence)) :]
 
     def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
         """Fill a buffer; the service may wait `wait` seconds before it sends the first byte."""
         assert self._socket is not None
         while buffer.nbytes:
-            self._socket.settimeout(min(_left(deadline), wait + self._silence))
-            count = self._socket.recv_into(buffer)
+            seconds = min(_left(deadline), wait + self._silence)
+            count = self._wait(self._socket.recv_into, buffer, seconds)
             if not count:
                 raise ConnectionResetError("it closed the connection")
             buffer = buffer[count:]
 
+    def _wait(self, step: Callable[[memoryview], int], data: memoryview, seconds: float) -> int:
+        """Send or receive a part of `data`, and return its bytes; wait for that at most `seconds`.
+
+        Raises:
+            ConnectionLostError: Meanwhile a file of places has other addresses.
+            OSError: The connection broke; `TimeoutError` after `seconds`.
+        """
+        assert self._socket is not None
+        if self._places.file is None:
+            self._socket.settimeout(seconds)
+            return step(data)
+        until = time.monotonic() + seconds
+        while True:
+            self._socket.settimeout(min(seconds, _LOOK_SECONDS))
+            try:
+                return step(data)
+            except TimeoutError:
+                seconds = until - time.monotonic()
+                if seconds <= 0:
+                    raise
+            if (places := self._new_places()) is not None:
+                self.close()
+                raise ConnectionLostError(
+                    f"{self._peer()} was silent in {self._method}, and is at {places} now"
+                )
+
+    def _new_places(self) -> str | None:
+        """Return the addresses in the file of places, in words, unless one is that dialled last."""
+        if self._places.file is None:
+            return None
+        try:
+            places = self._places.now()
+        except UnavailableError:  # nothing is known that would be better than the present connection
+            return None
+        return None if self._address in places else ",".join(map(str, places))
+
     def _timeout_error(self, what: str, deadline: float) -> EvenpaceError:
         """Close the connection, and return the error of a call whose deadline or silence is over."""
         self.close()
+        self._turn += 1  # it may be frozen, and have been started again at another of its places
         if time.monotonic() >= deadline:
             return DeadlineExceededError(f"{self._peer()} did not {what} {self._method} within its deadline")
         return ConnectionLostError(f"{self._peer()} did not {what} {self._method} for {self._silence:g} s")
@@ -399,7 +465,7 @@ class Client:
         return None
 
     def _peer(self) -> str:
-        return f"the {self.name} at {self.address}"
+        return f"the {self.name} at {self.where}"
 
 
 def _left(deadline: float) -> float:

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from idl.errors import InvalidRequestError, UnauthorisedError
 from idl.settings import Setting
-from rpc.address import Address
+from rpc.places import Places, Where
 from rpc.reloaded_files import Reloaded
 from rpc.tokens import Token
 
@@ -89,16 +89,21 @@ class Credentials:
         assert self.token is not None
         return Reloaded((self.token,), partial(_read_token, self.token))
 
-    def check_target(self, address: Address) -> None:
-        """Check that no token would be sent to an address unencrypted.
+    def check_target(self, where: Where) -> None:
+        """Check that no token would be sent unencrypted to an address, or to one of a list of places.
+
+        The addresses in a file of places are checked when they are dialled.
 
         Raises:
-            InvalidRequestError: The address is not of this machine, and there are no certificates for TLS.
+            InvalidRequestError: An address is not of this machine, and there are no certificates for TLS.
         """
-        if (self.token or self.token_text) and not self.tls and not address.is_loopback:
-            raise InvalidRequestError(
-                f"a token would go to {address} in the clear: give certificates for TLS, too"
-            )
+        if self.tls or not (self.token or self.token_text):
+            return
+        for address in Places.of(where).addresses:
+            if not address.is_loopback:
+                raise InvalidRequestError(
+                    f"a token would go to {address} in the clear: give certificates for TLS, too"
+                )
 
 
 def _read_token(file: Path) -> str:

@@ -9,8 +9,8 @@ from idl import check
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.settings import Setting
-from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 
 def default_worker_name() -> str:
@@ -36,9 +36,9 @@ class SessionConfig:
         ValueError: A value is not allowed.
     """
 
-    manager: Annotated[Address, Setting("The BatchSizeManager.")]
+    manager: Annotated[Where, Setting("The BatchSizeManager.")]
     shards: Annotated[
-        tuple[Address, ...],
+        tuple[Where, ...],
         Setting(
             "A shard of the parameter server; may be repeated. Left out: the script reduces gradients "
             "itself.",

@@ -23,8 +23,8 @@ from idl.exact_sums import add_to
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec, Resume
 from idl.synchronisation import Synchronisation
-from rpc.address import Address
 from rpc.client import Client
+from rpc.places import Where
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.counters import SessionTally
 from worker.iteration_times import Recorder, Scalars
@@ -627,10 +627,10 @@ class Session:
         self.stopwatch.exclude(waited)
         self.on_parameters()
 
-    def _client(self, definition: type, address: Address, name: str) -> Client:
+    def _client(self, definition: type, where: Where, name: str) -> Client:
         return Client(
             definition,
-            address,
+            where,
             name,
             connect_timeout=self.config.connect_timeout,
             call_timeout=self.config.barrier_timeout,

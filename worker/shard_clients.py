@@ -418,7 +418,7 @@ def common_checkpoint(shards: Sequence[tuple[AbstractSet[int], int]]) -> tuple[i
 
 
 def _name(client: Client) -> str:
-    return f"the {client.name} at {client.address}"
+    return f"the {client.name} at {client.where}"
 
 
 def _lost_parameters(name: str) -> InvalidRequestError:

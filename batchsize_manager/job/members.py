@@ -263,9 +263,15 @@ class Members:
         member = self.get(worker, incarnation)
         if member is None:
             events = self._outbox.events
+            other = self.by_name.get(worker)
+            reason = (
+                "it never joined, left, or was taken out"
+                if other is None
+                else f"another start of it has its name now, as incarnation {other.incarnation}"
+            )
             raise NotMemberError(
-                f"worker {worker!r}, incarnation {incarnation!r}, is not a member: it never joined, left, "
-                f"or was taken out ({'; '.join(e for e in events if e.startswith(worker)) or '-'})"
+                f"worker {worker!r}, incarnation {incarnation!r}, is not a member: {reason} "
+                f"({'; '.join(e for e in events if e.startswith(worker)) or '-'})"
             )
         return member
 

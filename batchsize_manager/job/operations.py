@@ -138,6 +138,14 @@ class Operations:
         self._outbox.effects.answer = True  # it may wait for what it is not given any more
         return said
 
+    def remove(self, worker: str, now: float) -> str:
+        """Take out a member that is known to be gone, as its absence would; its name is free."""
+        self._named(worker)
+        self._presence.remove(worker, "was taken out by an operator, who knows that it is gone", now)
+        if self._members:
+            self._advance(now)
+        return f"an operator has taken {worker} out, which is gone"
+
     def pause(self, now: float) -> str:
         """Plan nothing more until `resume`."""
         if self.paused:

@@ -6,18 +6,18 @@ import click
 
 from evenpace.cli.options import example
 from evenpace.cli.peers import as_client
-from evenpace.cli.settings import ADDRESS
+from evenpace.cli.settings import PLACES
 from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
-from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 
 
 @click.command()
 @example("evenpace health --manager 127.0.0.1:4300 --ps 127.0.0.1:4400")
-@click.option("--manager", type=ADDRESS, default=None, help="A BatchSizeManager.")
-@click.option("--ps", "shards", type=ADDRESS, multiple=True, help="A shard; may be repeated.")
+@click.option("--manager", type=PLACES, default=None, help="A BatchSizeManager.")
+@click.option("--ps", "shards", type=PLACES, multiple=True, help="A shard; may be repeated.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -27,7 +27,7 @@ _NOBODY = "evenpace-health"  # neither a job nor a worker has this name
 )
 @as_client
 def health(
-    manager: Address | None, shards: tuple[Address, ...], timeout: float, credentials: Credentials | None
+    manager: Where | None, shards: tuple[Where, ...], timeout: float, credentials: Credentials | None
 ) -> None:
     """Call services; status 0 if each answers, else 1 and a line that says which does not.
 
@@ -50,7 +50,7 @@ def health(
 
 def _call(
     definition: type,
-    address: Address,
+    where: Where,
     name: str,
     method: str,
     request: Any,
@@ -62,7 +62,7 @@ def _call(
 
     client = Client(
         definition,
-        address,
+        where,
         name,
         connect_timeout=timeout,
         call_timeout=timeout,

@@ -10,9 +10,9 @@ from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import MANAGER, as_client
-from evenpace.cli.settings import ADDRESS, option
-from rpc.address import Address
+from evenpace.cli.settings import PLACES, option
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 
 def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
@@ -20,14 +20,14 @@ def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
 
     @click.option(
         "--manager",
-        type=ADDRESS,
+        type=PLACES,
         default=MANAGER,
         show_default=True,
         help="The BatchSizeManager that runs the job.",
     )
     @as_client
     @functools.wraps(function)
-    def command(manager: Address, credentials: Credentials | None, **others: Any) -> None:
+    def command(manager: Where, credentials: Credentials | None, **others: Any) -> None:
         from evenpace.overview.client import ManagerClient
 
         with user_mistakes(), ManagerClient(manager, credentials) as client:
@@ -125,6 +125,18 @@ def _drain(client: Any, name: str, worker: str) -> str:
     The others take its part from then on. Started again, it joins again.
     """
     said: str = client.drain(name, worker)
+    return said
+
+
+@_command("remove", "evenpace job remove digits w2")
+@click.argument("name", metavar="JOB")
+@click.argument("worker")
+def _remove(client: Any, name: str, worker: str) -> str:
+    """Take out a WORKER that is gone, now: for who knows that its machine was given up.
+
+    The others take its part, and another start of it may join at once. If it lives, it ends with an error.
+    """
+    said: str = client.remove(name, worker)
     return said
 
 

@@ -10,10 +10,10 @@ import click
 
 from evenpace.cli.options import example
 from evenpace.cli.peers import MANAGER, as_client
-from evenpace.cli.settings import ADDRESS
+from evenpace.cli.settings import PLACES
 from idl.errors import InvalidRequestError
-from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 if TYPE_CHECKING:
     from evenpace.overview.client import ManagerClient
@@ -28,7 +28,7 @@ _SUMMARY = (
 
 _manager = click.option(
     "--manager",
-    type=ADDRESS,
+    type=PLACES,
     default=MANAGER,
     show_default=True,
     help="The BatchSizeManager.",
@@ -41,7 +41,7 @@ _manager = click.option(
 @_manager
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
 @as_client
-def status(job: str | None, manager: Address, as_json: bool, credentials: Credentials | None) -> None:
+def status(job: str | None, manager: Where, as_json: bool, credentials: Credentials | None) -> None:
     """Show a manager's jobs, or one JOB with its workers: who slows whom, and what balancing brings.
 
     Status 0 if the manager answers, else 1. Where it asks for tokens, showing all jobs needs one of all jobs.
@@ -70,7 +70,7 @@ def status(job: str | None, manager: Address, as_json: bool, credentials: Creden
 @click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
 @as_client
 def top(
-    job: str | None, manager: Address, interval: float, once: bool, credentials: Credentials | None
+    job: str | None, manager: Where, interval: float, once: bool, credentials: Credentials | None
 ) -> None:
     """Watch a manager's jobs, or one JOB, live: the slowest workers first.
 
@@ -90,7 +90,7 @@ def top(
             watch(_console(), client, job, str(manager), interval)
 
 
-def _look(client: "ManagerClient", job: str | None, manager: Address) -> "Feed":
+def _look(client: "ManagerClient", job: str | None, manager: Where) -> "Feed":
     """Return the jobs as they are, with their past as far as it can be read in `_CATCHING_UP` seconds."""
     from evenpace.overview.feed import Feed
 

@@ -11,9 +11,9 @@ import click
 
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import as_client
-from evenpace.cli.settings import ADDRESS
-from rpc.address import Address
+from evenpace.cli.settings import PLACES
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 _LISTED = 50  # runs that are listed
 _ID = 8  # characters of a run's id: enough to tell it from others
@@ -33,7 +33,7 @@ _ID = 8  # characters of a run's id: enough to tell it from others
     default=None,
     help="From a manager's --state; the manager may be running.",
 )
-@click.option("--manager", type=ADDRESS, default=None, help="From a manager that runs.")
+@click.option("--manager", type=PLACES, default=None, help="From a manager that runs.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -54,7 +54,7 @@ _ID = 8  # characters of a run's id: enough to tell it from others
 def report(
     run: str | None,
     state: Path | None,
-    manager: Address | None,
+    manager: Where | None,
     out: Path | None,
     json_path: Path | None,
     list_runs: bool,
@@ -124,7 +124,7 @@ def _gathered(source: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(state: Path | None, manager: Address | None, credentials: Credentials | None) -> Iterator[Any]:
+def _opened(state: Path | None, manager: Where | None, credentials: Credentials | None) -> Iterator[Any]:
     """Yield the runs of a state folder or of a manager."""
     from evenpace.reports.run_list import LiveRuns, StoredRuns
 

@@ -4,6 +4,7 @@ A field's description stands in the field itself; see `idl.settings`.
 """
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
@@ -16,6 +17,7 @@ import click
 from evenpace.cli.options import F, user_mistakes
 from idl.settings import Setting, settings_of
 from rpc.address import Address
+from rpc.places import Places, Where, parse_where
 
 
 class _AddressType(click.ParamType):  # type: ignore[type-arg]  # older versions have no such argument
@@ -24,6 +26,14 @@ class _AddressType(click.ParamType):  # type: ignore[type-arg]  # older versions
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
         """Read an address; the error is `Address.parse`'s."""
         return value if isinstance(value, Address) else Address.parse(value)
+
+
+class _PlacesType(click.ParamType):  # type: ignore[type-arg]
+    name = "places"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Where:
+        """Read where a service is; the error is `Places.parse`'s."""
+        return value if isinstance(value, Address | Places) else parse_where(value)
 
 
 class _TextType(click.ParamType):  # type: ignore[type-arg]
@@ -42,7 +52,10 @@ _types = functools.cache(get_type_hints)
 """The types of a configuration's fields, by their names."""
 
 ADDRESS = _AddressType()
-"""The type of options for an address."""
+"""The type of options for an address to listen on."""
+
+PLACES = _PlacesType()
+"""The type of options for a service to call: its address, several, or a file that has them."""
 
 
 def configured(
@@ -92,7 +105,7 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
     elif setting.unit != 1 and default is not None:
         default //= setting.unit
     elif setting.read is not None and default:
-        default = ",".join(map(str, default))
+        default = ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
     flag = _parameter(name, setting).replace("_", "-")
     return click.option(
         f"--{flag}/--no-{flag}" if default is True else f"--{flag}",
@@ -166,7 +179,7 @@ def _parameter(name: str, setting: Setting) -> str:
 def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
     """Return the option's type for a field with this annotation, and whether it may be repeated."""
     if isinstance(hint, types.UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not types.NoneType)
+        hint = functools.reduce(operator.or_, (one for one in get_args(hint) if one is not types.NoneType))
     if setting.read is not None:
         return _TextType(setting.read), False
     several = get_origin(hint) is tuple
@@ -182,6 +195,8 @@ def _click_type(hint: Any, setting: Setting) -> tuple[Any, bool]:
         return path, several
     if hint is Address:
         return ADDRESS, several
+    if hint == Where:
+        return PLACES, several
     if hint in (int, float):
         return _range(hint, setting), several
     return hint, several

@@ -20,8 +20,8 @@ from evenpace.lab.traces import (
     usage_trace,
     write_trace,
 )
-from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 from worker.config import SessionConfig
 
 if TYPE_CHECKING:  # importing it takes a while
@@ -154,7 +154,7 @@ def trace_contention(
     help="Seconds without a new iteration after which to stop.",
 )
 @as_client
-def trace_live(manager: Address, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
+def trace_live(manager: Where, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
     """Record a job, until it ends: one that is running, is about to start, or has just ended.
 
     A file that is there is continued if it has the same run of the job, so the command may be stopped and

@@ -9,6 +9,7 @@ from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
@@ -30,7 +31,7 @@ class PageConfig:
         InvalidRequestError: A value is not allowed.
     """
 
-    manager: Annotated[Address, Setting("The BatchSizeManager.")]
+    manager: Annotated[Where, Setting("The BatchSizeManager.")]
     http: Annotated[Address, Setting("")] = _HTTP
     credentials: Credentials = field(default_factory=Credentials)
     names: Annotated[

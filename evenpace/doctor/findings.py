@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from idl.settings import Setting, check_settings
-from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = get_args(Level)  # the worst last
@@ -62,9 +62,9 @@ class Subject:
         ValueError: The timeout is not above 0.
     """
 
-    manager: Annotated[Address | None, Setting("A BatchSizeManager to call.")] = None
-    shards: Annotated[tuple[Address, ...], Setting("A shard to call; may be repeated.", name="ps")] = ()
-    partitions: Annotated[Address | None, Setting("A DataPartitionManager to call.")] = None
+    manager: Annotated[Where | None, Setting("A BatchSizeManager to call.")] = None
+    shards: Annotated[tuple[Where, ...], Setting("A shard to call; may be repeated.", name="ps")] = ()
+    partitions: Annotated[Where | None, Setting("A DataPartitionManager to call.")] = None
     state: Annotated[
         Path | None,
         Setting("A folder that a service is to keep its state in. A file is written there for a moment."),

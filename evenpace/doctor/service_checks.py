@@ -5,7 +5,7 @@ import datetime
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from idl.errors import (
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.places import Places, Where
 from rpc.tokens import ALL_JOBS, Token
 
 _NOBODY = "evenpace-doctor"  # a name that no job or worker has
@@ -35,7 +36,7 @@ _SLOW = 0.02  # seconds for a call and its answer: much, compared with iteration
 _CLOCKS_APART = 1.0  # seconds
 
 
-def manager(subject: Subject, address: Address) -> Iterator[Finding]:
+def manager(subject: Subject, address: Where) -> Iterator[Finding]:
     """Check a manager."""
     wire = idl.batchsize_manager
 
@@ -45,7 +46,7 @@ def manager(subject: Subject, address: Address) -> Iterator[Finding]:
     yield from _service(subject, address, _Kind("manager", wire.BatchSizeManager, ask, _manager_checks))
 
 
-def shard(subject: Subject, address: Address) -> Iterator[Finding]:
+def shard(subject: Subject, address: Where) -> Iterator[Finding]:
     """Check a shard of the parameter server."""
     wire = idl.parameter_server
 
@@ -63,7 +64,7 @@ def each_shard_once(subject: Subject) -> Iterator[Finding]:
     job = _job(subject.credentials)
     identity = idl.common.Identity(f"{job}/{_NOBODY}", _NOBODY, _NOBODY)
     wire = idl.parameter_server
-    addresses: dict[str, Address] = {}  # by the shard's process
+    addresses: dict[str, Where] = {}  # by the shard's process
     for address in subject.shards:
         with contextlib.suppress(EvenpaceError), contextlib.ExitStack() as stack:  # its own check finds them
             client = _client(subject, address, wire.ParameterServer, "parameter server")
@@ -78,7 +79,7 @@ def each_shard_once(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def partitions(subject: Subject, address: Address) -> Iterator[Finding]:
+def partitions(subject: Subject, address: Where) -> Iterator[Finding]:
     """Check a DataPartitionManager."""
     wire = idl.data_partition
 
@@ -116,14 +117,30 @@ class _Kind:
     more: Callable[[Client, str, str], Iterator[Finding]]
 
 
-def _service(subject: Subject, address: Address, kind: _Kind) -> Iterator[Finding]:
-    about = f"{kind.name} {address}"
+def _service(subject: Subject, where: Where, kind: _Kind) -> Iterator[Finding]:
+    about = f"{kind.name} {where}"
+    try:
+        address = _present(subject, Places.of(where).now())
+    except UnavailableError as error:
+        yield problem(about, str(error), "see the process that writes the file")
+        return
     reached = yield from reach(subject, address, about)
     if not reached:
         return
     if subject.credentials.tls and not (yield from shake_hands(subject, address, about)):
         return
     yield from _call(subject, address, about, kind)
+
+
+def _present(subject: Subject, addresses: Sequence[Address]) -> Address:
+    """Return the address, of the service's places, at which somebody listens; the first if nobody does."""
+    for address in addresses if len(addresses) > 1 else ():
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(address, timeout=subject.timeout / len(addresses)),
+        ):
+            return address
+    return addresses[0]
 
 
 # -- calls
@@ -168,10 +185,10 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
         client.close()
 
 
-def _client(subject: Subject, address: Address, definition: type, name: str) -> Client:
+def _client(subject: Subject, where: Where, definition: type, name: str) -> Client:
     return Client(
         definition,
-        address,
+        where,
         name,
         connect_timeout=subject.timeout,
         call_timeout=subject.timeout,

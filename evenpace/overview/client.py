@@ -6,9 +6,9 @@ import idl
 from idl.bounds import Bounds
 from idl.records import IterationRecord
 from idl.translation import read_history, wire_bounds
-from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.places import Where
 
 _wire = idl.batchsize_manager
 
@@ -20,14 +20,12 @@ class ManagerClient:
     """Connection to a manager, for one thread; all methods raise `EvenpaceError`.
 
     Args:
-        manager: Address of the manager.
+        manager: Where of the manager.
         credentials: A certificate, and a token of the job or of all jobs, where it asks for them.
         timeout: Seconds in which a call must be answered; the manager must be reached in as many, or in 30.
     """
 
-    def __init__(
-        self, manager: Address, credentials: Credentials | None = None, timeout: float = 10.0
-    ) -> None:
+    def __init__(self, manager: Where, credentials: Credentials | None = None, timeout: float = 10.0) -> None:
         self._client = Client(
             _wire.BatchSizeManager,
             manager,
@@ -91,6 +89,10 @@ class ManagerClient:
     def drain(self, job: str, worker: str) -> str:
         """Have a worker finish the iterations that it was assigned, then release it."""
         return self._control(job, worker=worker, drain=True)
+
+    def remove(self, job: str, worker: str) -> str:
+        """Take out a worker whose machine was given up, at once; another one may have its name."""
+        return self._control(job, worker=worker, gone=True)
 
     def pause(self, job: str) -> str:
         """Plan no further iteration until `resume`."""

@@ -437,11 +437,13 @@ def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({}, "give exactly one of balancing, total_batch_size, bounds, drain, paused, not none"),
+        ({}, "give exactly one of balancing, total_batch_size, bounds, drain, paused, gone, not none"),
         ({"paused": True, "total_batch_size": 5}, "not total_batch_size and paused"),
-        ({"paused": True, "worker": "good"}, "worker: belongs to bounds or drain, not to paused"),
+        ({"paused": True, "worker": "good"}, "worker: belongs to bounds, drain or gone, not to paused"),
         ({"drain": True}, "worker is missing or not of its type"),
         ({"drain": False, "worker": "good"}, "drain false"),
+        ({"gone": False, "worker": "good"}, "gone false"),
+        ({"gone": True, "worker": "nobody"}, "there is no worker 'nobody' in this job"),
         ({"drain": True, "worker": "nobody"}, "there is no worker 'nobody' in this job"),
         ({"drain": True, "worker": "good"}, "the others cannot take the batch"),
         ({"bounds": _wire.Bounds(1, 10, 1)}, "worker is missing"),

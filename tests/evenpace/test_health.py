@@ -25,6 +25,22 @@ def test_services_that_answer_are_healthy(manager, shard):
     assert (done.exit_code, done.output) == (0, "")
 
 
+def test_services_are_called_at_their_places(manager, shard, tmp_path):
+    """A command takes a list, or a file, wherever it takes a service's address; so does `evenpace doctor`."""
+    file = tmp_path / "places"
+    file.write_text(f"{manager}\n")
+    places = ("--manager", f"@{file}", "--ps", f"{address_of_our_own()},{shard}")
+    done = health(*places)
+    assert (done.exit_code, done.output) == (0, "")
+    looked = CliRunner().invoke(cli, ["doctor", *places]).output
+    assert f"manager @{file}" in looked
+    assert "cannot be reached" not in looked
+    file.unlink()
+    done = health(*places, timeout=0.5)
+    assert done.exit_code == 1
+    assert f"file of places '{file}': No such file or directory" in done.output
+
+
 @contextlib.contextmanager
 def listening(backlog):
     """The address of a socket that accepts connections and never answers."""

@@ -25,6 +25,7 @@ class Worker(threading.Thread):
         connect_timeout: Seconds.
         barrier_timeout: Seconds.
         silence: Seconds.
+        credentials: Where the services ask for them.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Worker(threading.Thread):
         connect_timeout=1.0,
         barrier_timeout=240.0,
         silence=10.0,
+        credentials=None,
     ):
         super().__init__(daemon=True)
         config = SessionConfig(
@@ -47,6 +49,7 @@ class Worker(threading.Thread):
             connect_timeout=connect_timeout,
             barrier_timeout=barrier_timeout,
             silence=silence,
+            credentials=credentials,
         )
         self.session = Session(config)
         self.done = []  # assignments

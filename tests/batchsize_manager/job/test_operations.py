@@ -8,7 +8,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_job_policy, make_policy
 from batchsize_manager.policies.proportional import Proportional
 from idl.bounds import Bounds
-from idl.errors import InvalidRequestError
+from idl.errors import InvalidRequestError, NotMemberError
 from idl.plan import JobSpec
 from idl.synchronisation import Synchronisation
 from predictors import PredictorOptions
@@ -294,6 +294,26 @@ def test_a_drained_worker_stays_if_another_has_died_meanwhile():
         driver.rewind(name, 1, 0)
     assert [driver.count(name) for name in "ac"] == [15, 15]
     assert any(event.startswith("c stays, since the others cannot") for event in driver.job.outbox.events)
+
+
+def test_a_worker_that_is_gone_is_taken_out_at_once():
+    """Its part is done by the other, and its name is free; the last one is no exception."""
+    driver = Beating("a", "b")
+    driver.finish("a")
+    said = driver.job.operations.remove("b", driver.now)
+    assert said == "an operator has taken b out, which is gone"
+    assert driver.span("a") == (0, 16, 16)
+    driver.join("b", "second")
+    with pytest.raises(NotMemberError, match="another start of it has its name now, as incarnation second"):
+        driver.report("b", 0)
+    for name in "ab":
+        driver.job.operations.remove(name, driver.now)
+    assert not driver.job.members
+    assert not driver.job.ended
+    driver.join("a", "third")
+    assert list(driver.job.members) == ["a"]
+    with pytest.raises(InvalidRequestError, match="no worker 'b'"):
+        driver.job.operations.remove("b", driver.now)
 
 
 def test_a_worker_that_the_others_cannot_do_without_is_not_drained():

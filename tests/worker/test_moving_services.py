@@ -1,0 +1,258 @@
+"""Services that are started again elsewhere while a job trains, and workers whose names others have got."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+
+from evenpace import certificates
+from evenpace.observer import Observer
+from evenpace.overview.client import ManagerClient
+from rpc import tokens
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.places import Places
+from tests.services import RestartableService, address_of_our_own, is_frozen, serving, shard_service
+from tests.worker.least_squares import Worker, trained_alone
+from tests.worker.processes import end_well, processes
+from tests.worker.test_recovery import (
+    ITERATIONS,
+    TWO_EVENLY,
+    assert_trained,
+    in_process_manager,
+    once,
+    shards_here,
+)
+from tests.worker.test_shards_named import ends
+
+
+class MovingService(RestartableService):
+    """A real service that a test starts again on another port, and of which a file says where it is.
+
+    Args:
+        file: The file.
+        arguments: Of `evenpace`, but for `--listen`.
+        host: The name that the file has for this machine.
+    """
+
+    def __init__(self, file, *arguments, host="127.0.0.1"):
+        super().__init__(*arguments)
+        self._file, self._arguments, self._host = file, arguments, host
+        self.places = Places(file=file)
+
+    def start(self):
+        """Start it, and write down where it is."""
+        super().start()
+        new = self._file.with_suffix(".new")
+        new.write_text(str(Address(self._host, self.address.port)))
+        os.replace(new, self._file)
+
+    def move(self, leave):
+        """Have it leave its port, in the way that is given, and start it on another one."""
+        leave()
+        self._own = address_of_our_own()
+        self.command = [sys.executable, "-m", "evenpace", *self._arguments, "--listen", str(self._own)]
+        self.start()
+
+
+@contextlib.contextmanager
+def moving(folder, *options, host="127.0.0.1"):
+    """Start a manager and a shard that keep their state."""
+    state = "--state", str(folder / "manager.state"), *TWO_EVENLY
+    kept = "--state", str(folder / "ps.state"), "--checkpoint-every", "1"
+    with (
+        MovingService(folder / "manager", "manager", *state, *options, host=host) as manager,
+        MovingService(folder / "ps", "ps", *kept, *options, host=host) as shard,
+    ):
+        yield manager, shard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["manager", "shard"])
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_service_moves_and_the_job_goes_on(tmp_path, which, way):
+    """Started again on another port with its state, a service is found there by what the file says."""
+    with moving(tmp_path) as (manager, shard):
+        moves = {"manager": manager, "shard": shard}[which]
+        moved = once(20, lambda: moves.move(getattr(moves, way)))
+        first = Worker(manager.places, [shard.places], "w0", ITERATIONS, moved)
+        assert_trained([first, Worker(manager.places, [shard.places], "w1", ITERATIONS)])
+        assert moves.starts == 2
+
+
+@pytest.mark.slow
+def test_services_move_with_tls_and_tokens(tmp_path):
+    """Certificates are for the name in the file, and the token goes to the new place, too."""
+    certificates.create_authority(tmp_path, 10)
+    certificates.issue(tmp_path, "service", ["localhost"], 10)
+    certificates.issue(tmp_path, "worker", [], 10)
+    key = tmp_path / "tokens.key"
+    tokens.write_new_key(key, add=False)
+    token = tmp_path / "token"
+    token.write_text(tokens.issue(tokens.TokenKeys(key), "default", 0))
+    ours = Credentials.of_folder(tmp_path / "worker", token)
+    options = "--tls", str(tmp_path / "service"), "--token-key", str(key)
+    with moving(tmp_path, *options, host="localhost") as (manager, shard):
+
+        def both_move():
+            manager.move(manager.kill)
+            shard.move(shard.kill)
+
+        moved = once(20, both_move)
+        where = manager.places, [shard.places]
+        first = Worker(*where, "w0", ITERATIONS, moved, credentials=ours)
+        assert_trained([first, Worker(*where, "w1", ITERATIONS, credentials=ours)])
+        assert manager.starts == shard.starts == 2
+
+
+@pytest.mark.slow
+def test_a_service_moves_to_the_next_of_a_list(tmp_path):
+    """With no file, the second place of a list is found once the first one refuses."""
+    with moving(tmp_path) as (manager, shard):
+        old, new = shard.address, address_of_our_own()
+        places = Places((old, new))
+
+        def move():
+            shard.kill()
+            shard._own = new
+            shard.command = [*shard.command[:-1], str(new)]
+            shard.start()
+
+        first = Worker(manager.address, [places], "w0", ITERATIONS, once(20, move))
+        assert_trained([first, Worker(manager.address, [places], "w1", ITERATIONS)])
+        assert shard.starts == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["manager", "shard"])
+def test_a_service_is_frozen_and_another_started_in_its_place(tmp_path, which):
+    """No time-out tells the workers, whose silence is long, but the file does."""
+    with moving(tmp_path) as (manager, shard), contextlib.ExitStack() as stack:
+        moves = {"manager": manager, "shard": shard}[which]
+
+        def freeze():
+            frozen = moves.popen
+            frozen.send_signal(signal.SIGSTOP)
+            stack.callback(frozen.kill)
+            # Its locks are its node's: the folder is taken to another one, as a copy.
+            state = tmp_path / ("manager.state" if which == "manager" else "ps.state")
+            copy = state.with_suffix(".copy")
+            shutil.copytree(state, copy)
+            moves._arguments = tuple(str(copy) if a == str(state) else a for a in moves._arguments)
+
+        moved = once(20, lambda: moves.move(freeze))
+        first = Worker(manager.places, [shard.places], "w0", ITERATIONS, moved, silence=600.0)
+        assert_trained([first, Worker(manager.places, [shard.places], "w1", ITERATIONS, silence=600.0)])
+
+
+def test_two_files_with_one_shard_are_refused(tmp_path):
+    """The same shard is named twice, however its places are written."""
+    with in_process_manager(1) as manager, serving(shard_service()) as shard:
+        (tmp_path / "a").write_text(str(shard))
+        (tmp_path / "b").write_text(f"127.0.0.1:{address_of_our_own().port},localhost:{shard.port}")
+        files = [Places(file=tmp_path / name) for name in "ab"]
+        told = ends(Worker(manager, files, "w0", ITERATIONS))
+    assert "name each shard once" in told
+
+
+# -- workers whose names are given to others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("point", ["10:push:0", "10:report:0"])
+@pytest.mark.parametrize("noticed", ["by absence", "by contest", "by an operator"])
+def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, noticed, point, lookahead):
+    """It says so and disturbs nobody; the replacement wins, though the other still counts as a member."""
+    absence = 2.0 if noticed == "by absence" else 600.0
+    silence = 600.0 if noticed == "by an operator" else 1.0
+    job = {"heartbeat": 0.2, "silence": silence, "absence": absence, "lookahead": lookahead}
+    arguments = ["--iterations", "300"]
+    with (
+        in_process_manager(2, **job) as manager,
+        shards_here(tmp_path) as shards,
+        contextlib.ExitStack() as stack,
+    ):
+        observer = Observer(manager, tuple(shards))
+        stack.callback(observer.close)
+
+        def start(name, folder, point):
+            folder.mkdir(exist_ok=True)
+            return stack.enter_context(
+                processes(folder, manager, shards, [name], {name: point}, arguments=arguments)
+            )
+
+        others = start("w0", tmp_path / "others", "200:report:0")
+        old = start("w1", tmp_path / "old", point)
+        wait_until(lambda: is_frozen(old["w1"]), "w1 to be at its point")
+        if noticed == "by an operator":
+            with ManagerClient(manager) as client:
+                assert client.remove("default", "w1") == "an operator has taken w1 out, which is gone"
+        elif noticed == "by absence":
+            died = "w1 died: nothing was heard"
+            wait_until(
+                lambda: observer.poll() and any(e.startswith(died) for e in observer.events), "its end"
+            )
+        else:
+            wait_until(lambda: observer.poll() and len(observer.iterations) > 12, "the others to go on")
+            assert "w1" in observer.members
+        wait_until(lambda: is_frozen(others["w0"]), "w0 to be at its point")
+        new = start("w1", tmp_path / "new", "250:report:0")
+        joined = "w1 joined"
+        wait_until(
+            lambda: observer.poll() and sum(e.startswith(joined) for e in observer.events) == 2,
+            "the replacement's joining",
+        )
+        old["w1"].send_signal(signal.SIGCONT)
+        wait_until(lambda: old["w1"].poll() is not None, "the end of the one that was replaced")
+        said = (tmp_path / "old" / "w1.log").read_text()
+        assert old["w1"].returncode == 1, said
+        assert "another start of it has its name now, as incarnation" in said.splitlines()[-1]
+        others["w0"].send_signal(signal.SIGCONT)
+        wait_until(lambda: is_frozen(new["w1"]) or new["w1"].poll() is not None, "the replacement's part")
+        new["w1"].send_signal(signal.SIGCONT)
+        end_well(tmp_path / "others", others, wait_until, ["w0"], trained_alone(300))
+        end_well(tmp_path / "new", new, wait_until, ["w1"], trained_alone(300))
+        observer.poll()
+    assert sum(e.startswith(joined) for e in observer.events) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_thaws_before_its_name_is_given_away_keeps_it(tmp_path, wait_until):
+    """The one that was to replace it is refused with the reason; started again after a removal, it wins."""
+    with (
+        in_process_manager(2, heartbeat=0.2, silence=60.0) as manager,
+        shards_here(tmp_path) as shards,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def start(name, folder, point):
+            folder.mkdir(exist_ok=True)
+            return stack.enter_context(processes(folder, manager, shards, [name], {name: point}))[name]
+
+        other = start("w0", tmp_path / "other", "30:report:0")
+        old = start("w1", tmp_path / "old", "10:push:0")
+        wait_until(lambda: is_frozen(old), "w1 to be at its point")
+        refused = start("w1", tmp_path / "refused", "40:push:0")
+        log = tmp_path / "refused" / "w1.log"
+        wait_until(lambda: "it is not known yet whether it lives" in log.read_text(), "the contest")
+        old.send_signal(signal.SIGCONT)
+        wait_until(lambda: refused.poll() is not None, "the refusal")
+        assert refused.returncode == 1
+        assert "is a member already" in log.read_text().splitlines()[-1]
+        wait_until(lambda: is_frozen(other), "w0 to be at its point")
+        with ManagerClient(manager) as client:
+            client.remove("default", "w1")
+        wait_until(lambda: old.poll() is not None, "the end of the one that was taken out, alive")
+        assert "or was taken out" in (tmp_path / "old" / "w1.log").read_text()
+        new = start("w1", tmp_path / "new", "40:push:0")
+        with ManagerClient(manager) as client:
+            wait_until(lambda: len(client.status("default").members) == 2, "the new one's joining")
+        other.send_signal(signal.SIGCONT)
+        wait_until(lambda: is_frozen(new), "the new one's part")
+        new.send_signal(signal.SIGCONT)
+        end_well(tmp_path / "other", {"w0": other}, wait_until, ["w0"], trained_alone(60))
+        end_well(tmp_path / "new", {"w1": new}, wait_until, ["w1"], trained_alone(60))
