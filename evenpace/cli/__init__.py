@@ -30,6 +30,7 @@ from evenpace.cli.profile import profile
 from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
+from evenpace.cli.submit import attach, submit
 from evenpace.cli.trace import trace
 from evenpace.cli.unequal_figures import fig6, fig7, fig8
 from idl.errors import EvenpaceError
@@ -37,6 +38,7 @@ from idl.errors import EvenpaceError
 _EXTRAS = {
     **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
+    **dict.fromkeys(("submit", "attach"), "ray"),
     **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "chaos", "planted"), "lab"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
@@ -85,6 +87,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 _COMMANDS = (
     *(demo, manager, ps, partitions, worker),
+    *(submit, attach),
     *(profile, plan),
     *(job, status, top, dashboard, report, doctor, health, metrics),
     *(certs, token),

@@ -1,6 +1,7 @@
 """A worker's script: a small least-squares problem without a framework, quick to start."""
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +56,11 @@ def main():
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--pace", type=float, default=0.0, help="Seconds that an iteration takes at least.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     session = evenpace.session()
-    for _ in go_through(session, options.iterations):
+    for _ in go_through(session, options.iterations, at=lambda session: time.sleep(options.pace)):
         pass
     np.save(options.out, session.parameters)
 

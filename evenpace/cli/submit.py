@@ -1,0 +1,186 @@
+"""`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.services import manager, ps, worker
+from evenpace.cli.settings import configured
+from evenpace.ray.submission import Submission
+from idl.errors import EvenpaceError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from evenpace.ray.cluster import JobHandle
+
+_ADDRESS = click.option(
+    "--address",
+    envvar="RAY_ADDRESS",
+    default=None,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help='The Ray cluster; "auto" finds the one on this machine.',
+)
+
+
+def _words(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Split options as a shell does."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from error
+
+
+def _passed_on(command: str) -> Callable[[F], F]:
+    return click.option(
+        f"--{command}-options",
+        default="",
+        callback=_words,
+        metavar="OPTIONS",
+        help=f"More options of `evenpace {command}`, in quotes.",
+    )
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@example("evenpace submit --workers 4 --shards 2 --address 10.0.0.1:6379 train.py --epochs 10")
+@configured(Submission, "submission", without=("shards",))
+@click.option(
+    "--shards", type=click.IntRange(1), default=None, help="Shards of the parameter server.  [default: 1]"
+)
+@click.option("--all-reduce", is_flag=True, help="No parameter server: workers reduce gradients themselves.")
+@_passed_on("manager")
+@_passed_on("ps")
+@_passed_on("worker")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the workers."
+)
+@click.option(
+    "--working-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=None,
+    help="Send this folder to all nodes, and run SCRIPT, a path within it, there. Left out: SCRIPT is at the "
+    "same place on all nodes.",
+)
+@_ADDRESS
+@click.option("--detach", is_flag=True, help="Do not follow the job.")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    submission: Submission,
+    shards: int | None,
+    all_reduce: bool,
+    manager_options: tuple[str, ...],
+    ps_options: tuple[str, ...],
+    worker_options: tuple[str, ...],
+    environment: tuple[str, ...],
+    working_dir: Path | None,
+    address: str | None,
+    detach: bool,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Train with SCRIPT as a job on a Ray cluster, and follow it.
+
+    Without --address, a cluster is started on this machine for this job. Otherwise Ctrl-C leaves the job,
+    which goes on: `evenpace attach` follows it again. Status 0 once the job is done, 1 if it failed.
+    """
+    from evenpace.ray import cluster
+
+    if all_reduce and shards is not None:
+        raise click.UsageError("give --shards or --all-reduce, not both")
+    if detach and address is None:
+        raise click.UsageError("--detach needs --address: a cluster of its own ends with this command")
+    found = working_dir / script if working_dir is not None else script
+    if not found.is_file():
+        raise InvalidRequestError(f"training script {str(found)!r}: no such file")
+    with user_mistakes():
+        job = replace(
+            submission,
+            name=submission.name or f"{script.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+            script=script if working_dir is not None else script.resolve(),
+            arguments=arguments,
+            shards=0 if all_reduce else shards or 1,
+            storage=submission.storage.expanduser().absolute(),
+            manager_options=manager_options,
+            shard_options=ps_options,
+            worker_options=worker_options,
+            environment=_variables(environment),
+        )
+    _check_options(job)
+    with cluster.connection(address, cpus=job.cpus, working_dir=working_dir) as where:
+        handle = cluster.submit(job)
+        click.echo(f"job {job.job} on the Ray cluster at {where}; its folder is {job.folder}", err=True)
+        if not detach:
+            _follow(handle, leave=address is not None, where=where)
+
+
+@click.command()
+@example("evenpace attach digits --address 10.0.0.1:6379")
+@_ADDRESS
+@click.option("--end", is_flag=True, help="End the job.")
+@click.argument("name", required=False)
+def attach(address: str | None, end: bool, name: str | None) -> None:
+    """Follow the job NAME on a Ray cluster, from the last lines of its log on; without NAME, list the jobs.
+
+    Ctrl-C leaves the job, which goes on.
+    """
+    from evenpace.ray import cluster
+
+    with cluster.connection(address or "auto") as where:
+        if name is None:
+            for job in cluster.jobs():
+                click.echo(job)
+            return
+        handle = cluster.find(name)
+        if end:
+            handle.cancel()
+        _follow(handle, leave=True, where=where)
+
+
+def _follow(handle: "JobHandle", *, leave: bool, where: str) -> None:
+    """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status."""
+    from evenpace.cli.job_lines import JobLines
+    from evenpace.ray.following import follow
+
+    with JobLines() as lines:
+        try:
+            finish = follow(handle, lines)
+        except KeyboardInterrupt:
+            if leave:
+                lines.note(f"the job goes on: evenpace attach {handle.name} --address {where}")
+                return
+            lines.note("ending the job ...")
+            handle.cancel()
+            finish = follow(handle, lines)
+        handle.goodbye()
+    if finish.state == "failed":
+        raise EvenpaceError(f"job {handle.name!r} failed: {finish.reason}")
+    if finish.state == "cancelled":
+        raise click.Abort
+
+
+def _variables(given: Sequence[str]) -> Mapping[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for name, equals, _ in pairs:
+        if not equals or not name:
+            raise ValueError(f"env {name!r}: must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _check_options(job: Submission) -> None:
+    """Check the options of all processes before anything is started."""
+    from evenpace.ray.commands import task
+    from evenpace.ray.process_actor import LISTEN
+    from evenpace.ray.secrets import JobSecrets
+
+    commands = {"manager": manager, "ps": ps, "worker": worker}
+    for name in (*job.services[:2], job.worker(0)):
+        kind, *words = (
+            word.replace(LISTEN, "127.0.0.1:0") for word in task(name, job, JobSecrets({}, {})).command
+        )
+        commands[kind].make_context(f"evenpace {kind}", words)

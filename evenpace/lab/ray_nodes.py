@@ -1,0 +1,144 @@
+"""Nodes of a Ray cluster on this machine, each a tree of processes that can be frozen and killed as one.
+
+They share the machine's address, and else nothing: to Ray they are different machines.
+"""
+
+import contextlib
+import json
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from evenpace.lab.cluster import free_ports
+from evenpace.processes import Process
+from idl.errors import UnavailableError
+from rpc.tokens import write_secret
+
+_OBJECT_STORE = 80 * 2**20  # bytes; the least that Ray takes
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+_STARTED = "Ray runtime started"  # in a node's log
+_HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""Ray's checks of its nodes: one that does not answer is given up after 3 s, not after 13 s."""
+
+
+class RayNode:
+    """A node, which runs from the beginning to the end of `with`.
+
+    Args:
+        name: Its name in messages, and its log's.
+        folder: Folder of its log; for a head, also the home of the cluster's processes, in which Ray keeps
+            the cluster's token.
+        head: The cluster's head; None for a head.
+        cpus: CPUs that Ray sets aside on it.
+        resources: Further resources of it, by name.
+        environment: Further variables of a cluster's processes; nodes take those of their head.
+
+    Attributes:
+        address: The cluster's address.
+        environment: Variables with which processes can reach the cluster.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        head: "RayNode | None" = None,
+        *,
+        cpus: int = 1,
+        resources: Mapping[str, float] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        if head is None:
+            port, client_port = free_ports(2)
+            self.address = f"127.0.0.1:{port}"
+            self.environment: Mapping[str, str] = {
+                "HOME": str(folder),
+                "RAY_AUTH_MODE": "token",
+                **(environment or {}),
+            }
+            place = ["--head", "--node-ip-address", "127.0.0.1", "--port", str(port)]
+            place += ["--ray-client-server-port", str(client_port), "--include-dashboard", "false"]
+            place += ["--system-config", json.dumps(_HEALTH_CHECKS)]
+        else:
+            self.address, self.environment = head.address, head.environment
+            place = ["--address", head.address, "--node-ip-address", "127.0.0.1"]
+        own = ["--num-cpus", str(cpus), "--object-store-memory", str(_OBJECT_STORE)]
+        own += ["--resources", json.dumps(dict(resources or {})), "--disable-usage-stats", "--block"]
+        own += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
+        line = [sys.executable, "-m", "ray.scripts.scripts", "start", *place, *own]
+        self._is_head = head is None
+        self._folder = folder
+        self._process = Process(name, line, folder / f"{name}.log", environment=self.environment)
+        self._tree: list[psutil.Process] = []  # as it was frozen
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Return all its processes, Ray's and those of actors."""
+        if not self._process.running:
+            return []
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def start(self) -> None:
+        """Start it, and wait until it is part of the cluster.
+
+        Raises:
+            ProcessFailedError: It failed.
+            UnavailableError: It did not start in time.
+        """
+        if self._is_head:
+            token = self._folder / ".ray" / "auth_token"
+            token.parent.mkdir(parents=True, exist_ok=True)
+            write_secret(token, secrets.token_hex(32))
+        self._process.start()
+        deadline = time.monotonic() + _START_SECONDS
+        while _STARTED not in self._process.log.read_text():
+            if not self._process.running:
+                raise self._process.failure()
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{self._process.name} did not start within {_START_SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
+
+    def freeze(self) -> None:
+        """Freeze all its processes."""
+        self._tree = self.processes
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let its processes go on."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill all its processes at once, as the loss of a machine does."""
+        self._tree = [*{*self._tree, *self.processes}]
+        self._signal(signal.SIGKILL)
+        psutil.wait_procs(self._tree)
+        self._tree = []
+        self._process.end()
+
+    def _signal(self, number: int) -> None:
+        for process in self._tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)

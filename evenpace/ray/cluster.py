@@ -1,0 +1,180 @@
+"""The connection of this process to a Ray cluster, and what it does there: submit a job, find it, end it."""
+
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name
+from evenpace.ray.secrets import make_secrets
+from evenpace.ray.submission import Submission
+from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+
+_OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
+_HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
+_ANSWER_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def connection(
+    address: str | None, *, cpus: int | None = None, working_dir: Path | None = None
+) -> Iterator[str]:
+    """Connect this process to a Ray cluster, or to one that is started on this machine and ends with it.
+
+    Args:
+        address: The cluster's address as Ray writes it, such as HOST:PORT or "auto"; None starts one.
+        cpus: CPUs that the started cluster sets aside for workers; None for those of this machine.
+        working_dir: A folder that is sent to all nodes, in which the job's processes run; None: none is sent.
+
+    Yields:
+        The cluster's address.
+
+    Raises:
+        UnavailableError: The cluster cannot be reached, or started.
+        InvalidRequestError: This process is connected to one already.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if ray.is_initialized():
+        raise InvalidRequestError(
+            "this process is connected to a Ray cluster already: call ray.shutdown first"
+        )
+    # A cluster that was started before must not be found by chance.
+    options: dict[str, Any] = {"address": address or "local"}
+    if address is None:
+        options |= {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
+    if working_dir is not None:
+        options["runtime_env"] = {"working_dir": str(working_dir)}
+    try:
+        ray.init(
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            **options,
+        )
+    except (RayError, RuntimeError, OSError, ValueError) as error:
+        where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
+        raise UnavailableError(f"cannot reach {where}: {error}") from error
+    for number, handler in handlers.items():
+        signal.signal(number, handler)  # Ray has set its own
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+
+
+class JobHandle:
+    """A job on the cluster that this process is connected to.
+
+    Args:
+        name: The job's name.
+        controller: The actor that runs it.
+    """
+
+    def __init__(self, name: str, controller: Any) -> None:
+        self.name = name
+        self._controller = controller
+
+    def news(self, known: News | None = None) -> News:
+        """Return what is new since the news that are known; without any, all lines that are kept.
+
+        Raises:
+            DeadlineExceededError: The controller does not answer; Ray may be starting it again.
+            UnavailableError: It has ended.
+        """
+        news: News = self._ask(
+            self._controller.news.remote(*((known.start, known.last) if known else ("", 0)))
+        )
+        return news
+
+    def credentials(self) -> Mapping[str, bytes]:
+        """Return the files of a certificate and a token with which the job's services can be called."""
+        files: Mapping[str, bytes] = self._ask(self._controller.credentials.remote())
+        return files
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what workers have reported; see `evenpace.ray.training.read_reports`."""
+        reports: list[dict[str, Any]] = self._ask(self._controller.reports.remote())
+        return reports
+
+    def cancel(self) -> None:
+        """End the job; `news` tells when it has ended."""
+        self._ask(self._controller.cancel.remote())
+
+    def goodbye(self) -> None:
+        """Let the controller end, too, once the job has: its end is known."""
+        with contextlib.suppress(UnavailableError, DeadlineExceededError):
+            self._ask(self._controller.goodbye.remote())
+
+    def _ask(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference, timeout=_ANSWER_SECONDS)
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            raise DeadlineExceededError(
+                f"job {self.name!r}: its controller has not answered for {_ANSWER_SECONDS:g} s; "
+                "its node may be lost"
+            ) from error
+        except RayError as error:
+            raise UnavailableError(f"job {self.name!r}: its controller has ended: {error}") from error
+
+
+def submit(submission: Submission) -> JobHandle:
+    """Start a job on the cluster that this process is connected to.
+
+    Raises:
+        InvalidRequestError: There is a job of this name.
+    """
+    controller = ray.remote(Controller).options(
+        name=actor_name(submission.job),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_head(), soft=True),
+        max_concurrency=16,
+        max_restarts=-1,
+        max_task_retries=-1,
+    )
+    try:
+        return JobHandle(submission.job, controller.remote(submission, make_secrets(submission.job)))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"job {submission.job!r}: one of this name runs on the cluster; "
+            f"`evenpace attach {submission.job}` follows it, another --name starts another"
+        ) from error
+
+
+def _head() -> str:
+    """Return the id of the cluster's head, whose loss ends all jobs anyway."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(str(node["NodeID"]) for node in nodes if _HEAD_RESOURCE in node["Resources"])
+
+
+def find(name: str) -> JobHandle:
+    """Return the job of a name.
+
+    Raises:
+        InvalidRequestError: No job of this name runs on the cluster.
+    """
+    try:
+        return JobHandle(name, ray.get_actor(actor_name(name), NAMESPACE))
+    except ValueError as error:
+        running = ", ".join(jobs()) or "none"
+        raise InvalidRequestError(
+            f"job {name!r}: no such job runs on the cluster; there are: {running}"
+        ) from error
+
+
+def jobs() -> list[str]:
+    """Return the names of the jobs that run on the cluster."""
+    names = [
+        one["name"]
+        for one in ray.util.list_named_actors(all_namespaces=True)
+        if one["namespace"] == NAMESPACE
+    ]
+    return sorted(name for name in names if "/" not in name)

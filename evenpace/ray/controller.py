@@ -1,0 +1,532 @@
+"""The controller of one job on a Ray cluster: an actor that does what the job's supervisor decides.
+
+It lives as long as the job, wherever the one who submitted it may be. Ray starts it again if its node is
+lost: it finds the job's actors by their names, and goes on.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+
+from evenpace.overview.client import ManagerClient
+from evenpace.ray.commands import resources, task
+from evenpace.ray.process_actor import TLS, Described, ProcessActor
+from evenpace.ray.secrets import TOKEN_FILE, JobSecrets
+from evenpace.ray.submission import MANAGER, Submission
+from evenpace.ray.supervisor import Action, Create, Finish, Seen, Start, Supervisor
+from evenpace.ray.training import read_reports
+from idl.errors import EvenpaceError, InvalidRequestError
+from rpc.address import Address
+from rpc.credentials import Credentials
+from rpc.tokens import write_secret
+
+NAMESPACE = "evenpace"
+"""Ray's namespace of our actors."""
+
+RESULT_FILE = "result.json"
+"""File of a job's end, in the job's folder."""
+
+_LOOK_SECONDS = 0.5  # between two looks at the processes
+_SILENT_SECONDS = 3.0  # without an answer, after which an actor counts as being placed again
+_END_SECONDS = 10.0  # that processes may take to end after SIGTERM: a shard writes its checkpoint
+_ALONE_SECONDS = 2.0  # that workers may, whose services have ended
+_CLOSE_SECONDS = 20.0  # for an actor to end its process, before it is killed
+_NEWS_SECONDS = 60.0  # for which the end of a job is told to whoever asks
+_ASK_SECONDS = 1.0  # between two questions to the manager
+_MANAGER_SECONDS = 5.0  # for the manager's answer
+_LINES = 10_000  # of the job's log that are kept for those who attach
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job has come, as its manager says; see `JobSummary` of the wire."""
+
+    state: str
+    iteration: int
+    batch_size: int
+    dataset_size: int
+    members: int
+
+
+@dataclass(frozen=True)
+class News:
+    """What is new of a job.
+
+    Attributes:
+        start: The start of the controller that says so; lines are numbered anew in each.
+        lines: The process and the text of each line of its log; the controller's own are of "job".
+        last: Number of the last line, for the next question.
+        waits: Why each process that is waited for does not run, by name.
+        running: Number of workers that run.
+        failures: Number of failures so far.
+        manager: Where the manager listens, HOST:PORT; None before it does.
+        progress: None before the manager knows the job.
+        finish: The job's end; None while it goes on.
+    """
+
+    start: str
+    lines: Sequence[tuple[str, str]]
+    last: int
+    waits: Mapping[str, str]
+    running: int
+    failures: int
+    manager: str | None
+    progress: Progress | None
+    finish: Finish | None
+
+
+@dataclass
+class _Watched:
+    """One process's actor, as the controller knows it."""
+
+    handle: Any
+    described: Described | None = None
+    asked: Any = None  # the reference of the answer that is awaited
+    answered_at: float = field(default_factory=time.monotonic)
+    log_from: int = 0
+    rest: bytes = b""  # of the log, a line that has no end yet
+    lost: str | None = None
+
+
+def actor_name(job: str, process: str | None = None) -> str:
+    """Return the name of a job's controller, or of the actor of one of its processes."""
+    return job if process is None else f"{job}/{process}"
+
+
+class Controller:
+    """The controller of a job.
+
+    Args:
+        submission: The job.
+        secrets: Its certificates and tokens.
+    """
+
+    def __init__(self, submission: Submission, secrets: JobSecrets) -> None:
+        self._submission = submission
+        self._secrets = secrets
+        self._supervisor = Supervisor(submission)
+        self._watched: dict[str, _Watched] = {}
+        self._begun = time.monotonic()
+        self._id = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_LINES)
+        self._last = 0  # number of the last line
+        self._finish: Finish | None = None
+        self._told_end = threading.Event()
+        self._gone: set[str] = set()  # workers that were lost, of which the manager may still hope
+        self._waits: dict[str, str] = {}
+        self._seen: dict[str, Seen] = {}
+        self._manager = _ManagerCalls(submission.job, secrets)
+        self._logs = submission.folder / "logs"
+        threading.Thread(target=self._run, name="evenpace-controller", daemon=True).start()
+
+    def news(self, start: str, after: int) -> News:
+        """Return what is new.
+
+        Args:
+            start: The start of the controller that the caller had news of; another's lines are all told.
+            after: Number of the last line that the caller has.
+        """
+        with self._lock:
+            fresh = min(self._last - (after if start == self._id else 0), len(self._lines))
+            lines = list(itertools.islice(self._lines, len(self._lines) - fresh, None))
+            running = sum(
+                self._seen[name].phase == "running" for name in self._supervisor.workers if name in self._seen
+            )
+            manager = self._seen.get(MANAGER)
+            return News(
+                self._id,
+                lines,
+                self._last,
+                dict(self._waits),
+                running,
+                self._supervisor.failures,
+                manager.address if manager is not None else None,
+                self._manager.progress,
+                self._finish,
+            )
+
+    def cancel(self) -> None:
+        """End the job."""
+        self._supervisor.cancelled = True
+
+    def goodbye(self) -> None:
+        """Note that whoever followed the job knows its end, so that the controller can end, too."""
+        self._told_end.set()
+
+    def credentials(self) -> Mapping[str, bytes]:
+        """Return the files of a certificate and a token with which the job's services can be called."""
+        return self._secrets.client
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what workers have reported."""
+        return read_reports(self._submission.folder)
+
+    # -- the loop
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while self._finish is None:
+                self._look()
+                now = time.monotonic() - self._begun
+                for action in self._supervisor.decide(self._seen, now):
+                    self._do(action)
+                time.sleep(_LOOK_SECONDS)
+        except Exception as error:
+            log.exception("the controller of job %s failed", self._submission.job)
+            self._end(Finish("failed", f"its controller failed: {error!r}"))
+        self._told_end.wait(_NEWS_SECONDS)
+        ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Create):
+            self._create(action.name)
+        elif isinstance(action, Start):
+            self._start(action)
+        else:
+            self._end(action)
+
+    def _look(self) -> None:
+        """Ask all actors, take the answers that have come, and tell workers where services listen."""
+        before = self._addresses()
+        answers = [watched.asked for watched in self._watched.values() if watched.asked is not None]
+        ready = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
+        for name, watched in self._watched.items():
+            if watched.asked in ready:
+                self._take(name, watched)
+            if watched.asked is None and watched.lost is None:
+                actor = watched.described.actor if watched.described is not None else ""
+                watched.asked = watched.handle.describe.remote(actor, watched.log_from)
+        with self._lock:
+            self._seen = {name: self._see(watched) for name, watched in self._watched.items()}
+        self._waits = {name: self._why(name) for name in self._supervisor.waited_for(self._seen)}
+        addresses = self._addresses()
+        if addresses != before:
+            for name in self._supervisor.workers:
+                if name in self._watched:
+                    self._watched[name].handle.tell.remote(addresses)
+            self._manager.move(addresses.get(MANAGER))
+
+    def _take(self, name: str, watched: _Watched) -> None:
+        """Take an actor's answer, which may be its end."""
+        reference, watched.asked = watched.asked, None
+        try:
+            described: Described = ray.get(reference, timeout=_LOOK_SECONDS)
+        except (ActorUnavailableError, GetTimeoutError):
+            return
+        except RayActorError as error:
+            watched.lost = str(error).strip()
+            if name not in self._submission.services:
+                self._gone.add(name)
+            self._say(f"{name} is lost: {_reason(watched.lost)}")
+            return
+        if watched.described is not None and described.actor != watched.described.actor:
+            self._say(f"{name} has moved to {described.seen.host}")
+            watched.rest = b""
+        watched.described, watched.answered_at = described, time.monotonic()
+        watched.log_from = described.log_end
+        *whole, watched.rest = (watched.rest + described.log).split(b"\n")
+        self._add(name, [line.decode(errors="replace") for line in whole])
+
+    def _see(self, watched: _Watched) -> Seen:
+        if watched.lost is not None:
+            return Seen("lost", reason=watched.lost)
+        if watched.described is None:
+            return Seen("placing")
+        if time.monotonic() - watched.answered_at > _SILENT_SECONDS:
+            return replace(watched.described.seen, phase="placing", host=None)
+        return watched.described.seen
+
+    def _addresses(self) -> dict[str, str]:
+        """Return where services listen, or listened last, by name."""
+        return {
+            name: str(self._seen[name].address)
+            for name in self._submission.services
+            if name in self._seen and self._seen[name].address is not None
+        }
+
+    # -- actors
+
+    def _begin(self) -> None:
+        """Prepare the job's folder or, where Ray has started this controller again, find the job's actors.
+
+        What a finished job of this name has left is removed.
+        """
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            self._say("the job's controller was started again")
+            self._find_actors()
+            return
+        folder, result = self._submission.folder, self._submission.folder / RESULT_FILE
+        done = result.exists() and json.loads(result.read_text())["state"] == "done"
+        if folder.exists() and not done and not self._submission.resume:
+            self._finish = Finish(
+                "failed",
+                f"{folder} has the state of a job of this name that did not finish: give --resume to go on "
+                "with it, or another --name",
+            )
+            return
+        if done:
+            shutil.rmtree(folder)
+        result.unlink(missing_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    def _find_actors(self) -> None:
+        """Find the actors that an earlier start of this controller has made."""
+        for name in self._supervisor.names:
+            try:
+                handle = ray.get_actor(actor_name(self._submission.job, name), NAMESPACE)
+            except ValueError:
+                continue
+            self._watched[name] = _Watched(handle)
+            self._say(f"{name} is found again")
+
+    def _create(self, name: str) -> None:
+        """Make the actor of a process, unless Ray still knows one of its name that has died."""
+        wanted = dict(resources(name, self._submission))
+        service = name in self._submission.services
+        actor = ray.remote(ProcessActor).options(
+            name=actor_name(self._submission.job, name),
+            namespace=NAMESPACE,
+            # Else they would end with the controller.
+            lifetime="detached",
+            num_cpus=wanted.pop("CPU", 0),
+            num_gpus=wanted.pop("GPU", 0),
+            resources=wanted,
+            max_concurrency=4,
+            # The loss of a node is to cost little, and workers are not to share cores while others are idle.
+            scheduling_strategy="SPREAD",
+            max_restarts=-1 if service else 0,
+            max_task_retries=-1 if service else 0,
+        )
+        try:
+            handle = actor.remote(task(name, self._submission, self._secrets))
+        except ValueError as error:
+            log.warning("%s cannot be created yet: %s", name, error)
+            return
+        self._watched[name] = _Watched(handle)
+
+    def _start(self, action: Start) -> None:
+        """Have an actor start its process; the manager learns before that a lost one of its name is gone."""
+        handle = self._watched[action.name].handle
+
+        def start() -> None:
+            handle.tell.remote(self._addresses())
+            handle.start.remote(action.generation, action.environment)
+
+        if self._seen[action.name].phase != "ready":
+            self._say(f"{action.name} is started again")
+        if action.name in self._gone and not self._submission.all_reduce:
+            worker = action.name
+            self._manager.change(
+                (worker, action.generation), lambda client, job: client.remove(job, worker), start
+            )
+        else:
+            start()
+
+    def _end(self, finish: Finish) -> None:
+        """End all processes, then their actors.
+
+        Workers end before the services where the job is done. Otherwise they end after these, without leaving
+        the job, so that it can go on some day.
+        """
+        if finish.state != "done":
+            self._say(f"the job ends: {finish.reason}")
+        self._manager.stop()
+        services = {n: one for n, one in self._watched.items() if n in self._submission.services}
+        workers = {n: one for n, one in self._watched.items() if n not in services}
+        if finish.state == "done":
+            self._close(workers, _END_SECONDS)
+            self._close(services, _END_SECONDS)
+        else:
+            self._close(services, _END_SECONDS)
+            self._close(workers, _ALONE_SECONDS)
+        for watched in self._watched.values():
+            ray.kill(watched.handle, no_restart=True)
+        result = {**asdict(finish), "failures": self._supervisor.failures}
+        write_secret(self._submission.folder / RESULT_FILE, json.dumps(result) + "\n")
+        with self._lock:
+            self._finish = finish
+
+    def _close(self, group: Mapping[str, _Watched], seconds: float) -> None:
+        """End processes within `seconds`, and read the ends of their logs."""
+        running = [one for one in group.values() if one.lost is None and one.described is not None]
+        references = [one.handle.close.remote(seconds) for one in running]
+        ray.wait(
+            references, num_returns=max(1, len(references)), timeout=_CLOSE_SECONDS
+        ) if references else None
+        for name, one in group.items():
+            if one.lost is not None or one.described is None:
+                continue
+            try:
+                asked = one.handle.describe.remote(one.described.actor, one.log_from)
+                described: Described = ray.get(asked, timeout=_MANAGER_SECONDS)
+                ray.get(one.handle.remove.remote(), timeout=_MANAGER_SECONDS)
+            except RayError as error:
+                log.warning("the end of %s's log is lost: %s", name, error)
+                continue
+            self._add(name, (one.rest + described.log).decode(errors="replace").splitlines())
+
+    # -- words
+
+    def _why(self, name: str) -> str:
+        """Return why a process does not run."""
+        one = self._seen.get(name)
+        if one is None:
+            return "is about to be created"
+        if one.phase == "ready":
+            services = self._submission.services
+            missing = [] if name in services else [s for s in services if s not in self._addresses()]
+            return f"waits for {', '.join(missing)}" if missing else "is about to start"
+        if one.phase == "ended":
+            return f"ended with status {one.status}"
+        if one.phase == "lost":
+            return "was lost, and is about to be created again"
+        described = self._watched[name].described
+        if described is not None:
+            return f"does not answer: its node {described.seen.host} may be lost"
+        if time.monotonic() - self._watched[name].answered_at < _SILENT_SECONDS:
+            return "is about to be placed"
+        return _placing(resources(name, self._submission))
+
+    def _say(self, text: str) -> None:
+        self._add("job", text.splitlines())
+
+    def _add(self, name: str, lines: Sequence[str]) -> None:
+        """Add lines to the log, in memory and in the job's folder."""
+        if not lines:
+            return
+        with self._lock:
+            self._lines.extend((name, line) for line in lines)
+            self._last += len(lines)
+        try:
+            with (self._logs / f"{name}.log").open("a") as stream:
+                stream.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            log.warning("the log of %s cannot be written: %s", name, error)
+
+
+_Change = Callable[[ManagerClient, str], object]
+"""A change of a job, of the given name, by a client of its manager."""
+
+
+class _ManagerCalls:
+    """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
+
+    Attributes:
+        progress: The last answer about the job.
+    """
+
+    def __init__(self, job: str, secrets: JobSecrets) -> None:
+        self._job = job
+        self._folder = tempfile.TemporaryDirectory(prefix="evenpace-ray-controller-")
+        self._credentials = write_credentials(Path(self._folder.name), secrets.client)
+        self._manager: Address | None = None
+        self._changes: dict[tuple[str, int], tuple[_Change, Callable[[], None]]] = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self.progress: Progress | None = None
+        self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
+        self._thread.start()
+
+    def move(self, manager: str | None) -> None:
+        """Call the manager at this address from now on."""
+        self._manager = None if manager is None else Address.parse(manager)
+        self._wake.set()
+
+    def change(self, key: tuple[str, int], change: _Change, then: Callable[[], None]) -> None:
+        """Have the manager change the job as soon as it can be reached, unless it was asked for that already.
+
+        Args:
+            key: What tells this change from others.
+            change: The change; one that the manager refuses, since it is done already, counts as done.
+            then: Called afterwards, in this object's thread.
+        """
+        self._changes.setdefault(key, (change, then))
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Call no more, and remove the credentials' files."""
+        self._stopped = True
+        self._wake.set()
+        self._thread.join()
+        self._folder.cleanup()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            asked = self._manager
+            if asked is not None:
+                try:
+                    with ManagerClient(asked, self._credentials, _MANAGER_SECONDS) as client:
+                        while self._manager == asked and not self._stopped:
+                            self._call(client)
+                            self._pause()
+                except EvenpaceError as error:
+                    log.debug("the manager at %s does not answer: %s", asked, error)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._wake.wait(_ASK_SECONDS)
+        self._wake.clear()
+
+    def _call(self, client: ManagerClient) -> None:
+        for key, (change, then) in list(self._changes.items()):
+            if then is not _done:
+                with contextlib.suppress(InvalidRequestError):
+                    change(client, self._job)
+                then()
+                self._changes[key] = (change, _done)
+        for summary in client.jobs(self._job).jobs[:1]:
+            self.progress = Progress(
+                summary.state,
+                summary.iteration,
+                summary.batch_size,
+                summary.spec.dataset_size,
+                summary.members,
+            )
+
+
+def _done() -> None:
+    """Stand for what was called after a change that is done."""
+
+
+def write_credentials(folder: Path, files: Mapping[str, bytes]) -> Credentials:
+    """Write the files of credentials into a folder, and return the credentials."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_secret(folder / name, content.decode())
+    return Credentials.of_folder(folder / TLS, folder / TOKEN_FILE)
+
+
+def _placing(wanted: Mapping[str, float]) -> str:
+    """Return why an actor has no node, as far as the nodes' resources tell."""
+    words = " and ".join(f"{amount:g} {resource}" for resource, amount in wanted.items()) or "a node"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+        return f"needs {words}, which no node of the cluster has"
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    if any(free.get(name, 0) < amount for name, amount in wanted.items()):
+        return f"needs {words}, and all are taken"
+    return f"needs {words}, which Ray is about to set aside"
+
+
+def _reason(text: str) -> str:
+    """Return the last sentence of what Ray says about an actor's death."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "Ray does not say why"

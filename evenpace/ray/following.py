@@ -1,0 +1,40 @@
+"""Following a job on a Ray cluster until its end; nothing here draws."""
+
+import time
+from typing import Protocol
+
+from evenpace.ray.cluster import JobHandle
+from evenpace.ray.controller import News
+from evenpace.ray.supervisor import Finish
+from idl.errors import DeadlineExceededError
+
+_POLL_SECONDS = 0.5
+
+
+class Shows(Protocol):
+    """What a follower shows a job on."""
+
+    def show(self, news: News) -> None:
+        """Show what is new."""
+
+    def note(self, text: str) -> None:
+        """Show a line of the follower's own."""
+
+
+def follow(handle: JobHandle, shows: Shows) -> Finish:
+    """Show a job until it ends, and return its end.
+
+    Raises:
+        UnavailableError: Its controller has ended without one.
+    """
+    known: News | None = None
+    while True:
+        try:
+            known = handle.news(known)
+        except DeadlineExceededError as error:
+            shows.note(str(error))
+            continue
+        shows.show(known)
+        if known.finish is not None:
+            return known.finish
+        time.sleep(_POLL_SECONDS)

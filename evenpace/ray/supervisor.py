@@ -1,0 +1,271 @@
+"""The decisions about a job on a Ray cluster: what is seen of its processes in, actions out.
+
+This module knows no Ray, thread, file or clock.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evenpace.ray.submission import MANAGER, Submission
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from a failure to the next start
+_FINISHING_SECONDS = 60.0  # that workers may take to end by themselves, once one has finished
+
+Phase = Literal["placing", "ready", "running", "ended", "lost"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is seen of one process of a job, and of the actor that owns it.
+
+    Attributes:
+        phase: "placing": its actor has no node, or does not answer; "ready": the actor has a node, and has
+            not started the process; "running"; "ended"; "lost": the actor died.
+        generation: The number of the process's last start, as `Start` gave it; -1 before the first.
+        status: Exit status of a process that has ended, as `subprocess` has it.
+        address: Where a service listens, or listened before it ended, as HOST:PORT; None before.
+        host: Address of its node; None while it is placed.
+        port: A free port of its node, at which the workers' group can meet.
+        reason: Why it is lost, or the end of its log.
+    """
+
+    phase: Phase
+    generation: int = -1
+    status: int | None = None
+    address: str | None = None
+    host: str | None = None
+    port: int | None = None
+    reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the process has ended with an error, or was killed."""
+        return self.phase == "ended" and self.status != 0
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the process has ended well."""
+        return self.phase == "ended" and self.status == 0
+
+
+@dataclass(frozen=True)
+class Create:
+    """Make the actor of a process, in place of one that died."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process, whatever is left of its last start being ended before.
+
+    Attributes:
+        name: The process.
+        generation: The number of this start; it is higher than that of the one before.
+        environment: Variables that say who is in the workers' group.
+    """
+
+    name: str
+    generation: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the job.
+
+    Attributes:
+        state: "done", "failed" or "cancelled".
+        reason: Why, in words; empty where it is done.
+    """
+
+    state: Literal["done", "failed", "cancelled"]
+    reason: str = ""
+
+
+Action = Create | Start | Finish
+
+
+class Supervisor:
+    """The supervisor of one job: decides which processes are created, started and started again.
+
+    With a parameter server each worker is replaced alone, and the others go on. With all-reduce the group of
+    workers is fixed: when one is lost, all are started again as the next generation, the manager too, and the
+    script goes on from its own checkpoint.
+
+    Args:
+        submission: The job.
+
+    Attributes:
+        failures: Failures so far: workers that ended with an error, and services that could not be started.
+            The loss of a node is none.
+        cancelled: Whether the job is to be ended.
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self._submission = submission
+        self._generations: dict[str, int] = {}  # the highest seen, by process
+        self._counted: set[tuple[str, int]] = set()  # failures that were counted: process and generation
+        self._due: dict[str, float] = {}  # when a process may be started after a failure
+        self._failures: dict[str, int] = {}
+        self._group = 0  # the generation of the workers of all-reduce
+        self._joined: set[str] = set()  # workers of that generation that were seen to run
+        self._enough = False  # whether as many workers have run as the job starts with
+        self._finished_at: float | None = None
+        self.cancelled = False
+
+    @property
+    def failures(self) -> int:
+        """Return the number of failures so far."""
+        return sum(self._failures.values())
+
+    @property
+    def workers(self) -> list[str]:
+        """Return the names of the workers that are wanted."""
+        return [self._submission.worker(number) for number in range(self._submission.workers.most)]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all processes that are wanted, the services first."""
+        return [*self._submission.services, *self.workers]
+
+    def decide(self, seen: Mapping[str, Seen], now: float) -> list[Action]:
+        """Return what is to be done.
+
+        Args:
+            seen: What is seen of the processes whose actors exist, or have died.
+            now: Seconds since the job was submitted.
+        """
+        if self.cancelled:
+            return [Finish("cancelled", "it was ended by its user")]
+        for name, one in seen.items():
+            self._generations[name] = max(self._generations.get(name, -1), one.generation)
+        finish = self._failed(seen, now) or self._done(seen, now) or self._late(seen, now)
+        if finish is not None:
+            return [finish]
+        missing = [name for name in self.names if name not in seen or seen[name].phase == "lost"]
+        if self._finished_at is not None:
+            missing = [name for name in missing if name in self._submission.services]
+        return [*map(Create, missing), *self._starts(seen, now)]
+
+    def waited_for(self, seen: Mapping[str, Seen]) -> list[str]:
+        """Return the names of the processes that the job waits for."""
+        if self._finished_at is not None:
+            return []
+        return [name for name in self.names if name not in seen or seen[name].phase != "running"]
+
+    # -- the end
+
+    def _failed(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
+        """Count failures that are new, and return the end of a job that has too many."""
+        for name in self.names:
+            one = seen.get(name)
+            if one is None or not self._is_failure(name, one):
+                continue
+            # The workers of a group fail together.
+            key = name if name in self._submission.services or not self._submission.all_reduce else "group"
+            if (key, one.generation) in self._counted:
+                continue
+            self._counted.add((key, one.generation))
+            times = self._failures[key] = self._failures.get(key, 0) + 1
+            self._due[key] = now + min(_FIRST_BACKOFF * 2 ** (times - 1), _LONGEST_BACKOFF)
+            if self.failures > self._submission.max_failures:
+                return _failed_finish(name, one)
+        return None
+
+    def _is_failure(self, name: str, one: Seen) -> bool:
+        if name in self._submission.services:
+            # One that ran before was killed, or its machine has a fault: it goes on from its state.
+            return one.phase == "lost" or (one.phase == "ended" and one.address is None)
+        return one.failed and self._finished_at is None
+
+    def _done(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
+        """Return the end of a job of which a worker has finished, and none is running."""
+        workers = [seen[name] for name in self.workers if name in seen]
+        enough = all if self._submission.all_reduce else any
+        if self._finished_at is None and workers and enough(one.finished for one in workers):
+            self._finished_at = now
+        if self._finished_at is None:
+            return None
+        if now - self._finished_at <= _FINISHING_SECONDS and any(one.phase == "running" for one in workers):
+            return None
+        # One that was killed would have been replaced; of one that failed, something may be missing.
+        for name in self.workers:
+            if name in seen and seen[name].failed and (seen[name].status or 0) > 0:
+                return _failed_finish(name, seen[name])
+        return Finish("done")
+
+    def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
+        """Return the end of a job that could not start in time."""
+        running = [name for name in self.workers if name in seen and seen[name].phase == "running"]
+        self._enough = self._enough or len(running) >= self._submission.workers.least
+        if self._enough or self._finished_at is not None or now <= self._submission.start_timeout:
+            return None
+        return Finish(
+            "failed",
+            f"it could not start within {self._submission.start_timeout:g} s: "
+            f"{', '.join(self.waited_for(seen))} did not run",
+        )
+
+    # -- starts
+
+    def _starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:
+        for name in self._submission.services:
+            if self._startable(seen.get(name)) and now >= self._due.get(name, 0.0):
+                yield Start(name, self._generations[name] + 1)
+        if self._finished_at is not None:
+            return
+        if self._submission.all_reduce:
+            yield from self._group_starts(seen, now)
+        elif all(self._listens(seen.get(name)) for name in self._submission.services):
+            for name in self.workers:
+                if self._startable(seen.get(name)) and now >= self._due.get(name, 0.0):
+                    yield Start(name, self._generations[name] + 1)
+
+    def _group_starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:
+        """Yield the starts of a group, once all its workers have a node."""
+        self._group = max(self._group, *(self._generations.get(name, -1) for name in self.workers))
+        current = {
+            name
+            for name in self.workers
+            if name in seen and seen[name].generation == self._group and seen[name].phase == "running"
+        }
+        if self._joined - current:
+            self._group += 1
+            self._joined = set()
+        else:
+            self._joined |= current
+        manager = seen.get(MANAGER)
+        placed = [seen[name] for name in self.workers if name in seen and seen[name].host is not None]
+        if manager is None or len(placed) < len(self.workers) or now < self._due.get("group", 0.0):
+            return
+        if self._listens(manager) and manager.generation < self._group:
+            yield Start(MANAGER, self._group)
+        elif self._listens(manager):
+            for rank, name in enumerate(self.workers):
+                if seen[name].generation < self._group:
+                    yield Start(name, self._group, _group_environment(rank, placed))
+
+    def _startable(self, one: Seen | None) -> bool:
+        return one is not None and (one.phase == "ready" or one.phase == "ended")
+
+    def _listens(self, one: Seen | None) -> bool:
+        return one is not None and one.phase == "running" and one.address is not None
+
+
+def _failed_finish(name: str, one: Seen) -> Finish:
+    how = "died" if one.phase == "lost" else f"ended with status {one.status}"
+    return Finish("failed", f"{name} {how}:\n{one.reason}")
+
+
+def _group_environment(rank: int, workers: list[Seen]) -> dict[str, str]:
+    """Return the variables by which `torch.distributed` finds the workers' group, as torchrun sets them."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(workers)),
+        "LOCAL_RANK": "0",  # Ray shows each worker its own GPUs only
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": str(workers[0].host),
+        "MASTER_PORT": str(workers[0].port),
+    }

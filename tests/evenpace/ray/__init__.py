@@ -1,0 +1,1 @@
+"""Tests of jobs on Ray clusters."""

@@ -1,0 +1,248 @@
+"""Jobs on real Ray clusters: brought up, left and attached to again, hit by faults, and ended."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import ROOT
+from tests.evenpace.ray.submitted import Jobs, left_folders, processes
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
+
+from evenpace.lab.ray_nodes import RayNode
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def temporary():
+    """A folder of all temporary files of processes; Ray's sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory, temporary):
+    """The only node of a cluster."""
+    folder = tmp_path_factory.mktemp("ray")
+    with RayNode("head", folder, cpus=4, environment={"TMPDIR": str(temporary)}) as node:
+        yield node
+
+
+@pytest.fixture
+def jobs(head, tmp_path):
+    """Commands about jobs on that cluster."""
+    return Jobs(tmp_path, head.environment, head.address)
+
+
+def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
+    """Without an address, a cluster is started on this machine, and nothing of it is left."""
+    before = {process.pid for process in psutil.process_iter()}
+    jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
+    with jobs.submit("alone", "--shards", 2) as command:
+        assert command.end() == 0, command.text
+        assert "waiting" in command.text
+    jobs.assert_trained("alone", 40)
+    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
+    assert not [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
+    assert not processes("alone")
+    assert not left_folders(temporary)
+
+
+def test_whatever_ends_is_started_again(jobs, head, wait_until):
+    """A worker, the manager, a shard, an actor and the controller are killed: the result is one process's."""
+    with jobs.submit(
+        "killed", "--shards", 2, "--ps-options", "--checkpoint-every 20", iterations=700, pace=0.02
+    ) as command:
+        for name in ("w1", "manager", "ps-1"):
+            (process,) = wait_until(lambda name=name: processes("killed", name), f"a start of {name}")
+            wait_until(lambda: len(processes("killed")) == 5, "the start of all")
+            process.kill()
+            wait_until(
+                lambda name=name: f"{name} is started again" in jobs.log("killed"), f"a restart of {name}"
+            )
+        (worker,) = wait_until(lambda: processes("killed", "w0"), "a start of w0")
+        worker.parent().kill()  # its actor
+        wait_until(lambda: "w0 is lost" in jobs.log("killed"), "the loss of w0")
+        (controller,) = [one for one in head.processes if "ray::Controller" in one.cmdline()[0]]
+        controller.kill()
+        wait_until(lambda: "the job's controller was started again" in jobs.log("killed"), "a new controller")
+        assert command.end() == 0, command.text
+    jobs.assert_trained("killed", 700)
+    assert not processes("killed")
+
+
+def test_a_job_is_left_attached_to_and_ended(jobs, temporary, wait_until):
+    """Ctrl-C leaves a job, which goes on; `attach` lists and follows it; ended, it leaves nothing."""
+    with jobs.submit("left", iterations=100_000, pace=0.02) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        command.interrupt()
+        assert command.end() == 0
+        assert "the job goes on: evenpace attach left" in command.text
+    assert processes("left", "w0")
+    with jobs.run("attach") as command:
+        assert command.end() == 0
+        assert command.out.read_text() == "left\n"
+    with jobs.submit("left") as command:
+        assert command.end() == 1
+        assert "job 'left': one of this name runs on the cluster" in command.text
+    with jobs.run("attach", "left", "--end") as command:
+        assert command.end() == 130
+        assert "w0 | " in command.text or "manager | " in command.text
+    assert not processes("left")
+    assert not left_folders(temporary)
+    with jobs.run("attach") as command:
+        assert command.end() == 0
+        assert command.out.read_text() == ""
+    with jobs.run("attach", "left") as command:
+        assert command.end() == 1
+        assert "job 'left': no such job runs on the cluster; there are: none" in command.text
+
+
+def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
+    """It goes on from its state if this is asked for, and else is refused; a finished one begins again."""
+    with jobs.submit("again", "--ps-options", "--checkpoint-every 10", iterations=300, pace=0.05) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        with jobs.run("attach", "again", "--end") as end:
+            end.end()
+        assert command.end() == 130
+    with jobs.submit("again", iterations=300) as command:
+        assert command.end() == 1
+        assert "give --resume to go on with it, or another --name" in command.text
+    with jobs.submit("again", "--resume", iterations=300) as command:
+        assert command.end() == 0, command.text
+        assert "for iteration 0 on" not in command.text
+    jobs.assert_trained("again", 300)
+    with jobs.submit("again", iterations=20) as command:
+        assert command.end() == 0, command.text
+    jobs.assert_trained("again", 20)
+
+
+def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
+    """After as many failures as are allowed, the error has the end of the worker's log."""
+    script = tmp_path / "broken.py"
+    script.write_text("raise RuntimeError('no such luck')\n")
+    with jobs.submit("broken", "--max-failures", 1, workers=1, script=script, arguments=()) as command:
+        assert command.end() == 1
+        assert "job 'broken' failed: w0 ended with status 1" in command.text
+        assert "RuntimeError: no such luck" in command.text
+    assert not processes("broken")
+
+
+def test_a_job_that_cannot_be_placed_says_why(jobs):
+    """Workers that need more than any node has are named, with what they need; the wait has an end."""
+    options = ("--cpus-per-worker", 99, "--start-timeout", 4)
+    with jobs.submit("large", *options) as command:
+        assert command.end() == 1
+        assert "w0 needs 99 CPU, which no node of the cluster has" in command.text
+        assert "it could not start within 4 s: w0, w1 did not run" in command.text
+
+
+def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):
+    """When one of a fixed group is killed, all are started again."""
+    script = tmp_path / "group.py"
+    script.write_text(_GROUP)
+    go = tmp_path / "go"
+
+    def groups():
+        """The process ids of the groups that have taken a step."""
+        return [{file.name.split("-")[1] for file in tmp_path.glob(f"{rank}-*-of-2")} for rank in (0, 1)]
+
+    with jobs.submit("group", "--all-reduce", script=script, arguments=(go, tmp_path)) as command:
+        wait_until(lambda: all(len(ids) == 1 for ids in groups()), "a group")
+        processes("group", "w1")[0].kill()
+        wait_until(lambda: all(len(ids) == 2 for ids in groups()), "another group")
+        go.touch()
+        assert command.end() == 0, command.text
+    assert "manager is started again" in jobs.log("group")
+
+
+def test_a_function_is_trained(head, tmp_path):
+    """`Trainer.fit` calls it on each worker, and returns what was reported last, and the last checkpoint."""
+    program = tmp_path / "program.py"
+    program.write_text(_TRAINER)
+    environment = {**os.environ, **head.environment}
+    line = [sys.executable, program, head.address, str(tmp_path / "storage")]
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "result: iterations 30, checkpoint 29" in done.stdout
+
+
+_GROUP = """
+import os, sys, time
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+import evenpace
+
+go, folder = map(Path, sys.argv[1:])
+distributed.init_process_group("gloo")
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.rand(64, 4), torch.rand(64, 1))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = evenpace.torch.DataLoader(data, batch_size=16)
+model = evenpace.torch.balance(model, loader)
+first = True
+while first or not go.exists():
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if first:
+            first = False
+            (folder / f"{distributed.get_rank()}-{os.getpid()}-of-{distributed.get_world_size()}").touch()
+        if go.exists():
+            break
+    if go.exists():
+        break
+"""
+
+_TRAINER = """
+import sys, tempfile
+from pathlib import Path
+
+import ray
+
+import evenpace
+import evenpace.ray
+
+
+def train(config):
+    import torch
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.rand(100, 4), torch.rand(100, 1))
+    model = torch.nn.Linear(4, 1)
+    loader = evenpace.torch.DataLoader(data, batch_size=10)
+    optimizer = evenpace.torch.distribute(torch.optim.SGD(model.parameters(), lr=config["lr"]), loader)
+    for _ in range(3):
+        for x, y in loader:
+            iteration = evenpace.session().assignment.iteration
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "iteration").write_text(str(iteration))
+        evenpace.ray.report({"iterations": iteration + 1}, evenpace.ray.Checkpoint.from_directory(folder))
+
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+result = evenpace.ray.Trainer(
+    train,
+    train_loop_config={"lr": 0.1},
+    scaling_config=evenpace.ray.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
+    run_config=evenpace.ray.RunConfig(storage_path=sys.argv[2]),
+).fit()
+kept = (result.checkpoint.path / "iteration").read_text()
+print(f"result: iterations {result.metrics['iterations']}, checkpoint {kept}")
+"""
