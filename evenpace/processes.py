@@ -176,16 +176,20 @@ class Process:
                     pipe.close()
 
 
-def command_line(command: str, *arguments: str, program: Sequence[str] = ("evenpace",)) -> list[str]:
+def command_line(
+    command: str, *arguments: str, program: Sequence[str] = ("evenpace",), killed: bool = False
+) -> list[str]:
     """Return what starts a command of ours, to log as this process does and to end with it.
 
     Args:
         command: The command, such as "manager".
         arguments: The command's arguments.
         program: The module that runs the command line, followed by arguments of its own.
+        killed: Whether it is killed when this process ends, instead of ending in good order.
     """
     start = [sys.executable, "-m", *program]
-    return [*start, *options_in_force(), command, "--parent", str(os.getpid()), *arguments]
+    parent = "--parent-kill" if killed else "--parent"
+    return [*start, *options_in_force(), command, parent, str(os.getpid()), *arguments]
 
 
 def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS) -> None:

@@ -1,6 +1,7 @@
 """Options that commands share which serve or call others: addresses, TLS, tokens, the parent process."""
 
 import functools
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,23 +71,27 @@ def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[
 
 
 def with_parent(function: F) -> F:
-    """Add the option that ends a process with the one that started it."""
-    return click.option(
-        "--parent",
-        type=int,
-        hidden=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_end_with_parent,
-        help="End when this process ends.",
-    )(function)
+    """Add the options that end a process with the one that started it, by SIGTERM or by SIGKILL."""
+    for name, by in (("--parent", signal.SIGTERM), ("--parent-kill", signal.SIGKILL)):
+        function = click.option(
+            name,
+            type=int,
+            hidden=True,
+            is_eager=True,
+            expose_value=False,
+            callback=functools.partial(_end_with_parent, by),
+            help="End when this process ends.",
+        )(function)
+    return function
 
 
-def _end_with_parent(context: click.Context, option: click.Parameter, parent: int | None) -> None:
+def _end_with_parent(
+    by: signal.Signals, context: click.Context, option: click.Parameter, parent: int | None
+) -> None:
     if parent is not None:
         from worker.parent import end_with_parent
 
-        end_with_parent(parent)
+        end_with_parent(parent, by)
 
 
 def announce(address: Any) -> None:

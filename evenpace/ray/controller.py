@@ -9,7 +9,6 @@ import itertools
 import json
 import logging
 import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -24,7 +23,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from evenpace.overview.client import ManagerClient
 from evenpace.ray.commands import resources, task
-from evenpace.ray.process_actor import TLS, Described, ProcessActor
+from evenpace.ray.process_actor import TLS, Described, ProcessActor, make_folder
 from evenpace.ray.secrets import TOKEN_FILE, JobSecrets
 from evenpace.ray.submission import MANAGER, Submission
 from evenpace.ray.supervisor import Action, Create, Finish, Seen, Start, Supervisor
@@ -96,6 +95,7 @@ class _Watched:
     """One process's actor, as the controller knows it."""
 
     handle: Any
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     described: Described | None = None
     asked: Any = None  # the reference of the answer that is awaited
     answered_at: float = field(default_factory=time.monotonic)
@@ -129,7 +129,7 @@ class Controller:
         self._last = 0  # number of the last line
         self._finish: Finish | None = None
         self._told_end = threading.Event()
-        self._gone: set[str] = set()  # workers that were lost, of which the manager may still hope
+        self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
         self._manager = _ManagerCalls(submission.job, secrets)
@@ -233,8 +233,6 @@ class Controller:
             return
         except RayActorError as error:
             watched.lost = str(error).strip()
-            if name not in self._submission.services:
-                self._gone.add(name)
             self._say(f"{name} is lost: {_reason(watched.lost)}")
             return
         if watched.described is not None and described.actor != watched.described.actor:
@@ -323,22 +321,24 @@ class Controller:
         self._watched[name] = _Watched(handle)
 
     def _start(self, action: Start) -> None:
-        """Have an actor start its process; the manager learns before that a lost one of its name is gone."""
-        handle = self._watched[action.name].handle
+        """Have an actor start its process; before, the manager takes out what it knows under a worker's name.
+
+        It may be asked again until the process is seen to run: a call to an actor may be lost.
+        """
+        name, handle = action.name, self._watched[action.name].handle
 
         def start() -> None:
             handle.tell.remote(self._addresses())
             handle.start.remote(action.generation, action.environment)
 
-        if self._seen[action.name].phase != "ready":
-            self._say(f"{action.name} is started again")
-        if action.name in self._gone and not self._submission.all_reduce:
-            worker = action.name
-            self._manager.change(
-                (worker, action.generation), lambda client, job: client.remove(job, worker), start
-            )
-        else:
+        if self._seen[name].phase != "ready" and self._told.get(name) != action.generation:
+            self._told[name] = action.generation
+            self._say(f"{name} is started again")
+        if name in self._submission.services or self._submission.all_reduce:
             start()
+        else:
+            key = f"start {self._watched[name].id} {action.generation}"
+            self._manager.change(key, lambda client, job: client.remove(job, name), start)
 
     def _end(self, finish: Finish) -> None:
         """End all processes, then their actors.
@@ -435,10 +435,11 @@ class _ManagerCalls:
 
     def __init__(self, job: str, secrets: JobSecrets) -> None:
         self._job = job
-        self._folder = tempfile.TemporaryDirectory(prefix="evenpace-ray-controller-")
-        self._credentials = write_credentials(Path(self._folder.name), secrets.client)
+        self._folder = make_folder()
+        self._credentials = write_credentials(self._folder, secrets.client)
         self._manager: Address | None = None
-        self._changes: dict[tuple[str, int], tuple[_Change, Callable[[], None]]] = {}
+        self._changes: dict[str, _Change] = {}  # those that are to be made
+        self._made: set[str] = set()
         self._wake = threading.Event()
         self._stopped = False
         self.progress: Progress | None = None
@@ -450,15 +451,24 @@ class _ManagerCalls:
         self._manager = None if manager is None else Address.parse(manager)
         self._wake.set()
 
-    def change(self, key: tuple[str, int], change: _Change, then: Callable[[], None]) -> None:
-        """Have the manager change the job as soon as it can be reached, unless it was asked for that already.
+    def change(self, key: str, change: _Change, then: Callable[[], None]) -> None:
+        """Have the manager change the job once, as soon as it can be reached; call `then` each time.
 
         Args:
             key: What tells this change from others.
-            change: The change; one that the manager refuses, since it is done already, counts as done.
-            then: Called afterwards, in this object's thread.
+            change: The change; one that the manager refuses counts as made: it knows no such worker.
+            then: Called afterwards, in this object's thread or in the caller's.
         """
-        self._changes.setdefault(key, (change, then))
+        if key in self._made:
+            then()
+            return
+
+        def both(client: ManagerClient, job: str) -> None:
+            with contextlib.suppress(InvalidRequestError):
+                change(client, job)
+            then()
+
+        self._changes.setdefault(key, both)
         self._wake.set()
 
     def stop(self) -> None:
@@ -466,7 +476,7 @@ class _ManagerCalls:
         self._stopped = True
         self._wake.set()
         self._thread.join()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> None:
         while not self._stopped:
@@ -486,12 +496,10 @@ class _ManagerCalls:
         self._wake.clear()
 
     def _call(self, client: ManagerClient) -> None:
-        for key, (change, then) in list(self._changes.items()):
-            if then is not _done:
-                with contextlib.suppress(InvalidRequestError):
-                    change(client, self._job)
-                then()
-                self._changes[key] = (change, _done)
+        for key, change in list(self._changes.items()):
+            change(client, self._job)
+            self._made.add(key)
+            del self._changes[key]
         for summary in client.jobs(self._job).jobs[:1]:
             self.progress = Progress(
                 summary.state,
@@ -500,10 +508,6 @@ class _ManagerCalls:
                 summary.spec.dataset_size,
                 summary.members,
             )
-
-
-def _done() -> None:
-    """Stand for what was called after a change that is done."""
 
 
 def write_credentials(folder: Path, files: Mapping[str, bytes]) -> Credentials:

@@ -94,12 +94,11 @@ class ProcessActor:
     def __init__(self, task: Task) -> None:
         import ray
 
-        _remove_leftovers()
         self._task = task
         self._id = uuid.uuid4().hex
         self._node = ray.get_runtime_context().get_node_id()
         self._host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._folder = make_folder()
         for name, content in task.files.items():
             _write(self._folder / name, content)
         if CA_KEY_FILE in task.files:
@@ -192,7 +191,8 @@ class ProcessActor:
         listen = self._address or Address(self._host, 0)
         known = {FOLDER: str(self._folder), LISTEN: str(listen)}
         command, *arguments = [_PLACE.sub(lambda found: known[found[0]], word) for word in self._task.command]
-        return command_line(command, *arguments)
+        # A worker that lost its actor must not leave the job: if it was the last, this would end the job.
+        return command_line(command, *arguments, killed=not self._task.is_service)
 
     def _seen(self) -> Seen:
         """Return what is seen of the process; the lock must be held."""
@@ -204,12 +204,13 @@ class ProcessActor:
         return Seen(phase, self._generation, status, address, self._host, self._port, reason)
 
 
-def _remove_leftovers() -> None:
-    """Remove the folders of actors on this node that were killed."""
+def make_folder() -> Path:
+    """Make a folder for files of an actor, and remove those of actors on this node that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
 
 
 def _write(file: Path, content: bytes) -> None:

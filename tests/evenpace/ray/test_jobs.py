@@ -123,6 +123,17 @@ def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
     jobs.assert_trained("again", 20)
 
 
+def test_a_job_of_one_worker_outlives_it(jobs, wait_until):
+    """Its worker's actor is killed: another one goes on from the iteration that the job had reached."""
+    with jobs.submit("one", iterations=300, pace=0.02, workers=1) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        (worker,) = processes("one", "w0")
+        worker.parent().kill()
+        assert command.end() == 0, command.text
+    assert command.text.count("for iteration 0 on") == 1
+    jobs.assert_trained("one", 300)
+
+
 def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
     """After as many failures as are allowed, the error has the end of the worker's log."""
     script = tmp_path / "broken.py"
