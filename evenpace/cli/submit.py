@@ -1,5 +1,6 @@
 """`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,13 @@ def _passed_on(command: str) -> Callable[[F], F]:
 @_passed_on("ps")
 @_passed_on("worker")
 @click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="A further resource of Ray's that is set aside for each worker; may be repeated.",
+)
+@click.option(
     "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the workers."
 )
 @click.option(
@@ -77,6 +85,7 @@ def submit(
     manager_options: tuple[str, ...],
     ps_options: tuple[str, ...],
     worker_options: tuple[str, ...],
+    resources: tuple[str, ...],
     environment: tuple[str, ...],
     working_dir: Path | None,
     address: str | None,
@@ -109,7 +118,10 @@ def submit(
             manager_options=manager_options,
             shard_options=ps_options,
             worker_options=worker_options,
-            environment=_variables(environment),
+            resources_per_worker={
+                name: _amount(name, text) for name, text in _pairs("resource", resources).items()
+            },
+            environment=_pairs("env", environment),
         )
     _check_options(job)
     with cluster.connection(address, cpus=job.cpus, working_dir=working_dir) as where:
@@ -164,12 +176,23 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str) -> None:
         raise click.Abort
 
 
-def _variables(given: Sequence[str]) -> Mapping[str, str]:
+def _pairs(option: str, given: Sequence[str]) -> Mapping[str, str]:
+    """Read texts such as NAME=VALUE."""
     pairs = [text.partition("=") for text in given]
-    for name, equals, _ in pairs:
+    for name, equals, value in pairs:
         if not equals or not name:
-            raise ValueError(f"env {name!r}: must be NAME=VALUE")
+            raise ValueError(f"{option} {name + equals + value!r}: must be NAME=VALUE")
     return {name: value for name, _, value in pairs}
+
+
+def _amount(name: str, text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = math.nan
+    if not 0 < amount < math.inf:
+        raise ValueError(f"resource {name}={text}: must be a number above 0")
+    return amount
 
 
 def _check_options(job: Submission) -> None:

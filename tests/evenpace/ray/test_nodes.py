@@ -1,0 +1,86 @@
+"""Jobs on Ray clusters of several nodes, which freeze, die, and are about to go."""
+
+import contextlib
+import tempfile
+
+import psutil
+import pytest
+
+from tests.evenpace.ray.submitted import Jobs, processes
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
+
+from evenpace.lab.ray_nodes import RayNode
+
+pytestmark = pytest.mark.slow
+
+WORKERS = ("--cpus-per-worker", 0, "--resource", "place=1")
+"""Options of jobs whose workers run on nodes that have places."""
+
+
+@pytest.fixture
+def head(tmp_path):
+    """The head of a cluster, on which services run and no worker."""
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True) as temporary,
+        RayNode("head", tmp_path, cpus=1, environment={"TMPDIR": temporary}) as node,
+    ):
+        yield node
+
+
+@pytest.fixture
+def add_node(head, tmp_path):
+    """Add a node to the cluster that has places for workers, and else nothing."""
+    with contextlib.ExitStack() as nodes:
+        yield lambda name, places=1: nodes.enter_context(
+            RayNode(name, tmp_path, head, cpus=0, resources={"place": places})
+        )
+
+
+@pytest.fixture
+def jobs(head, tmp_path):
+    """Commands about jobs on the cluster."""
+    return Jobs(tmp_path, head.environment, head.address)
+
+
+def node_of(process, nodes):
+    """The node that a process runs on."""
+    return next(node for node in nodes if process in node.processes)
+
+
+def running(jobs, name, wait_until):
+    """Wait until a job trains."""
+    wait_until(lambda: "joined, for iteration 0" in jobs.log(name, "manager"), "a member")
+    wait_until(lambda: len(processes(name)) == 4, "the start of all")
+
+
+def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
+    """Another takes its place and its name; when the node thaws, the old one ends and disturbs nothing."""
+    nodes = [add_node("one"), add_node("two"), add_node("spare")]
+    with jobs.submit("frozen", *WORKERS, iterations=1500, pace=0.02) as command:
+        running(jobs, "frozen", wait_until)
+        (old,) = processes("frozen", "w1")
+        node = node_of(old, nodes)
+        node.freeze()
+        wait_until(lambda: "w1 is lost" in jobs.log("frozen"), "its loss")
+        wait_until(lambda: jobs.log("frozen", "manager").count("w1 joined") == 2, "another w1")
+        node.thaw()
+        wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, "the end of the old")
+        assert [one.pid for one in processes("frozen", "w1")] != [old.pid]
+        assert command.end() == 0, command.text
+    assert "failure" not in command.text
+    assert jobs.log("frozen", "manager").count("w1 joined") == 2
+    jobs.assert_trained("frozen", 1500)
+
+
+def test_nodes_that_come_are_used(jobs, add_node, wait_until):
+    """A job that starts with one worker gets another when there is a node for it."""
+    add_node("first")
+    options = (*WORKERS[:2], "--resource", "place=1", "--workers", "1:2")
+    with jobs.submit("grows", *options, iterations=1000, pace=0.02) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        wait_until(lambda: "w1 needs 1 place, and all are taken" in command.text, "the reason")
+        add_node("second")
+        wait_until(lambda: "w1 joined" in jobs.log("grows", "manager"), "a second worker")
+        assert command.end() == 0, command.text
+    jobs.assert_trained("grows", 1000)
