@@ -9,7 +9,7 @@ import click
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.options import F, example, user_mistakes
-from evenpace.cli.peers import MANAGER, as_client
+from evenpace.cli.peers import MANAGER, RAY_ADDRESS, as_client
 from evenpace.cli.settings import PLACES, option
 from rpc.credentials import Credentials
 from rpc.places import Where
@@ -154,3 +154,20 @@ def _resume(client: Any, name: str) -> str:
     """Go on with a paused job."""
     said: str = client.resume(name)
     return said
+
+
+@job.command("resize")
+@example("evenpace job resize digits 8 --address 10.0.0.1:6379")
+@RAY_ADDRESS
+@click.argument("name", metavar="JOB")
+@click.argument("workers", type=click.IntRange(1))
+def _resize(address: str | None, name: str, workers: int) -> None:
+    """Have a JOB on a Ray cluster use up to so many WORKERS.
+
+    More are used as soon as there are nodes for them; those that are too many are drained.
+    """
+    from evenpace.ray import cluster
+
+    with cluster.connection(address or "auto"):
+        cluster.find(name).resize(workers)
+    click.echo(f"job {name} uses up to {workers} {'worker' if workers == 1 else 'workers'} from now on")

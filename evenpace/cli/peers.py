@@ -19,6 +19,16 @@ from rpc.server import Security
 MANAGER = "127.0.0.1:4300"
 """Default address of a manager, to listen on and to connect to."""
 
+RAY_ADDRESS = click.option(
+    "--address",
+    envvar="RAY_ADDRESS",
+    default=None,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help='The Ray cluster; "auto" finds the one on this machine.',
+)
+"""Option of commands about jobs on Ray, which take it as `address`."""
+
 _FILES = {"ca": CA_FILE, "certificate": CERTIFICATE_FILE, "key": KEY_FILE}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.peers import RAY_ADDRESS
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.settings import configured
 from evenpace.ray.submission import Submission
@@ -18,15 +19,6 @@ from idl.errors import EvenpaceError, InvalidRequestError
 
 if TYPE_CHECKING:
     from evenpace.ray.cluster import JobHandle
-
-_ADDRESS = click.option(
-    "--address",
-    envvar="RAY_ADDRESS",
-    default=None,
-    show_envvar=True,
-    metavar="HOST:PORT",
-    help='The Ray cluster; "auto" finds the one on this machine.',
-)
 
 
 def _words(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -74,7 +66,7 @@ def _passed_on(command: str) -> Callable[[F], F]:
     help="Send this folder to all nodes, and run SCRIPT, a path within it, there. Left out: SCRIPT is at the "
     "same place on all nodes.",
 )
-@_ADDRESS
+@RAY_ADDRESS
 @click.option("--detach", is_flag=True, help="Do not follow the job.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -133,7 +125,7 @@ def submit(
 
 @click.command()
 @example("evenpace attach digits --address 10.0.0.1:6379")
-@_ADDRESS
+@RAY_ADDRESS
 @click.option("--end", is_flag=True, help="End the job.")
 @click.argument("name", required=False)
 def attach(address: str | None, end: bool, name: str | None) -> None:

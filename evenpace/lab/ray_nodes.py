@@ -5,8 +5,10 @@ They share the machine's address, and else nothing: to Ray they are different ma
 
 import contextlib
 import json
+import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ _OBJECT_STORE = 80 * 2**20  # bytes; the least that Ray takes
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STARTED = "Ray runtime started"  # in a node's log
+_ID = "--node_id="  # in the command line of Ray's own process
 _HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
@@ -101,6 +104,12 @@ class RayNode:
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
 
+    @property
+    def id(self) -> str:
+        """Return Ray's id of the node, which must run."""
+        lines = [word for process in self.processes for word in process.cmdline()]
+        return next(word.removeprefix(_ID) for word in lines if word.startswith(_ID))
+
     def start(self) -> None:
         """Start it, and wait until it is part of the cluster.
 
@@ -120,6 +129,21 @@ class RayNode:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"{self._process.name} did not start within {_START_SECONDS:g} s")
             time.sleep(_POLL_SECONDS)
+
+    def announce_end(self, seconds: float) -> None:
+        """Tell Ray that the node is about to go, as the notice for a spot machine does.
+
+        Raises:
+            UnavailableError: Ray does not accept it.
+        """
+        line = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.address]
+        line += ["--node-id", self.id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        line += ["--reason-message", "spot notice", "--deadline-remaining-seconds", str(round(seconds))]
+        done = subprocess.run(
+            line, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UnavailableError(f"{self._process.name} cannot be drained: {done.stderr or done.stdout}")
 
     def freeze(self) -> None:
         """Freeze all its processes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name
@@ -107,6 +107,14 @@ class JobHandle:
         """End the job; `news` tells when it has ended."""
         self._ask(self._controller.cancel.remote())
 
+    def resize(self, workers: int) -> None:
+        """Have the job use up to so many workers from now on.
+
+        Raises:
+            InvalidRequestError: It cannot.
+        """
+        self._ask(self._controller.resize.remote(workers))
+
     def goodbye(self) -> None:
         """Let the controller end, too, once the job has: its end is known."""
         with contextlib.suppress(UnavailableError, DeadlineExceededError):
@@ -120,6 +128,8 @@ class JobHandle:
                 f"job {self.name!r}: its controller has not answered for {_ANSWER_SECONDS:g} s; "
                 "its node may be lost"
             ) from error
+        except RayTaskError as error:
+            raise error.cause from None  # an error of ours
         except RayError as error:
             raise UnavailableError(f"job {self.name!r}: its controller has ended: {error}") from error
 

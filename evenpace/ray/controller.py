@@ -4,7 +4,6 @@ It lives as long as the job, wherever the one who submitted it may be. Ray start
 lost: it finds the job's actors by their names, and goes on.
 """
 
-import contextlib
 import itertools
 import json
 import logging
@@ -23,10 +22,23 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from evenpace.overview.client import ManagerClient
 from evenpace.ray.commands import resources, task
+from evenpace.ray.nodes import draining_nodes
 from evenpace.ray.process_actor import TLS, Described, ProcessActor, make_folder
 from evenpace.ray.secrets import TOKEN_FILE, JobSecrets
 from evenpace.ray.submission import MANAGER, Submission
-from evenpace.ray.supervisor import Action, Create, Finish, Seen, Start, Supervisor
+from evenpace.ray.supervisor import (
+    PAUSING,
+    Action,
+    Create,
+    Drain,
+    Finish,
+    Pause,
+    Remove,
+    Resume,
+    Seen,
+    Start,
+    Supervisor,
+)
 from evenpace.ray.training import read_reports
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
@@ -39,6 +51,7 @@ NAMESPACE = "evenpace"
 RESULT_FILE = "result.json"
 """File of a job's end, in the job's folder."""
 
+_SAVED_FILE = "controller.json"
 _LOOK_SECONDS = 0.5  # between two looks at the processes
 _SILENT_SECONDS = 3.0  # without an answer, after which an actor counts as being placed again
 _END_SECONDS = 10.0  # that processes may take to end after SIGTERM: a shard writes its checkpoint
@@ -129,6 +142,8 @@ class Controller:
         self._last = 0  # number of the last line
         self._finish: Finish | None = None
         self._told_end = threading.Event()
+        self._saved: Mapping[str, int | bool] = {}
+        self._leaving: Mapping[str, float] = {}
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
@@ -166,6 +181,14 @@ class Controller:
         """End the job."""
         self._supervisor.cancelled = True
 
+    def resize(self, workers: int) -> None:
+        """Use up to so many workers from now on.
+
+        Raises:
+            InvalidRequestError: The job cannot.
+        """
+        self._supervisor.resize(workers)
+
     def goodbye(self) -> None:
         """Note that whoever followed the job knows its end, so that the controller can end, too."""
         self._told_end.set()
@@ -186,7 +209,10 @@ class Controller:
             while self._finish is None:
                 self._look()
                 now = time.monotonic() - self._begun
-                for action in self._supervisor.decide(self._seen, now):
+                actions = self._supervisor.decide(self._seen, now, self._manager.job_state)
+                self._save()
+                self._remove([action.name for action in actions if isinstance(action, Remove)])
+                for action in actions:
                     self._do(action)
                 time.sleep(_LOOK_SECONDS)
         except Exception as error:
@@ -196,12 +222,21 @@ class Controller:
         ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
 
     def _do(self, action: Action) -> None:
-        if isinstance(action, Create):
-            self._create(action.name)
-        elif isinstance(action, Start):
-            self._start(action)
-        else:
-            self._end(action)
+        match action:
+            case Create(name):
+                self._create(name)
+            case Start():
+                self._start(action)
+            case Drain(name):
+                self._manager.ask(
+                    f"drain {self._watched[name].id}", lambda client, job: client.drain(job, name)
+                )
+            case Pause():
+                self._manager.ask("pause", lambda client, job: client.pause(job))
+            case Resume():
+                self._manager.ask("resume", lambda client, job: client.resume(job))
+            case Finish():
+                self._end(action)
 
     def _look(self) -> None:
         """Ask all actors, take the answers that have come, and tell workers where services listen."""
@@ -214,6 +249,7 @@ class Controller:
             if watched.asked is None and watched.lost is None:
                 actor = watched.described.actor if watched.described is not None else ""
                 watched.asked = watched.handle.describe.remote(actor, watched.log_from)
+        self._look_at_nodes()
         with self._lock:
             self._seen = {name: self._see(watched) for name, watched in self._watched.items()}
         self._waits = {name: self._why(name) for name in self._supervisor.waited_for(self._seen)}
@@ -223,6 +259,16 @@ class Controller:
                 if name in self._watched:
                     self._watched[name].handle.tell.remote(addresses)
             self._manager.move(addresses.get(MANAGER))
+
+    def _look_at_nodes(self) -> None:
+        """Note which nodes are about to go."""
+        leaving = draining_nodes()
+        for node in set(leaving) - set(self._leaving):
+            here = [n for n, one in self._watched.items() if one.described and one.described.node == node]
+            if here:
+                left = f" in {leaving[node] - time.time():.0f} s" if leaving[node] else ""
+                self._say(f"the node of {', '.join(here)} is about to go{left}")
+        self._leaving = leaving
 
     def _take(self, name: str, watched: _Watched) -> None:
         """Take an actor's answer, which may be its end."""
@@ -250,7 +296,7 @@ class Controller:
             return Seen("placing")
         if time.monotonic() - watched.answered_at > _SILENT_SECONDS:
             return replace(watched.described.seen, phase="placing", host=None)
-        return watched.described.seen
+        return replace(watched.described.seen, leaving=watched.described.node in self._leaving)
 
     def _addresses(self) -> dict[str, str]:
         """Return where services listen, or listened last, by name."""
@@ -259,6 +305,13 @@ class Controller:
             for name in self._submission.services
             if name in self._seen and self._seen[name].address is not None
         }
+
+    def _save(self) -> None:
+        """Keep what the supervisor must know if this controller is started again."""
+        saved = self._supervisor.saved
+        if saved != self._saved:
+            write_secret(self._submission.folder / _SAVED_FILE, json.dumps(saved) + "\n")
+            self._saved = saved
 
     # -- actors
 
@@ -269,6 +322,7 @@ class Controller:
         """
         if ray.get_runtime_context().was_current_actor_reconstructed:
             self._say("the job's controller was started again")
+            self._supervisor.restore(**json.loads((self._submission.folder / _SAVED_FILE).read_text()))
             self._find_actors()
             return
         folder, result = self._submission.folder, self._submission.folder / RESULT_FILE
@@ -338,7 +392,16 @@ class Controller:
             start()
         else:
             key = f"start {self._watched[name].id} {action.generation}"
-            self._manager.change(key, lambda client, job: client.remove(job, name), start)
+            self._manager.ask(key, lambda client, job: client.remove(job, name), start)
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """End processes in good order, and their actors."""
+        group = {name: self._watched[name] for name in names}
+        self._close(group, _END_SECONDS)
+        for name, watched in group.items():
+            ray.kill(watched.handle, no_restart=True)
+            del self._watched[name]
+            self._say(f"{name} has left its node")
 
     def _end(self, finish: Finish) -> None:
         """End all processes, then their actors.
@@ -430,6 +493,7 @@ class _ManagerCalls:
     """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
 
     Attributes:
+        job_state: The job's state as the manager said last, or `PAUSING`; empty before it knew the job.
         progress: The last answer about the job.
     """
 
@@ -438,8 +502,9 @@ class _ManagerCalls:
         self._folder = make_folder()
         self._credentials = write_credentials(self._folder, secrets.client)
         self._manager: Address | None = None
-        self._changes: dict[str, _Change] = {}  # those that are to be made
+        self._changes: dict[str, tuple[_Change, Callable[[], None] | None]] = {}  # those to be made
         self._made: set[str] = set()
+        self.job_state = ""
         self._wake = threading.Event()
         self._stopped = False
         self.progress: Progress | None = None
@@ -451,25 +516,20 @@ class _ManagerCalls:
         self._manager = None if manager is None else Address.parse(manager)
         self._wake.set()
 
-    def change(self, key: str, change: _Change, then: Callable[[], None]) -> None:
-        """Have the manager change the job once, as soon as it can be reached; call `then` each time.
+    def ask(self, key: str, change: _Change, then: Callable[[], None] | None = None) -> None:
+        """Have the manager change the job as soon as it can be reached, unless it is being asked for that.
 
         Args:
             key: What tells this change from others.
-            change: The change; one that the manager refuses counts as made: it knows no such worker.
-            then: Called afterwards, in this object's thread or in the caller's.
+            change: The change. The manager may refuse it: it is in force already, or not possible now.
+            then: Called afterwards, in this object's thread. With it, the change is made once, and who asks
+                again has `then` called at once.
         """
-        if key in self._made:
+        if key in self._made and then is not None:
             then()
-            return
-
-        def both(client: ManagerClient, job: str) -> None:
-            with contextlib.suppress(InvalidRequestError):
-                change(client, job)
-            then()
-
-        self._changes.setdefault(key, both)
-        self._wake.set()
+        else:
+            self._changes.setdefault(key, (change, then))
+            self._wake.set()
 
     def stop(self) -> None:
         """Call no more, and remove the credentials' files."""
@@ -496,11 +556,21 @@ class _ManagerCalls:
         self._wake.clear()
 
     def _call(self, client: ManagerClient) -> None:
-        for key, change in list(self._changes.items()):
-            change(client, self._job)
-            self._made.add(key)
+        for key, (change, then) in list(self._changes.items()):
+            try:
+                change(client, self._job)
+            except InvalidRequestError as error:
+                log.info("the manager refuses to %s: %s", key, error)
+            if then is not None:
+                self._made.add(key)
+                then()
             del self._changes[key]
         for summary in client.jobs(self._job).jobs[:1]:
+            state = summary.state
+            if state == "paused":
+                members = client.status(self._job).members
+                state = PAUSING if any(one.state == "working" for one in members) else state
+            self.job_state = state
             self.progress = Progress(
                 summary.state,
                 summary.iteration,

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evenpace.ray.submission import MANAGER, Submission
+from idl.errors import InvalidRequestError
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from a failure to the next start
-_FINISHING_SECONDS = 60.0  # that workers may take to end by themselves, once one has finished
+
+PAUSING = "pausing"
+"""State of a job that is paused, while workers still compute what they were given."""
 
 Phase = Literal["placing", "ready", "running", "ended", "lost"]
 
@@ -28,6 +31,7 @@ class Seen:
         host: Address of its node; None while it is placed.
         port: A free port of its node, at which the workers' group can meet.
         reason: Why it is lost, or the end of its log.
+        leaving: Whether its node is about to go.
     """
 
     phase: Phase
@@ -37,6 +41,7 @@ class Seen:
     host: str | None = None
     port: int | None = None
     reason: str = ""
+    leaving: bool = False
 
     @property
     def failed(self) -> bool:
@@ -72,6 +77,33 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """Have the manager release a worker once it has finished what it was given.
+
+    It is asked again as long as the worker runs: the manager may refuse while the others cannot do without.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """End a process in good order, and its actor."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Have the manager plan nothing more, so that all shards come to the same version."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Have the manager go on after `Pause`."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the job.
 
@@ -84,7 +116,7 @@ class Finish:
     reason: str = ""
 
 
-Action = Create | Start | Finish
+Action = Create | Start | Drain | Remove | Pause | Resume | Finish
 
 
 class Supervisor:
@@ -93,6 +125,9 @@ class Supervisor:
     With a parameter server each worker is replaced alone, and the others go on. With all-reduce the group of
     workers is fixed: when one is lost, all are started again as the next generation, the manager too, and the
     script goes on from its own checkpoint.
+
+    A node that is about to go is left in time: its workers are drained and started elsewhere; for services a
+    job is paused at an iteration's end, so that they go on elsewhere from the version at which all are.
 
     Args:
         submission: The job.
@@ -112,7 +147,10 @@ class Supervisor:
         self._group = 0  # the generation of the workers of all-reduce
         self._joined: set[str] = set()  # workers of that generation that were seen to run
         self._enough = False  # whether as many workers have run as the job starts with
-        self._finished_at: float | None = None
+        self._finishing = False
+        self._draining: set[str] = set()  # workers that are released since their node goes, or by `resize`
+        self._paused = False  # by this supervisor
+        self._wanted = submission.workers.most
         self.cancelled = False
 
     @property
@@ -123,37 +161,70 @@ class Supervisor:
     @property
     def workers(self) -> list[str]:
         """Return the names of the workers that are wanted."""
-        return [self._submission.worker(number) for number in range(self._submission.workers.most)]
+        return [self._submission.worker(number) for number in range(self._wanted)]
 
     @property
     def names(self) -> list[str]:
         """Return the names of all processes that are wanted, the services first."""
         return [*self._submission.services, *self.workers]
 
-    def decide(self, seen: Mapping[str, Seen], now: float) -> list[Action]:
+    def resize(self, workers: int) -> None:
+        """Use up to so many workers from now on; those that are too many are drained.
+
+        Raises:
+            InvalidRequestError: The workers are a fixed group, or the number is below 1.
+        """
+        if workers < 1:
+            raise InvalidRequestError(f"workers {workers}: must be at least 1")
+        if self._submission.all_reduce:
+            raise InvalidRequestError(
+                f"workers {workers}: a group of workers that reduce gradients among themselves keeps its size"
+            )
+        self._wanted = workers
+
+    @property
+    def saved(self) -> dict[str, int | bool]:
+        """Return what must outlive the controller; see `restore`."""
+        return {"workers": self._wanted, "paused": self._paused}
+
+    def restore(self, workers: int, paused: bool) -> None:
+        """Take over what an earlier supervisor of this job has `saved`."""
+        self._wanted, self._paused = workers, paused
+
+    def decide(self, seen: Mapping[str, Seen], now: float, job_state: str = "") -> list[Action]:
         """Return what is to be done.
 
         Args:
             seen: What is seen of the processes whose actors exist, or have died.
             now: Seconds since the job was submitted.
+            job_state: The job's state as its manager says, or `PAUSING`; empty before it knows the job.
         """
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
-        finish = self._failed(seen, now) or self._done(seen, now) or self._late(seen, now)
+        finish = self._failed(seen, now) or self._done(seen, job_state) or self._late(seen, now)
         if finish is not None:
             return [finish]
+        moves = [*self._worker_moves(seen), *self._service_moves(seen, job_state)]
         missing = [name for name in self.names if name not in seen or seen[name].phase == "lost"]
-        if self._finished_at is not None:
+        if self._finishing:
             missing = [name for name in missing if name in self._submission.services]
-        return [*map(Create, missing), *self._starts(seen, now)]
+        return [*moves, *map(Create, missing), *self._starts(seen, now)]
 
     def waited_for(self, seen: Mapping[str, Seen]) -> list[str]:
         """Return the names of the processes that the job waits for."""
-        if self._finished_at is not None:
+        if self._finishing:
             return []
-        return [name for name in self.names if name not in seen or seen[name].phase != "running"]
+        return [
+            name
+            for name in self.names
+            if name not in seen or (seen[name].phase != "running" and not self._released(name, seen[name]))
+        ]
+
+    def _released(self, name: str, one: Seen) -> bool:
+        """Return whether a worker ended since the manager, or an operator, let it go."""
+        return one.finished and name not in self._draining and name not in self._submission.services
 
     # -- the end
 
@@ -178,29 +249,32 @@ class Supervisor:
         if name in self._submission.services:
             # One that ran before was killed, or its machine has a fault: it goes on from its state.
             return one.phase == "lost" or (one.phase == "ended" and one.address is None)
-        return one.failed and self._finished_at is None
+        return one.failed and not self._finishing
 
-    def _done(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
-        """Return the end of a job of which a worker has finished, and none is running."""
-        workers = [seen[name] for name in self.workers if name in seen]
-        enough = all if self._submission.all_reduce else any
-        if self._finished_at is None and workers and enough(one.finished for one in workers):
-            self._finished_at = now
-        if self._finished_at is None:
-            return None
-        if now - self._finished_at <= _FINISHING_SECONDS and any(one.phase == "running" for one in workers):
+    def _done(self, seen: Mapping[str, Seen], job_state: str) -> Finish | None:
+        """Return the end of a job that has been trained, and of which no worker runs.
+
+        A worker that has ended well may have been released; so it takes the manager's word, or that of all.
+        """
+        workers = {name: seen[name] for name in self.workers if name in seen}
+        finished = [name for name, one in workers.items() if one.finished]
+        released = [name for name in finished if name in self._draining]
+        over = job_state == "ended" and not self._submission.all_reduce
+        if len(finished) - len(released) == self._wanted or (finished and over):
+            self._finishing = True
+        if not self._finishing or any(one.phase == "running" for one in workers.values()):
             return None
         # One that was killed would have been replaced; of one that failed, something may be missing.
-        for name in self.workers:
-            if name in seen and seen[name].failed and (seen[name].status or 0) > 0:
-                return _failed_finish(name, seen[name])
+        for name, one in workers.items():
+            if one.failed and (one.status or 0) > 0:
+                return _failed_finish(name, one)
         return Finish("done")
 
     def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
         """Return the end of a job that could not start in time."""
         running = [name for name in self.workers if name in seen and seen[name].phase == "running"]
         self._enough = self._enough or len(running) >= self._submission.workers.least
-        if self._enough or self._finished_at is not None or now <= self._submission.start_timeout:
+        if self._enough or self._finishing or now <= self._submission.start_timeout:
             return None
         return Finish(
             "failed",
@@ -208,19 +282,58 @@ class Supervisor:
             f"{', '.join(self.waited_for(seen))} did not run",
         )
 
+    # -- moves
+
+    def _worker_moves(self, seen: Mapping[str, Seen]) -> Iterator[Action]:
+        """Yield what workers are to do that are too many, or whose node is about to go."""
+        for name, one in seen.items():
+            if name in self._submission.services or self._submission.all_reduce or self._finishing:
+                continue
+            if not one.leaving and name in self.workers:
+                if one.phase in ("ready", "running"):
+                    self._draining.discard(name)
+            elif one.phase == "running":
+                self._draining.add(name)
+                yield Drain(name)
+            elif one.phase in ("ready", "ended") or (one.phase == "placing" and name not in self.workers):
+                yield Remove(name)
+
+    def _service_moves(self, seen: Mapping[str, Seen], job_state: str) -> Iterator[Action]:
+        """Yield what is to be done for services whose node is about to go; the others wait for them."""
+        services = {name: seen[name] for name in self._submission.services if name in seen}
+        leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
+        if leaving and job_state in ("running", "recovering") and not self._submission.all_reduce:
+            self._paused = True
+            yield Pause()
+        elif leaving and job_state != PAUSING:
+            yield from map(Remove, leaving)
+        elif (
+            self._paused
+            and not any(one.leaving for one in services.values())
+            and all(self._listens(services.get(name)) for name in self._submission.services)
+        ):
+            if job_state == "paused":
+                yield Resume()
+            elif job_state == "running":
+                self._paused = False
+
     # -- starts
 
     def _starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:
         for name in self._submission.services:
-            if self._startable(seen.get(name)) and now >= self._due.get(name, 0.0):
+            one = seen.get(name)
+            if self._startable(one) and now >= self._due.get(name, 0.0):
                 yield Start(name, self._generations[name] + 1)
-        if self._finished_at is not None:
+        if self._finishing:
             return
         if self._submission.all_reduce:
             yield from self._group_starts(seen, now)
         elif all(self._listens(seen.get(name)) for name in self._submission.services):
             for name in self.workers:
-                if self._startable(seen.get(name)) and now >= self._due.get(name, 0.0):
+                one = seen.get(name)
+                if one is not None and (one.leaving or self._released(name, one)):
+                    continue
+                if self._startable(one) and now >= self._due.get(name, 0.0):
                     yield Start(name, self._generations[name] + 1)
 
     def _group_starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:

@@ -57,10 +57,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--pace", type=float, default=0.0, help="Seconds that an iteration takes at least.")
+    parser.add_argument("--computed", type=Path, help="Append iteration, start and count of each slice.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+
+    def computed(session):
+        """Note what has been computed, and keep the pace."""
+        if options.computed is not None:
+            part = session.assignment
+            with options.computed.open("a") as stream:
+                stream.write(f"{part.iteration} {part.start} {part.count}\n")
+        time.sleep(options.pace)
+
     session = evenpace.session()
-    for _ in go_through(session, options.iterations, at=lambda session: time.sleep(options.pace)):
+    for _ in go_through(session, options.iterations, at=computed):
         pass
     np.save(options.out, session.parameters)
 

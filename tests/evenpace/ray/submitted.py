@@ -75,15 +75,15 @@ class Jobs:
     def run(self, *arguments):
         """Start a command with the cluster's address."""
         self._count += 1
-        command, *rest = arguments
-        return Command(
-            self._folder, f"{command}-{self._count}", self._environment, command, *self._address, *rest
-        )
+        words = 2 if arguments[0] == "job" else 1
+        command = (*arguments[:words], *self._address, *arguments[words:])
+        return Command(self._folder, f"{arguments[0]}-{self._count}", self._environment, *command)
 
     def submit(self, name, *options, iterations=40, pace=0.0, workers=2, script=SCRIPT, arguments=None):
         """Submit a small job, which writes its parameters."""
         if arguments is None:
             arguments = ("--iterations", iterations, "--pace", pace, "--out", self.out(name))
+            arguments += ("--computed", self._computed(name))
         scale = ("--workers", workers, "--cpus-per-worker", 0.1)
         return self.run(
             "submit", *scale, "--storage", self.storage, "--name", name, *options, script, *arguments
@@ -97,6 +97,13 @@ class Jobs:
         """The log of a job's process, as it lies in the job's folder."""
         file = self.storage / name / "logs" / f"{process}.log"
         return file.read_text() if file.exists() else ""
+
+    def computed(self, name):
+        """The samples that a job's workers have computed, those that were computed again included."""
+        return sum(int(line.split()[2]) for line in self._computed(name).read_text().splitlines())
+
+    def _computed(self, name):
+        return self._folder / f"{name}.computed"
 
     def assert_trained(self, name, iterations):
         """Check that a job ended with one process's parameters."""

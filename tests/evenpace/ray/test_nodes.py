@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from tests.evenpace.ray.submitted import Jobs, processes
+from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
@@ -84,3 +85,65 @@ def test_nodes_that_come_are_used(jobs, add_node, wait_until):
         wait_until(lambda: "w1 joined" in jobs.log("grows", "manager"), "a second worker")
         assert command.end() == 0, command.text
     jobs.assert_trained("grows", 1000)
+
+
+def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
+    """They are drained and start elsewhere; nothing is computed twice, and the node's end costs nothing."""
+    nodes = [add_node("one"), add_node("two")]
+    with jobs.submit("notice", *WORKERS, iterations=1200, pace=0.02) as command:
+        running(jobs, "notice", wait_until)
+        (old,) = processes("notice", "w1")
+        node = node_of(old, nodes)
+        add_node("spare")
+        node.announce_end(60)
+        wait_until(lambda: "w1 has left its node" in jobs.log("notice"), "its leave")
+        node.kill()
+        wait_until(lambda: jobs.log("notice", "manager").count("w1 joined") == 2, "another w1")
+        assert command.end() == 0, command.text
+    assert "failure" not in command.text
+    assert jobs.computed("notice") == samples(1200)
+    jobs.assert_trained("notice", 1200)
+
+
+def test_services_leave_a_node_that_is_about_to_go(tmp_path, wait_until):
+    """The manager and a shard move while the job is paused; nothing is computed twice."""
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True)
+        )
+        head = stack.enter_context(RayNode("head", tmp_path, cpus=0, environment={"TMPDIR": temporary}))
+        stack.enter_context(RayNode("workers", tmp_path, head, cpus=0, resources={"place": 2}))
+        first = stack.enter_context(RayNode("first", tmp_path, head, cpus=1))
+        jobs = Jobs(tmp_path, head.environment, head.address)
+        with jobs.submit("moves", *WORKERS, "--shards", 2, iterations=1200, pace=0.02) as command:
+            wait_until(lambda: "running, iteration" in command.text, "an iteration")
+            stack.enter_context(RayNode("second", tmp_path, head, cpus=1))
+            first.announce_end(60)
+            moved = [f"{name} has left its node" for name in ("manager", "ps-0", "ps-1")]
+            wait_until(lambda: all(one in jobs.log("moves") for one in moved), "their leave")
+            first.kill()
+            assert command.end() == 0, command.text
+    assert "failure" not in command.text
+    assert jobs.computed("moves") == samples(1200)
+    jobs.assert_trained("moves", 1200)
+
+
+def test_a_job_is_resized(jobs, add_node, wait_until):
+    """Workers are added, and drained, while it trains; nothing is computed twice."""
+    add_node("places", places=3)
+    with jobs.submit("sized", *WORKERS, iterations=1500, pace=0.02) as command:
+        running(jobs, "sized", wait_until)
+        with jobs.run("job", "resize", "sized", 3) as resize:
+            assert resize.end() == 0, resize.text
+        wait_until(lambda: "w2 joined" in jobs.log("sized", "manager"), "a third worker")
+        with jobs.run("job", "resize", "sized", 1) as resize:
+            assert resize.end() == 0, resize.text
+        wait_until(lambda: len(processes("sized")) == 3, "the end of two workers")
+        assert command.end() == 0, command.text
+    assert jobs.computed("sized") == samples(1500)
+    jobs.assert_trained("sized", 1500)
+
+
+def samples(iterations):
+    """The samples of so many whole batches."""
+    return sum(SPEC.batch(iteration)[2] for iteration in range(iterations))
