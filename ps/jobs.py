@@ -150,10 +150,10 @@ class Jobs:
             self._store.remove_old(self._config.keep, {*self._jobs, *self._loading, *self._closing})
 
     def close(self) -> None:
-        """Write a checkpoint of each job, and close the folder."""
+        """Write checkpoints of each job, and close the folder."""
         stores = [*self._closing.values()]
         for job in self._jobs.values():
-            job.save()
+            job.save_last()
             if job.store is not None:
                 stores.append(job.store)
             job.store = None  # calls may still come

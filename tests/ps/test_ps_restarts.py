@@ -151,6 +151,22 @@ def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
             worker.close()
 
 
+def test_a_shard_that_ends_keeps_a_gradient_that_waits_for_other_shards(shards):
+    """Both versions are on the disk: that before its step, and that after it, which the others may have."""
+    popen, address = shards("a")
+    worker = AttemptWorker(address, name="j/r", shared=True)
+    worker.push()
+    ends_with(popen, signal.SIGTERM)
+    worker.close()
+    worker.stepped()
+    resumed = Resumed(shards("a")[1], worker)
+    assert resumed.fence(1).checkpoints == [0, 1]
+    resumed.rewind(1, 1)
+    resumed.at(1)
+    resumed.check()
+    resumed.close()
+
+
 def test_workers_say_what_all_shards_have(tmp_path):
     """Answers to pushes name the checkpoints, and one that workers call common is kept."""
     with here(tmp_path, every=1) as address:
