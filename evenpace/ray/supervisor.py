@@ -145,7 +145,7 @@ class Supervisor:
         self._due: dict[str, float] = {}  # when a process may be started after a failure
         self._failures: dict[str, int] = {}
         self._group = 0  # the generation of the workers of all-reduce
-        self._joined: set[str] = set()  # workers of that generation that were seen to run
+        self._asked: dict[str, int] = {}  # the generation in which each of them was to be started
         self._enough = False  # whether as many workers have run as the job starts with
         self._finishing = False
         self._draining: set[str] = set()  # workers that are released since their node goes, or by `resize`
@@ -210,7 +210,9 @@ class Supervisor:
         missing = [name for name in self.names if name not in seen or seen[name].phase == "lost"]
         if self._finishing:
             missing = [name for name in missing if name in self._submission.services]
-        return [*moves, *map(Create, missing), *self._starts(seen, now)]
+        removed = {action.name for action in moves if isinstance(action, Remove)}
+        staying = {name: one for name, one in seen.items() if name not in removed}
+        return [*moves, *map(Create, missing), *self._starts(staying, now)]
 
     def waited_for(self, seen: Mapping[str, Seen]) -> list[str]:
         """Return the names of the processes that the job waits for."""
@@ -302,7 +304,9 @@ class Supervisor:
         """Yield what is to be done for services whose node is about to go; the others wait for them."""
         services = {name: seen[name] for name in self._submission.services if name in seen}
         leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
-        if leaving and job_state in ("running", "recovering") and not self._submission.all_reduce:
+        if self._submission.all_reduce:
+            return  # a group begins again without its manager, be it lost or moved
+        if leaving and job_state in ("running", "recovering"):
             self._paused = True
             yield Pause()
         elif leaving and job_state != PAUSING:
@@ -339,16 +343,8 @@ class Supervisor:
     def _group_starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:
         """Yield the starts of a group, once all its workers have a node."""
         self._group = max(self._group, *(self._generations.get(name, -1) for name in self.workers))
-        current = {
-            name
-            for name in self.workers
-            if name in seen and seen[name].generation == self._group and seen[name].phase == "running"
-        }
-        if self._joined - current:
+        if any(self._has_left_group(name, seen[name]) for name in self.workers if name in seen):
             self._group += 1
-            self._joined = set()
-        else:
-            self._joined |= current
         manager = seen.get(MANAGER)
         placed = [seen[name] for name in self.workers if name in seen and seen[name].host is not None]
         if manager is None or len(placed) < len(self.workers) or now < self._due.get("group", 0.0):
@@ -358,7 +354,14 @@ class Supervisor:
         elif self._listens(manager):
             for rank, name in enumerate(self.workers):
                 if seen[name].generation < self._group:
+                    self._asked[name] = self._group
                     yield Start(name, self._group, _group_environment(rank, placed))
+
+    def _has_left_group(self, name: str, one: Seen) -> bool:
+        """Return whether a worker of the present generation was lost, or has failed."""
+        if one.phase == "lost":
+            return self._group in (self._asked.get(name), self._generations[name])
+        return self._generations[name] == self._group and (one.failed or one.generation < self._group)
 
     def _startable(self, one: Seen | None) -> bool:
         return one is not None and (one.phase == "ready" or one.phase == "ended")

@@ -1,0 +1,371 @@
+"""What the supervisor of a job on Ray decides, on made-up clusters that obey it and fail at random."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenpace.ray.submission import MANAGER, Scale, Submission
+from evenpace.ray.supervisor import (
+    PAUSING,
+    Create,
+    Drain,
+    Finish,
+    Pause,
+    Remove,
+    Resume,
+    Seen,
+    Start,
+    Supervisor,
+)
+from idl.errors import InvalidRequestError
+
+STEP = 0.5  # seconds between two decisions
+
+
+def submission(workers=2, shards=1, **more):
+    """A job of some size."""
+    scale = workers if isinstance(workers, Scale) else Scale(workers, workers)
+    return Submission(Path("train.py"), name="job", workers=scale, shards=shards, **more)
+
+
+class Cluster:
+    """A cluster with a node for each actor, which does what a supervisor decides.
+
+    What is wrong with a decision shows at once: a worker that is started before the services listen, a start
+    with a number that is not above the last, an action about an actor that does not exist.
+    """
+
+    def __init__(self, job):
+        self.job = job
+        self.supervisor = Supervisor(job)
+        self.seen = {}
+        self.now = 0.0
+        self.state = ""
+        self.finish = None
+        self.starts = {}  # all starts, by process
+        self.said = []  # all actions but starts
+
+    def step(self, *, place=True):
+        """Look, and do what is decided; then actors that were created are placed."""
+        self.now += STEP
+        assert self.finish is None
+        for action in self.supervisor.decide(dict(self.seen), self.now, self.state):
+            self.do(action)
+        if place:
+            for name, one in self.seen.items():
+                if one.phase == "placing":
+                    self.seen[name] = Seen("ready", host="10.0.0.1", port=5000)
+        return self
+
+    def do(self, action):
+        """Do what was decided."""
+        match action:
+            case Create(name):
+                assert name not in self.seen or self.seen[name].phase == "lost"
+                self.seen[name] = Seen("placing")
+            case Start(name, generation):
+                self.start(name, generation, action.environment)
+            case Remove(name):
+                del self.seen[name]
+            case Pause():
+                self.state = "paused"
+            case Resume():
+                self.state = "running"
+            case Finish():
+                self.finish = action
+            case Drain(name):
+                assert self.seen[name].phase == "running"
+        if not isinstance(action, Start):
+            self.said.append(action)
+
+    def start(self, name, generation, environment):
+        """Start a process, which runs at once."""
+        one = self.seen[name]
+        services = self.job.services
+        assert generation > one.generation
+        if name not in services:
+            assert all(self.seen[service].address for service in services), f"{name} before its services"
+            assert self.seen[MANAGER].generation >= generation or not self.job.all_reduce
+        address = f"10.0.0.1:{4000 + services.index(name)}" if name in services else None
+        self.seen[name] = replace(
+            one, phase="running", generation=generation, status=None, address=address, reason=""
+        )
+        self.starts.setdefault(name, []).append((generation, environment))
+
+    def change(self, name, **change):
+        """Change what is seen of a process."""
+        self.seen[name] = replace(self.seen[name], **change)
+
+    def end(self, name, status):
+        """End a process."""
+        self.change(name, phase="ended", status=status, reason="its last words")
+
+    def lose(self, name):
+        """Lose an actor with its node; Ray starts those of services again elsewhere."""
+        self.seen[name] = Seen("placing") if name in self.job.services else Seen("lost", reason="gone")
+
+    def all_run(self):
+        """Return whether all processes run."""
+        return all(name in self.seen and self.seen[name].phase == "running" for name in self.supervisor.names)
+
+    def until_all_run(self):
+        """Go on until all processes run, which must not take for ever."""
+        for _ in range(200):
+            if self.all_run():
+                return self
+            self.step()
+        raise AssertionError(f"it never runs: {self.seen}")
+
+
+@pytest.fixture
+def cluster():
+    """A cluster on which all of a job runs."""
+    made = Cluster(submission())
+    made.until_all_run().state = "running"
+    return made
+
+
+def test_workers_wait_for_the_services():
+    """No worker is started before the manager and all shards listen; then all are."""
+    made = Cluster(submission(3, shards=2)).step().step()
+    assert set(made.starts) == {"manager", "ps-0", "ps-1"}
+    made.change("ps-1", address=None)
+    made.step().step()
+    assert set(made.starts) == {"manager", "ps-0", "ps-1"}
+    made.change("ps-1", address="10.0.0.1:4002")
+    made.step()
+    assert made.all_run()
+
+
+def test_a_job_is_done_once_its_manager_says_so_and_no_worker_runs(cluster):
+    """A worker that ended well alone may have been released: the others go on, however long."""
+    cluster.end("w0", 0)
+    for _ in range(1000):
+        cluster.step()
+    assert cluster.finish is None
+    assert len(cluster.starts["w0"]) == 1
+    assert cluster.supervisor.waited_for(cluster.seen) == []
+    cluster.state = "ended"
+    assert cluster.step().finish is None
+    cluster.end("w1", 0)
+    assert cluster.step().finish == Finish("done")
+
+
+def test_a_job_is_done_once_all_workers_have_ended_well(cluster):
+    """The manager need not say it."""
+    cluster.end("w0", 0)
+    cluster.end("w1", 0)
+    assert cluster.step().finish == Finish("done")
+
+
+def test_a_worker_that_fails_at_the_end_fails_the_job(cluster):
+    """What it should have written may be missing; one that was killed then is not missed."""
+    cluster.state = "ended"
+    cluster.end("w0", 0)
+    cluster.step()
+    cluster.end("w1", 3)
+    assert cluster.step().finish == Finish("failed", "w1 ended with status 3:\nits last words")
+
+
+def test_one_that_is_killed_at_the_end_is_not_missed(cluster):
+    """The job has been trained, and no error says that something is missing."""
+    cluster.state = "ended"
+    cluster.end("w0", 0)
+    cluster.step()
+    cluster.end("w1", -9)
+    assert cluster.step().finish == Finish("done")
+
+
+def test_failures_are_counted_once_and_end_the_job_when_there_are_too_many(cluster):
+    """A failed worker is started again, as often as is allowed; losses of nodes are not counted."""
+    allowed = cluster.job.max_failures
+    for number in range(allowed):
+        cluster.end("w1", 1)
+        cluster.step()
+        cluster.lose("w0")
+        cluster.until_all_run()
+        assert cluster.supervisor.failures == number + 1
+    cluster.end("w1", 1)
+    cluster.step()
+    assert cluster.finish == Finish("failed", "w1 ended with status 1:\nits last words")
+
+
+def test_a_service_that_cannot_start_fails_the_job():
+    """One that ended before it listened failed; one that had listened is started again without counting."""
+    made = Cluster(submission()).until_all_run()
+    for _ in range(10):
+        made.end("manager", -9)
+        made.until_all_run()
+    assert made.supervisor.failures == 0
+    for _ in range(made.job.max_failures + 1):
+        while made.seen["ps-0"].phase != "running":
+            made.step()
+        made.end("ps-0", 2)
+        made.change("ps-0", address=None)
+        made.step()
+    assert made.finish == Finish("failed", "ps-0 ended with status 2:\nits last words")
+
+
+def test_a_job_that_cannot_start_in_time_says_who_is_missing():
+    """It starts with the least number of workers, and waits for no more of them."""
+    made = Cluster(submission(Scale(2, 3), start_timeout=10))
+    made.step().step().step(place=False)
+    made.seen["w1"] = made.seen["w2"] = Seen("placing")
+    while made.finish is None and made.now < 20:
+        made.step(place=False)
+    assert made.finish == Finish("failed", "it could not start within 10 s: w1, w2 did not run")
+    made = Cluster(submission(Scale(2, 3), start_timeout=10)).until_all_run()
+    made.seen["w2"] = Seen("placing")
+    for _ in range(100):
+        made.step(place=False)
+    assert made.finish is None
+    assert made.supervisor.waited_for(made.seen) == ["w2"]
+
+
+def test_a_cancelled_job_ends(cluster):
+    """Whatever else there would be to do."""
+    cluster.supervisor.cancelled = True
+    cluster.lose("w0")
+    assert cluster.step().finish == Finish("cancelled", "it was ended by its user")
+
+
+def test_a_group_of_workers_starts_again_together():
+    """Each has its rank; when one is lost, the manager and all start again as the next generation."""
+    made = Cluster(submission(3, shards=0)).until_all_run()
+    made.lose("w1")
+    made.step().until_all_run()
+    made.step()
+    for rank, name in enumerate(("w0", "w1", "w2")):
+        (_, first), (_, second) = made.starts[name]
+        assert first["RANK"] == second["RANK"] == str(rank)
+        assert {first["WORLD_SIZE"], second["WORLD_SIZE"]} == {"3"}
+        assert second["MASTER_ADDR"] == "10.0.0.1"
+    assert len({generation for name in made.job.services for generation, _ in made.starts[name]}) == 2
+    assert len({made.seen[name].generation for name in made.supervisor.names}) == 1
+    with pytest.raises(InvalidRequestError, match="keeps its size"):
+        made.supervisor.resize(4)
+
+
+def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
+    """Each is asked for until it ends, and then started elsewhere."""
+    cluster.change("w1", leaving=True)
+    cluster.step().step()
+    assert cluster.said[-2:] == [Drain("w1"), Drain("w1")]
+    cluster.end("w1", 0)
+    cluster.step()
+    assert Remove("w1") in cluster.said
+    cluster.until_all_run()
+    assert len(cluster.starts["w1"]) == 2
+    assert cluster.finish is None
+
+
+def test_services_leave_a_node_while_the_job_is_paused(cluster):
+    """They end once the workers have finished what they were given; it goes on when all listen again."""
+    cluster.change("ps-0", leaving=True)
+    cluster.step()
+    assert cluster.said[-1] == Pause()
+    cluster.state = PAUSING
+    cluster.step()
+    assert Remove("ps-0") not in cluster.said
+    cluster.state = "paused"
+    cluster.step()
+    assert Remove("ps-0") in cluster.said
+    assert Resume() not in cluster.said
+    cluster.until_all_run()
+    cluster.step()
+    assert cluster.said[-1] == Resume()
+    assert cluster.step().step().said.count(Resume()) == 1
+
+
+def test_a_pause_of_an_operator_is_left(cluster):
+    """Services move, and the job stays paused."""
+    cluster.state = "paused"
+    cluster.change("manager", leaving=True)
+    cluster.step().until_all_run()
+    cluster.step()
+    assert Remove("manager") in cluster.said
+    assert Resume() not in cluster.said
+
+
+def test_a_pause_outlives_the_controller(cluster):
+    """Another supervisor that takes over what the first has saved resumes the job."""
+    cluster.change("manager", leaving=True)
+    cluster.step().step()
+    saved = cluster.supervisor.saved
+    cluster.supervisor = Supervisor(cluster.job)
+    cluster.supervisor.restore(**saved)
+    cluster.until_all_run()
+    cluster.step()
+    assert cluster.said[-1] == Resume()
+
+
+def test_a_job_is_resized(cluster):
+    """More workers are created; those that are too many are drained, and their actors end."""
+    cluster.supervisor.resize(4)
+    cluster.until_all_run()
+    assert set(cluster.starts) >= {"w2", "w3"}
+    cluster.supervisor.resize(1)
+    cluster.step()
+    assert {Drain("w1"), Drain("w2"), Drain("w3")} <= set(cluster.said)
+    for name in ("w1", "w2", "w3"):
+        cluster.end(name, 0)
+    cluster.step().step()
+    assert set(cluster.seen) == {"manager", "ps-0", "w0"}
+    assert cluster.finish is None
+    with pytest.raises(InvalidRequestError, match="workers 0: must be at least 1"):
+        cluster.supervisor.resize(0)
+
+
+FAULTS = st.sampled_from(("lose", "kill", "error", "leave", "silence", "resize"))
+
+
+@given(
+    shards=st.integers(0, 2),
+    workers=st.integers(1, 4),
+    faults=st.lists(st.tuples(FAULTS, st.integers(0, 6), st.integers(0, 3)), max_size=12),
+)
+def test_a_job_runs_again_once_faults_stop(shards, workers, faults):
+    """Whatever is lost, killed, silent or about to go, in any order: in the end all processes run."""
+    made = Cluster(submission(workers, shards, max_failures=1000)).until_all_run()
+    made.state = "running"
+    for fault, which, steps in faults:
+        names = [name for name in made.supervisor.names if name in made.seen]
+        name = names[which % len(names)]
+        if fault == "lose":
+            made.lose(name)
+        elif fault in ("kill", "error") and made.seen[name].phase == "running":
+            made.end(name, -9 if fault == "kill" else 1)
+        elif fault == "leave":
+            made.change(name, leaving=True)
+        elif fault == "silence":
+            before = made.seen[name]
+            made.change(name, phase="placing", host=None)
+            made.step(place=False)
+            if made.seen.get(name) == replace(before, phase="placing", host=None):
+                made.seen[name] = before
+        elif fault == "resize" and shards:
+            made.supervisor.resize(1 + which)
+        for _ in range(steps):
+            obey_drains(made)
+            made.step()
+    for name, one in made.seen.items():
+        made.seen[name] = replace(one, leaving=False)
+    obey_drains(made)
+    made.until_all_run()
+    for _ in range(5):
+        obey_drains(made)
+        made.step()
+    assert made.state == "running"
+    assert made.finish is None
+
+
+def obey_drains(cluster):
+    """End the workers that were drained, as the manager has them end."""
+    drained = {action.name for action in cluster.said if isinstance(action, Drain)}
+    for name in drained & set(cluster.seen):
+        if cluster.seen[name].phase == "running":
+            cluster.end(name, 0)
+    cluster.said = [action for action in cluster.said if not isinstance(action, Drain)]
