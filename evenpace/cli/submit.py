@@ -15,7 +15,7 @@ from evenpace.cli.peers import RAY_ADDRESS
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.settings import configured
 from evenpace.ray.submission import Submission
-from idl.errors import EvenpaceError, InvalidRequestError
+from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from evenpace.ray.cluster import JobHandle
@@ -127,8 +127,16 @@ def submit(
 @example("evenpace attach digits --address 10.0.0.1:6379")
 @RAY_ADDRESS
 @click.option("--end", is_flag=True, help="End the job.")
+@click.option(
+    "--access",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    metavar="DIR",
+    help="Do not follow the job: write a certificate, its token and its manager's address into DIR, for "
+    "commands such as `evenpace top`.",
+)
 @click.argument("name", required=False)
-def attach(address: str | None, end: bool, name: str | None) -> None:
+def attach(address: str | None, end: bool, access: Path | None, name: str | None) -> None:
     """Follow the job NAME on a Ray cluster, from the last lines of its log on; without NAME, list the jobs.
 
     Ctrl-C leaves the job, which goes on.
@@ -141,6 +149,9 @@ def attach(address: str | None, end: bool, name: str | None) -> None:
                 click.echo(job)
             return
         handle = cluster.find(name)
+        if access is not None:
+            _write_access(handle, access)
+            return
         if end:
             handle.cancel()
         _follow(handle, leave=True, where=where)
@@ -166,6 +177,20 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str) -> None:
         raise EvenpaceError(f"job {handle.name!r} failed: {finish.reason}")
     if finish.state == "cancelled":
         raise click.Abort
+
+
+def _write_access(handle: "JobHandle", folder: Path) -> None:
+    """Write what commands need that ask a job's manager, and print their options."""
+    from evenpace.ray.controller import write_credentials
+
+    manager = handle.news().manager
+    if manager is None:
+        raise UnavailableError(f"job {handle.name!r}: its manager does not listen at present; try again")
+    credentials = write_credentials(folder, handle.credentials())
+    assert credentials.ca is not None
+    (folder / "manager.address").write_text(f"{manager}\n")
+    where, tls = folder / "manager.address", credentials.ca.parent
+    click.echo(f"--manager @{where} --tls {tls} --token-file {credentials.token}")
 
 
 def _pairs(option: str, given: Sequence[str]) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Jobs on real Ray clusters: brought up, left and attached to again, hit by faults, and ended."""
 
+import json
 import os
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
     assert not processes("killed")
 
 
-def test_a_job_is_left_attached_to_and_ended(jobs, temporary, wait_until):
+def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_until):
     """Ctrl-C leaves a job, which goes on; `attach` lists and follows it; ended, it leaves nothing."""
     with jobs.submit("left", iterations=100_000, pace=0.02) as command:
         wait_until(lambda: "running, iteration" in command.text, "an iteration")
@@ -88,6 +89,22 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, wait_until):
     with jobs.run("attach") as command:
         assert command.end() == 0
         assert command.out.read_text() == "left\n"
+    with jobs.run("attach", "left", "--access", tmp_path / "access") as command:
+        assert command.end() == 0
+        line = [
+            sys.executable,
+            "-m",
+            "evenpace",
+            "status",
+            "left",
+            "--json",
+            *command.out.read_text().split(),
+        ]
+    status = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert [member["worker"] for member in json.loads(status.stdout)["jobs"][0]["members"]] in (
+        ["w0", "w1"],
+        ["w1", "w0"],
+    )
     with jobs.submit("left") as command:
         assert command.end() == 1
         assert "job 'left': one of this name runs on the cluster" in command.text
@@ -104,6 +121,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, wait_until):
         assert "job 'left': no such job runs on the cluster; there are: none" in command.text
 
 
+@pytest.mark.release
 def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
     """It goes on from its state if this is asked for, and else is refused; a finished one begins again."""
     with jobs.submit("again", "--ps-options", "--checkpoint-every 10", iterations=300, pace=0.05) as command:
@@ -123,6 +141,7 @@ def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
     jobs.assert_trained("again", 20)
 
 
+@pytest.mark.release
 def test_a_job_of_one_worker_outlives_it(jobs, wait_until):
     """Its worker's actor is killed: another one goes on from the iteration that the job had reached."""
     with jobs.submit("one", iterations=300, pace=0.02, workers=1) as command:

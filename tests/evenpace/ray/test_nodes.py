@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[r
 
 from evenpace.lab.ray_nodes import RayNode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 WORKERS = ("--cpus-per-worker", 0, "--resource", "place=1")
 """Options of jobs whose workers run on nodes that have places."""
