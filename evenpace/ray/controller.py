@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
+from evenpace._version import __version__
 from evenpace.overview.client import ManagerClient
 from evenpace.ray.commands import resources, task
 from evenpace.ray.nodes import draining_nodes
@@ -60,6 +61,7 @@ _CLOSE_SECONDS = 20.0  # for an actor to end its process, before it is killed
 _NEWS_SECONDS = 60.0  # for which the end of a job is told to whoever asks
 _ASK_SECONDS = 1.0  # between two questions to the manager
 _MANAGER_SECONDS = 5.0  # for the manager's answer
+_TROUBLES = 120  # looks in a row that may fail, for a minute, before the job does
 _LINES = 10_000  # of the job's log that are kept for those who attach
 
 log = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ class _Watched:
     answered_at: float = field(default_factory=time.monotonic)
     log_from: int = 0
     rest: bytes = b""  # of the log, a line that has no end yet
-    lost: str | None = None
+    lost: str | None = None  # why
+    status: int | None = None  # 1 for an actor that could not even begin
 
 
 def actor_name(job: str, process: str | None = None) -> str:
@@ -149,6 +152,7 @@ class Controller:
         self._seen: dict[str, Seen] = {}
         self._manager = _ManagerCalls(submission.job, secrets)
         self._logs = submission.folder / "logs"
+        self._prepared = False  # whether the folder is this job's
         threading.Thread(target=self._run, name="evenpace-controller", daemon=True).start()
 
     def news(self, start: str, after: int) -> News:
@@ -206,20 +210,33 @@ class Controller:
     def _run(self) -> None:
         try:
             self._begin()
-            while self._finish is None:
-                self._look()
-                now = time.monotonic() - self._begun
-                actions = self._supervisor.decide(self._seen, now, self._manager.job_state)
-                self._save()
-                self._remove([action.name for action in actions if isinstance(action, Remove)])
-                for action in actions:
-                    self._do(action)
-                time.sleep(_LOOK_SECONDS)
         except Exception as error:
-            log.exception("the controller of job %s failed", self._submission.job)
-            self._end(Finish("failed", f"its controller failed: {error!r}"))
+            log.exception("job %s cannot begin", self._submission.job)
+            self._end(Finish("failed", str(error)))
+        troubles = 0  # looks in a row that failed
+        while self._finish is None:
+            try:
+                self._turn()
+                troubles = 0
+            except Exception as error:
+                # Ray's own head may be away for a while, or a disk be full.
+                troubles += 1
+                log.exception("the controller of job %s is in trouble", self._submission.job)
+                if troubles > _TROUBLES:
+                    self._end(Finish("failed", f"its controller failed: {error!r}"))
+            time.sleep(_LOOK_SECONDS)
         self._told_end.wait(_NEWS_SECONDS)
         ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
+
+    def _turn(self) -> None:
+        """Look at the processes, and do what is decided."""
+        self._look()
+        now = time.monotonic() - self._begun
+        actions = self._supervisor.decide(self._seen, now, self._manager.job_state)
+        self._save()
+        self._remove([action.name for action in actions if isinstance(action, Remove)])
+        for action in actions:
+            self._do(action)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -279,8 +296,14 @@ class Controller:
             return
         except RayActorError as error:
             watched.lost = str(error).strip()
+            watched.status = 1 if error.actor_init_failed else None
             self._say(f"{name} is lost: {_reason(watched.lost)}")
             return
+        if watched.described is None and described.version != __version__:
+            self._say(
+                f"{name}: its node has evenpace {described.version}, the controller's node {__version__}; "
+                "install the same version on all nodes"
+            )
         if watched.described is not None and described.actor != watched.described.actor:
             self._say(f"{name} has moved to {described.seen.host}")
             watched.rest = b""
@@ -291,12 +314,13 @@ class Controller:
 
     def _see(self, watched: _Watched) -> Seen:
         if watched.lost is not None:
-            return Seen("lost", reason=watched.lost)
+            return Seen("lost", actor=watched.id, status=watched.status, reason=watched.lost)
         if watched.described is None:
-            return Seen("placing")
+            return Seen("placing", actor=watched.id)
+        seen = replace(watched.described.seen, actor=watched.id)
         if time.monotonic() - watched.answered_at > _SILENT_SECONDS:
-            return replace(watched.described.seen, phase="placing", host=None)
-        return replace(watched.described.seen, leaving=watched.described.node in self._leaving)
+            return replace(seen, phase="placing", host=None)
+        return replace(seen, leaving=watched.described.node in self._leaving)
 
     def _addresses(self) -> dict[str, str]:
         """Return where services listen, or listened last, by name."""
@@ -318,36 +342,35 @@ class Controller:
     def _begin(self) -> None:
         """Prepare the job's folder or, where Ray has started this controller again, find the job's actors.
 
-        What a finished job of this name has left is removed.
+        Raises:
+            InvalidRequestError: The folder is another job's, which is not to be resumed.
         """
         if ray.get_runtime_context().was_current_actor_reconstructed:
+            self._prepared = True
             self._say("the job's controller was started again")
             self._supervisor.restore(**json.loads((self._submission.folder / _SAVED_FILE).read_text()))
             self._find_actors()
             return
         folder, result = self._submission.folder, self._submission.folder / RESULT_FILE
-        done = result.exists() and json.loads(result.read_text())["state"] == "done"
-        if folder.exists() and not done and not self._submission.resume:
-            self._finish = Finish(
-                "failed",
-                f"{folder} has the state of a job of this name that did not finish: give --resume to go on "
-                "with it, or another --name",
-            )
-            return
-        if done:
-            shutil.rmtree(folder)
+        if folder.exists():
+            done = result.exists() and json.loads(result.read_text())["state"] == "done"
+            if done or not self._submission.resume:
+                how = "that is done" if done else "that did not finish: --resume goes on with it"
+                raise InvalidRequestError(
+                    f"{folder} is the folder of a job of this name {how}; another --name starts another job"
+                )
         result.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._prepared = True
 
     def _find_actors(self) -> None:
         """Find the actors that an earlier start of this controller has made."""
-        for name in self._supervisor.names:
-            try:
-                handle = ray.get_actor(actor_name(self._submission.job, name), NAMESPACE)
-            except ValueError:
-                continue
-            self._watched[name] = _Watched(handle)
-            self._say(f"{name} is found again")
+        prefix = actor_name(self._submission.job, "")
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
+                name = actor["name"].removeprefix(prefix)
+                self._watched[name] = _Watched(ray.get_actor(actor["name"], NAMESPACE))
+                self._say(f"{name} is found again")
 
     def _create(self, name: str) -> None:
         """Make the actor of a process, unless Ray still knows one of its name that has died."""
@@ -423,7 +446,11 @@ class Controller:
         for watched in self._watched.values():
             ray.kill(watched.handle, no_restart=True)
         result = {**asdict(finish), "failures": self._supervisor.failures}
-        write_secret(self._submission.folder / RESULT_FILE, json.dumps(result) + "\n")
+        try:
+            if self._prepared:
+                write_secret(self._submission.folder / RESULT_FILE, json.dumps(result) + "\n")
+        except OSError as error:
+            log.error("the end of job %s cannot be written: %s", self._submission.job, error)
         with self._lock:
             self._finish = finish
 
@@ -431,9 +458,8 @@ class Controller:
         """End processes within `seconds`, and read the ends of their logs."""
         running = [one for one in group.values() if one.lost is None and one.described is not None]
         references = [one.handle.close.remote(seconds) for one in running]
-        ray.wait(
-            references, num_returns=max(1, len(references)), timeout=_CLOSE_SECONDS
-        ) if references else None
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=_CLOSE_SECONDS)
         for name, one in group.items():
             if one.lost is not None or one.described is None:
                 continue
@@ -478,6 +504,8 @@ class Controller:
         with self._lock:
             self._lines.extend((name, line) for line in lines)
             self._last += len(lines)
+        if not self._prepared:
+            return
         try:
             with (self._logs / f"{name}.log").open("a") as stream:
                 stream.writelines(f"{line}\n" for line in lines)

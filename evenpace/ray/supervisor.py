@@ -26,12 +26,14 @@ class Seen:
         phase: "placing": its actor has no node, or does not answer; "ready": the actor has a node, and has
             not started the process; "running"; "ended"; "lost": the actor died.
         generation: The number of the process's last start, as `Start` gave it; -1 before the first.
-        status: Exit status of a process that has ended, as `subprocess` has it.
+        status: Exit status of a process that has ended, as `subprocess` has it; of a lost actor 1 if it could
+            not begin, as where evenpace is not installed, and None if its node was lost.
         address: Where a service listens, or listened before it ended, as HOST:PORT; None before.
         host: Address of its node; None while it is placed.
         port: A free port of its node, at which the workers' group can meet.
         reason: Why it is lost, or the end of its log.
         leaving: Whether its node is about to go.
+        actor: What tells the actor from others that the process had before.
     """
 
     phase: Phase
@@ -42,11 +44,12 @@ class Seen:
     port: int | None = None
     reason: str = ""
     leaving: bool = False
+    actor: str = ""
 
     @property
     def failed(self) -> bool:
-        """Return whether the process has ended with an error, or was killed."""
-        return self.phase == "ended" and self.status != 0
+        """Return whether the process has ended with an error, was killed, or could not begin."""
+        return self.phase in ("ended", "lost") and self.status not in (0, None)
 
     @property
     def finished(self) -> bool:
@@ -141,7 +144,7 @@ class Supervisor:
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
         self._generations: dict[str, int] = {}  # the highest seen, by process
-        self._counted: set[tuple[str, int]] = set()  # failures that were counted: process and generation
+        self._counted: set[tuple[str, str, int]] = set()  # failures: process, actor and generation
         self._due: dict[str, float] = {}  # when a process may be started after a failure
         self._failures: dict[str, int] = {}
         self._group = 0  # the generation of the workers of all-reduce
@@ -236,11 +239,12 @@ class Supervisor:
             one = seen.get(name)
             if one is None or not self._is_failure(name, one):
                 continue
-            # The workers of a group fail together.
-            key = name if name in self._submission.services or not self._submission.all_reduce else "group"
-            if (key, one.generation) in self._counted:
+            key, actor = name, one.actor
+            if self._submission.all_reduce and name not in self._submission.services:
+                key, actor = "group", ""  # its workers fail together
+            if (key, actor, one.generation) in self._counted:
                 continue
-            self._counted.add((key, one.generation))
+            self._counted.add((key, actor, one.generation))
             times = self._failures[key] = self._failures.get(key, 0) + 1
             self._due[key] = now + min(_FIRST_BACKOFF * 2 ** (times - 1), _LONGEST_BACKOFF)
             if self.failures > self._submission.max_failures:
@@ -371,7 +375,7 @@ class Supervisor:
 
 
 def _failed_finish(name: str, one: Seen) -> Finish:
-    how = "died" if one.phase == "lost" else f"ended with status {one.status}"
+    how = "cannot run" if one.phase == "lost" else f"ended with status {one.status}"
     return Finish("failed", f"{name} {how}:\n{one.reason}")
 
 

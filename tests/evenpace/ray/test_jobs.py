@@ -123,7 +123,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
 
 @pytest.mark.release
 def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
-    """It goes on from its state if this is asked for, and else is refused; a finished one begins again."""
+    """It goes on from its state if this is asked for, and else is refused; a finished one stays."""
     with jobs.submit("again", "--ps-options", "--checkpoint-every 10", iterations=300, pace=0.05) as command:
         wait_until(lambda: "running, iteration" in command.text, "an iteration")
         with jobs.run("attach", "again", "--end") as end:
@@ -131,14 +131,17 @@ def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
         assert command.end() == 130
     with jobs.submit("again", iterations=300) as command:
         assert command.end() == 1
-        assert "give --resume to go on with it, or another --name" in command.text
+        assert "of this name that did not finish: --resume goes on with it" in command.text
     with jobs.submit("again", "--resume", iterations=300) as command:
         assert command.end() == 0, command.text
         assert "for iteration 0 on" not in command.text
     jobs.assert_trained("again", 300)
-    with jobs.submit("again", iterations=20) as command:
-        assert command.end() == 0, command.text
-    jobs.assert_trained("again", 20)
+    for more in ((), ("--resume",)):
+        with jobs.submit("again", *more) as command:
+            assert command.end() == 1
+            assert "is the folder of a job of this name that is done" in command.text
+    jobs.assert_trained("again", 300)
+    assert json.loads((jobs.storage / "again/result.json").read_text())["state"] == "done"
 
 
 @pytest.mark.release

@@ -209,6 +209,15 @@ def test_a_service_that_cannot_start_fails_the_job():
     assert made.finish == Finish("failed", "ps-0 ended with status 2:\nits last words")
 
 
+@pytest.mark.parametrize("name", ["ps-0", "w1"])
+def test_an_actor_that_cannot_begin_is_a_failure(cluster, name):
+    """As where evenpace is not installed on a node: each one counts, and the job is not tried for ever."""
+    for number in range(cluster.job.max_failures + 1):
+        cluster.seen[name] = Seen("lost", actor=str(number), status=1, reason="no module named evenpace")
+        cluster.step().step(place=False) if number < cluster.job.max_failures else cluster.step()
+    assert cluster.finish == Finish("failed", f"{name} cannot run:\nno module named evenpace")
+
+
 def test_a_job_that_cannot_start_in_time_says_who_is_missing():
     """It starts with the least number of workers, and waits for no more of them."""
     made = Cluster(submission(Scale(2, 3), start_timeout=10))
