@@ -362,8 +362,8 @@ class ShardJob:
     def save_last(self) -> None:
         """Save checkpoints of all versions that the job can go on from, before the process ends.
 
-        A gradient that has arrived completely waits for the other shards, and would be lost. They may have it,
-        too: so there is a checkpoint of the version that it leads to, beside the present one.
+        A gradient that has arrived completely waits for the other shards, and would be lost. They may have
+        it, too: so there is a checkpoint of the version that it leads to, beside the present one.
         """
         self.save()
         if self.store is None or self.fenced or not self.shard.initialised or not self.shard.complete:

@@ -57,6 +57,14 @@ def _passed_on(command: str) -> Callable[[F], F]:
     help="A further resource of Ray's that is set aside for each worker; may be repeated.",
 )
 @click.option(
+    "--service-resource",
+    "service_resources",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="A resource of Ray's that is set aside for the manager and for each shard, which keeps them on "
+    "nodes that have it; may be repeated.",
+)
+@click.option(
     "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the workers."
 )
 @click.option(
@@ -78,6 +86,7 @@ def submit(
     ps_options: tuple[str, ...],
     worker_options: tuple[str, ...],
     resources: tuple[str, ...],
+    service_resources: tuple[str, ...],
     environment: tuple[str, ...],
     working_dir: Path | None,
     address: str | None,
@@ -110,9 +119,8 @@ def submit(
             manager_options=manager_options,
             shard_options=ps_options,
             worker_options=worker_options,
-            resources_per_worker={
-                name: _amount(name, text) for name, text in _pairs("resource", resources).items()
-            },
+            resources_per_worker=_amounts("resource", resources),
+            resources_per_service=_amounts("service-resource", service_resources),
             environment=_pairs("env", environment),
         )
     _check_options(job)
@@ -202,14 +210,17 @@ def _pairs(option: str, given: Sequence[str]) -> Mapping[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _amount(name: str, text: str) -> float:
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = math.nan
-    if not 0 < amount < math.inf:
-        raise ValueError(f"resource {name}={text}: must be a number above 0")
-    return amount
+def _amounts(option: str, given: Sequence[str]) -> Mapping[str, float]:
+    """Read texts such as NAME=2."""
+    amounts = {}
+    for name, text in _pairs(option, given).items():
+        try:
+            amounts[name] = float(text)
+        except ValueError:
+            amounts[name] = math.nan
+        if not 0 < amounts[name] < math.inf:
+            raise ValueError(f"{option} {name}={text}: must be a number above 0")
+    return amounts
 
 
 def _check_options(job: Submission) -> None:

@@ -9,9 +9,6 @@ from evenpace.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
 
 _SERVICE = ("--listen", LISTEN, "--tls", f"{FOLDER}/{TLS}", "--token-key", f"{FOLDER}/{TOKEN_KEY_FILE}")
 
-_SERVICE_RESOURCES = {"CPU": 0.001}
-"""Nearly none, but for heads of clusters that are to run nothing, which have no CPU."""
-
 
 def task(name: str, submission: Submission, secrets: JobSecrets) -> Task:
     """Return the task of a process of a job, by the process's name."""
@@ -42,7 +39,7 @@ def task(name: str, submission: Submission, secrets: JobSecrets) -> Task:
 def resources(name: str, submission: Submission) -> Mapping[str, float]:
     """Return the resources that Ray sets aside for a process, by Ray's names."""
     if name in submission.services:
-        return _SERVICE_RESOURCES
+        return submission.resources_per_service
     wanted = {
         "CPU": submission.cpus_per_worker,
         "GPU": submission.gpus_per_worker,

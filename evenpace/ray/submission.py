@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from idl.settings import Setting, check_settings
 
 MANAGER = "manager"
-STORAGE = Path("~/evenpace")
+STORAGE = Path("~/evenpace_results")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -56,6 +56,8 @@ class Submission:
         name: The job's name, unique in the cluster; None while it is to be chosen.
         workers: The number of workers.
         resources_per_worker: Further resources of Ray that each worker takes, by name.
+        resources_per_service: Resources of Ray that each service takes, by name; none by default, so that
+            they fit beside workers that take all CPUs.
         shards: Shards of the parameter server; 0 where the workers reduce gradients among themselves.
         storage: The folder in which the job's own folder is, with its logs and the state of its services.
         manager_options, shard_options, worker_options: More options of `evenpace manager`, `ps` and `worker`.
@@ -80,6 +82,7 @@ class Submission:
     cpus_per_worker: Annotated[float, Setting("CPUs that Ray sets aside for each.", least=0)] = 1.0
     gpus_per_worker: Annotated[float, Setting("GPUs that Ray sets aside for each.", least=0)] = 0.0
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
+    resources_per_service: Mapping[str, float] = field(default_factory=dict)
     shards: Annotated[int, Setting("Shards of the parameter server.", least=0)] = 1
     storage: Annotated[
         Path,

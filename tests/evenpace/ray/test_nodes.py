@@ -18,13 +18,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.release]
 WORKERS = ("--cpus-per-worker", 0, "--resource", "place=1")
 """Options of jobs whose workers run on nodes that have places."""
 
+SERVICES = ("--service-resource", "steady=1")
+"""Options of jobs whose services run on nodes that are steady."""
+
 
 @pytest.fixture
 def head(tmp_path):
     """The head of a cluster, on which services run and no worker."""
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True) as temporary,
-        RayNode("head", tmp_path, cpus=1, environment={"TMPDIR": temporary}) as node,
+        RayNode("head", tmp_path, cpus=0, resources={"steady": 9}, environment={"TMPDIR": temporary}) as node,
     ):
         yield node
 
@@ -58,7 +61,7 @@ def running(jobs, name, wait_until):
 def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
     """Another takes its place and its name; when the node thaws, the old one ends and disturbs nothing."""
     nodes = [add_node("one"), add_node("two"), add_node("spare")]
-    with jobs.submit("frozen", *WORKERS, iterations=1500, pace=0.02) as command:
+    with jobs.submit("frozen", *WORKERS, *SERVICES, iterations=1500, pace=0.02) as command:
         running(jobs, "frozen", wait_until)
         (old,) = processes("frozen", "w1")
         node = node_of(old, nodes)
@@ -77,7 +80,7 @@ def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
 def test_nodes_that_come_are_used(jobs, add_node, wait_until):
     """A job that starts with one worker gets another when there is a node for it."""
     add_node("first")
-    options = (*WORKERS[:2], "--resource", "place=1", "--workers", "1:2")
+    options = (*WORKERS, *SERVICES, "--workers", "1:2")
     with jobs.submit("grows", *options, iterations=1000, pace=0.02) as command:
         wait_until(lambda: "running, iteration" in command.text, "an iteration")
         wait_until(lambda: "w1 needs 1 place, and all are taken" in command.text, "the reason")
@@ -90,7 +93,7 @@ def test_nodes_that_come_are_used(jobs, add_node, wait_until):
 def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
     """They are drained and start elsewhere; nothing is computed twice, and the node's end costs nothing."""
     nodes = [add_node("one"), add_node("two")]
-    with jobs.submit("notice", *WORKERS, iterations=1200, pace=0.02) as command:
+    with jobs.submit("notice", *WORKERS, *SERVICES, iterations=1200, pace=0.02) as command:
         running(jobs, "notice", wait_until)
         (old,) = processes("notice", "w1")
         node = node_of(old, nodes)
@@ -113,11 +116,11 @@ def test_services_leave_a_node_that_is_about_to_go(tmp_path, wait_until):
         )
         head = stack.enter_context(RayNode("head", tmp_path, cpus=0, environment={"TMPDIR": temporary}))
         stack.enter_context(RayNode("workers", tmp_path, head, cpus=0, resources={"place": 2}))
-        first = stack.enter_context(RayNode("first", tmp_path, head, cpus=1))
+        first = stack.enter_context(RayNode("first", tmp_path, head, cpus=0, resources={"steady": 3}))
         jobs = Jobs(tmp_path, head.environment, head.address)
-        with jobs.submit("moves", *WORKERS, "--shards", 2, iterations=1200, pace=0.02) as command:
+        with jobs.submit("moves", *WORKERS, *SERVICES, "--shards", 2, iterations=1200, pace=0.02) as command:
             wait_until(lambda: "running, iteration" in command.text, "an iteration")
-            stack.enter_context(RayNode("second", tmp_path, head, cpus=1))
+            stack.enter_context(RayNode("second", tmp_path, head, cpus=0, resources={"steady": 3}))
             first.announce_end(60)
             moved = [f"{name} has left its node" for name in ("manager", "ps-0", "ps-1")]
             wait_until(lambda: all(one in jobs.log("moves") for one in moved), "their leave")
@@ -131,7 +134,7 @@ def test_services_leave_a_node_that_is_about_to_go(tmp_path, wait_until):
 def test_a_job_is_resized(jobs, add_node, wait_until):
     """Workers are added, and drained, while it trains; nothing is computed twice."""
     add_node("places", places=3)
-    with jobs.submit("sized", *WORKERS, iterations=1500, pace=0.02) as command:
+    with jobs.submit("sized", *WORKERS, *SERVICES, iterations=1500, pace=0.02) as command:
         running(jobs, "sized", wait_until)
         with jobs.run("job", "resize", "sized", 3) as resize:
             assert resize.end() == 0, resize.text
