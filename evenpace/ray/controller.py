@@ -145,7 +145,7 @@ class Controller:
         self._last = 0  # number of the last line
         self._finish: Finish | None = None
         self._told_end = threading.Event()
-        self._saved: Mapping[str, int | bool] = {}
+        self._saved: Mapping[str, Any] = {}
         self._leaving: Mapping[str, float] = {}
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}

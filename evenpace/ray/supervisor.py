@@ -5,7 +5,7 @@ This module knows no Ray, thread, file or clock.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from evenpace.ray.submission import MANAGER, Submission
 from idl.errors import InvalidRequestError
@@ -148,6 +148,7 @@ class Supervisor:
         self._due: dict[str, float] = {}  # when a process may be started after a failure
         self._failures: dict[str, int] = {}
         self._group = 0  # the generation of the workers of all-reduce
+        self._broken = False  # whether one of them was lost, or has failed
         self._asked: dict[str, int] = {}  # the generation in which each of them was to be started
         self._enough = False  # whether as many workers have run as the job starts with
         self._finishing = False
@@ -186,13 +187,13 @@ class Supervisor:
         self._wanted = workers
 
     @property
-    def saved(self) -> dict[str, int | bool]:
-        """Return what must outlive the controller; see `restore`."""
-        return {"workers": self._wanted, "paused": self._paused}
+    def saved(self) -> dict[str, Any]:
+        """Return what must outlive the controller, as JSON can hold it; see `restore`."""
+        return {"workers": self._wanted, "paused": self._paused, "failures": dict(self._failures)}
 
-    def restore(self, workers: int, paused: bool) -> None:
+    def restore(self, workers: int, paused: bool, failures: Mapping[str, int]) -> None:
         """Take over what an earlier supervisor of this job has `saved`."""
-        self._wanted, self._paused = workers, paused
+        self._wanted, self._paused, self._failures = workers, paused, dict(failures)
 
     def decide(self, seen: Mapping[str, Seen], now: float, job_state: str = "") -> list[Action]:
         """Return what is to be done.
@@ -346,13 +347,18 @@ class Supervisor:
 
     def _group_starts(self, seen: Mapping[str, Seen], now: float) -> Iterator[Start]:
         """Yield the starts of a group, once all its workers have a node."""
-        self._group = max(self._group, *(self._generations.get(name, -1) for name in self.workers))
-        if any(self._has_left_group(name, seen[name]) for name in self.workers if name in seen):
-            self._group += 1
+        self._broken = self._broken or any(
+            self._has_left_group(name, seen.get(name)) for name in self.workers
+        )
         manager = seen.get(MANAGER)
         placed = [seen[name] for name in self.workers if name in seen and seen[name].host is not None]
         if manager is None or len(placed) < len(self.workers) or now < self._due.get("group", 0.0):
             return
+        self._group = max(self._group, *(self._generations[name] for name in self.workers))
+        if self._broken:
+            # The manager is started again, too, since it may know workers of before.
+            self._group = max(self._group, self._generations[MANAGER]) + 1
+            self._broken = False
         if self._listens(manager) and manager.generation < self._group:
             yield Start(MANAGER, self._group)
         elif self._listens(manager):
@@ -361,11 +367,12 @@ class Supervisor:
                     self._asked[name] = self._group
                     yield Start(name, self._group, _group_environment(rank, placed))
 
-    def _has_left_group(self, name: str, one: Seen) -> bool:
+    def _has_left_group(self, name: str, one: Seen | None) -> bool:
         """Return whether a worker of the present generation was lost, or has failed."""
-        if one.phase == "lost":
-            return self._group in (self._asked.get(name), self._generations[name])
-        return self._generations[name] == self._group and (one.failed or one.generation < self._group)
+        known = self._generations.get(name, -1)
+        if one is None or one.phase == "lost":
+            return self._group in (self._asked.get(name), known)
+        return known == self._group and (one.failed or one.generation < self._group)
 
     def _startable(self, one: Seen | None) -> bool:
         return one is not None and (one.phase == "ready" or one.phase == "ended")

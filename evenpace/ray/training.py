@@ -73,14 +73,15 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
         InvalidRequestError: This process is not a worker on a Ray cluster, or JSON cannot hold a value.
     """
     folder, worker = _job_folder(), os.environ[WORKER_VARIABLE]
-    kept = str(_keep(folder / _CHECKPOINTS, checkpoint)) if checkpoint is not None else None
     try:
-        line = json.dumps({"worker": worker, "time": time.time(), "metrics": metrics, "checkpoint": kept})
+        json.dumps(metrics)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"metrics {metrics!r}: {error}") from error
+    kept = str(_keep(folder / _CHECKPOINTS, checkpoint)) if checkpoint is not None else None
+    line = json.dumps({"worker": worker, "time": time.time(), "metrics": metrics, "checkpoint": kept})
     (folder / _REPORTS).mkdir(parents=True, exist_ok=True)
     with (folder / _REPORTS / f"{worker}.jsonl").open("a") as stream:
-        stream.write(line + "\n")
+        stream.write(f"\n{line}\n")  # the last line may have no end, if this worker was killed before
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -98,7 +99,8 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
     reports = []
     for file in (folder / _REPORTS).glob("*.jsonl"):
         for line in file.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # its worker was killed while it wrote
+            # An empty one, or its worker was killed while it wrote.
+            with contextlib.suppress(json.JSONDecodeError):
                 reports.append(json.loads(line))
     return sorted(reports, key=lambda report: float(report["time"]))
 

@@ -300,7 +300,9 @@ def test_a_pause_of_an_operator_is_left(cluster):
 
 
 def test_a_pause_outlives_the_controller(cluster):
-    """Another supervisor that takes over what the first has saved resumes the job."""
+    """Another supervisor takes over what the first has saved: it resumes the job, and counts on."""
+    cluster.end("w0", 1)
+    cluster.step().until_all_run()
     cluster.change("manager", leaving=True)
     cluster.step().step()
     saved = cluster.supervisor.saved
@@ -309,6 +311,7 @@ def test_a_pause_outlives_the_controller(cluster):
     cluster.until_all_run()
     cluster.step()
     assert cluster.said[-1] == Resume()
+    assert cluster.supervisor.failures == 1
 
 
 def test_a_job_is_resized(cluster):

@@ -1,0 +1,1 @@
+"""Tests of single commands, and of what they print."""

@@ -1,0 +1,70 @@
+"""The line of how far a job on a Ray cluster has come."""
+
+import pytest
+
+from evenpace.cli.job_lines import JobLines, progress
+from evenpace.ray.controller import News, Progress
+from evenpace.ray.supervisor import Finish
+
+RUNNING = Progress("running", 1234, 2500, 60_000, 2)
+
+
+def news(lines=(), waits=None, running=0, failures=0, progress=None, finish=None):
+    """News of a job."""
+    return News("start", lines, len(lines), waits or {}, running, failures, None, progress, finish)
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (news(), "0 workers"),
+        (news(running=1), "1 worker"),
+        (news(running=2, failures=1), "2 workers; 1 failure"),
+        (news(running=2, failures=3), "2 workers; 3 failures"),
+        (news(progress=RUNNING, running=2), "running, iteration 1,234, batches of 2,500; 2 workers"),
+        (
+            news(waits={"manager": "is about to be placed"}),
+            "0 workers; waiting: manager is about to be placed",
+        ),
+        (
+            news(waits={"w0": "ended with status 1", "w1": "is about to start"}, running=1, failures=1),
+            "1 worker; 1 failure; waiting: w0 ended with status 1; w1 is about to start",
+        ),
+        (
+            news(waits={f"w{n}": "needs 1 CPU, and all are taken" for n in range(5)}, running=3),
+            "3 workers; waiting: w0 needs 1 CPU, and all are taken; w1 needs 1 CPU, and all are taken, "
+            "and 3 more",
+        ),
+    ],
+)
+def test_the_progress_of_a_job_is_one_line(one, text):
+    """It says how far the job is, how many workers run, what failed, and for whom it waits and why."""
+    assert progress(one) == text
+
+
+def test_lines_of_processes_and_of_the_job_go_apart(capsys):
+    """What processes print is the output; what is about the job is not, lest a pipe mix them."""
+    with JobLines() as lines:
+        lines.show(news([("w0", "loss 0.5 [red]"), ("job", "w1 is lost")], running=1))
+        lines.note("the job goes on")
+    captured = capsys.readouterr()
+    assert captured.out == "w0 | loss 0.5 [red]\n"
+    assert captured.err.splitlines() == ["job | w1 is lost", "1 worker", "the job goes on"]
+
+
+def test_the_same_progress_is_not_said_again_at_once(capsys):
+    """Where the output is no terminal, an unchanged line would only fill it; the end needs none."""
+    with JobLines() as lines:
+        for _ in range(3):
+            lines.show(news(running=1))
+        lines.show(news(running=0, finish=Finish("done")))
+    assert capsys.readouterr().err.splitlines() == ["1 worker"]
+
+
+def test_what_ray_prints_meanwhile_is_kept_from_the_output(capsys):
+    """Other prints of this process do not come between a job's lines, and do again afterwards."""
+    with JobLines() as lines:
+        print("fifty lines about a node")  # noqa: T201
+        lines.show(news([("ps-0", "listens")]))
+    print("afterwards")  # noqa: T201
+    assert capsys.readouterr().out == "ps-0 | listens\nafterwards\n"

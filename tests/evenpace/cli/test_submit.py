@@ -1,0 +1,82 @@
+"""Mistakes with `evenpace submit`: each is a clear error before any cluster is reached or started."""
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from evenpace.ray import cluster
+
+
+class ReachedError(Exception):
+    """A cluster would have been reached, or started."""
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch):
+    """A function that runs `evenpace submit` in a folder with a script, without any cluster."""
+
+    def connection(*arguments, **options):
+        raise ReachedError
+
+    monkeypatch.setattr(cluster, "connection", connection)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "train.py").write_text("")
+    return lambda *words: CliRunner().invoke(cli, ["submit", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.py"], "training script 'missing.py': no such file"),
+        (["inner"], "training script 'inner': no such file"),
+        (["--working-dir", "inner", "other.py"], "training script 'inner/other.py': no such file"),
+        (["--working-dir", "nowhere", "train.py"], "'nowhere' does not exist"),
+        ([], "Missing argument 'SCRIPT'"),
+        (["--workers", "many", "train.py"], "workers 'many': must be a number from 1 on, or LEAST:MOST"),
+        (["--workers", "0", "train.py"], "workers 0: must be a number from 1 on, or LEAST:MOST"),
+        (["--workers", "8:2", "train.py"], "workers 8:2: must be a number from 1 on, or LEAST:MOST"),
+        (["--workers", "2:8", "--all-reduce", "train.py"], "workers 2:8: must be one number with all-reduce"),
+        (["--shards", "2", "--all-reduce", "train.py"], "give --shards or --all-reduce, not both"),
+        (["--shards", "0", "train.py"], "0 is not in the range x>=1"),
+        (["--detach", "train.py"], "--detach needs --address"),
+        (["--name", "a job", "train.py"], "job 'a job': must be 1 to 63 letters"),
+        (["--cpus-per-worker", "-1", "train.py"], "-1"),
+        (["--start-timeout", "inf", "train.py"], "inf"),
+        (["--manager-options", "--bogus 3", "train.py"], "No such option"),
+        (["--manager-options", "--heartbeat soon", "train.py"], "'soon' is not a valid float"),
+        (["--ps-options", "--bogus", "train.py"], "No such option"),
+        (["--worker-options", "--bogus", "train.py"], "No such option"),
+        (["--ps-options", "--state 'a", "train.py"], '"--state \'a": No closing quotation'),
+        (["--env", "MODE", "train.py"], "env 'MODE': must be NAME=VALUE"),
+        (["--env", "=fast", "train.py"], "env '=fast': must be NAME=VALUE"),
+        (["--resource", "place=many", "train.py"], "resource place=many: must be a number above 0"),
+        (["--service-resource", "a=0", "train.py"], "service-resource a=0: must be a number above 0"),
+        (["--bogus", "train.py"], "No such option"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_started(submit, words, message):
+    """The error is one of the user's, has what was wrong, and no traceback; no cluster was reached."""
+    done = submit(*words)
+    assert done.exit_code in (1, 2), done.output
+    assert message in done.output
+    assert "Error: " in done.output
+    assert isinstance(done.exception, SystemExit), "not a traceback, nor a cluster"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--bogus", "--workers", "many"],
+        ["--workers", "2:8", "--shards", "3", "train.py"],
+        ["--all-reduce", "--workers", "3", "train.py"],
+        ["--working-dir", "inner", "train.py"],
+        ["--detach", "--address", "10.0.0.1:6379", "train.py"],
+        ["--env", "A=1=2", "--env", "B=", "--manager-options", "--sync ssp --staleness 2", "train.py"],
+    ],
+)
+def test_what_is_right_goes_on_to_the_cluster(submit, words):
+    """Without a mistake, the next step is the cluster; what follows the script is the script's own."""
+    assert isinstance(submit(*words).exception, ReachedError)
