@@ -234,4 +234,6 @@ def _check_options(job: Submission) -> None:
         kind, *words = (
             word.replace(LISTEN, "127.0.0.1:0") for word in task(name, job, JobSecrets({}, {})).command
         )
-        commands[kind].make_context(f"evenpace {kind}", words)
+        context = commands[kind].make_context(f"evenpace {kind}", words)
+        if kind == "worker" and context.params["script"] != Path(words[-1 - len(job.arguments)]):
+            raise click.UsageError(f"--worker-options: {str(context.params['script'])!r} is no option")

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name
 from evenpace.ray.secrets import make_secrets
@@ -145,7 +144,8 @@ def submit(submission: Submission) -> JobHandle:
         namespace=NAMESPACE,
         lifetime="detached",
         num_cpus=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(_head(), soft=True),
+        # The loss of the head ends all jobs anyway.
+        resources={_HEAD_RESOURCE: 0.001},
         max_concurrency=16,
         max_restarts=-1,
         max_task_retries=-1,
@@ -157,12 +157,6 @@ def submit(submission: Submission) -> JobHandle:
             f"job {submission.job!r}: one of this name runs on the cluster; "
             f"`evenpace attach {submission.job}` follows it, another --name starts another"
         ) from error
-
-
-def _head() -> str:
-    """Return the id of the cluster's head, whose loss ends all jobs anyway."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return next(str(node["NodeID"]) for node in nodes if _HEAD_RESOURCE in node["Resources"])
 
 
 def find(name: str) -> JobHandle:

@@ -371,6 +371,9 @@ class Controller:
                 name = actor["name"].removeprefix(prefix)
                 self._watched[name] = _Watched(ray.get_actor(actor["name"], NAMESPACE))
                 self._say(f"{name} is found again")
+        for name in self._supervisor.names:
+            if name not in self._watched:
+                self._say(f"{name} is lost: it is not there any more")
 
     def _create(self, name: str) -> None:
         """Make the actor of a process, unless Ray still knows one of its name that has died."""
