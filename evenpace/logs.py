@@ -83,6 +83,7 @@ class LogSetup:
         return _Formatter(
             foreign_pre_chain=[
                 structlog.stdlib.ExtraAdder(),
+                _without_private,
                 structlog.contextvars.merge_contextvars,
                 self._add_common_fields,
                 structlog.stdlib.add_log_level,
@@ -119,6 +120,13 @@ def options_in_force() -> list[str]:
 
 
 # -- structlog processors: each takes the fields of a line and returns them changed
+
+
+def _without_private(logger: Any, method: str, event: _Event) -> _Event:
+    """Leave out what libraries put into each record for themselves, as Ray does once it is imported."""
+    for key in [key for key in event if key.startswith("_") and key not in ("_record", "_from_structlog")]:
+        del event[key]
+    return event
 
 
 def _rfc3339(logger: Any, method: str, event: _Event) -> _Event:

@@ -230,8 +230,8 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "rpc/client.py",
-                "self._socket.settimeout(min(_left(deadline), wait + self._silence))",
-                "self._socket.settimeout(_left(deadline))",
+                "seconds = min(_left(deadline), wait + self._silence)",
+                "seconds = _left(deadline)",
             ),
         ),
         "tests/rpc/test_wire_client.py -k vanished",
