@@ -126,7 +126,8 @@ def _keep(folder: Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".{uuid.uuid4().hex}"
     shutil.copytree(checkpoint.path, new)
-    number = sum(1 for _ in folder.glob("checkpoint_*"))
+    taken = (kept.name.removeprefix("checkpoint_") for kept in folder.glob("checkpoint_*"))
+    number = max(map(int, taken), default=-1) + 1  # the user may have removed old ones
     while True:
         kept = folder / _CHECKPOINT.format(number)
         try:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -19,7 +20,7 @@ from evenpace.ray.training import (
 )
 from idl.errors import InvalidRequestError
 
-WORKERS, TIMES = 4, 8
+WORKERS, TIMES, OLD = 4, 8, 3000
 
 
 @pytest.fixture
@@ -73,6 +74,16 @@ def test_the_last_checkpoint_is_found_though_its_folder_was_removed(job, tmp_pat
         assert read_reports(job)[-1]["checkpoint"] == str(found.path)
 
 
+def test_a_new_checkpoint_is_the_last_though_old_ones_were_removed(job, tmp_path):
+    """Numbers go on from the highest that is there."""
+    for text in ("first", "second", "third", "fourth"):
+        report({}, files(tmp_path / text, text))
+        if text == "third":
+            for number in (0, 1):
+                shutil.rmtree(job / "checkpoints" / f"checkpoint_{number:06d}")
+    assert (get_checkpoint().path / "state").read_text() == "fourth"
+
+
 def test_a_checkpoint_is_copied_into_a_folder_of_the_users(tmp_path):
     """`to_directory` adds the files to what is there."""
     (tmp_path / "mine").mkdir()
@@ -104,6 +115,9 @@ def report_often(number, *, folder, barrier):
 
 def test_no_checkpoint_is_lost_where_several_workers_report_at_once(tmp_path):
     """Checkpoints that several processes keep at the same moment are all there, each under its own number."""
+    # To look for the last of many takes so long that others look, too, meanwhile.
+    for number in range(OLD):
+        (tmp_path / "job" / "checkpoints" / f"checkpoint_{number:06d}").mkdir(parents=True)
     context = multiprocessing.get_context("fork")
     task = partial(report_often, folder=tmp_path, barrier=context.Barrier(WORKERS))
     workers = [context.Process(target=task, args=(number,)) for number in range(WORKERS)]
@@ -112,8 +126,8 @@ def test_no_checkpoint_is_lost_where_several_workers_report_at_once(tmp_path):
     for worker in workers:
         worker.join(240)
     assert [worker.exitcode for worker in workers] == [0] * WORKERS
-    kept = sorted((tmp_path / "job" / "checkpoints").iterdir())
-    assert [folder.name for folder in kept] == [f"checkpoint_{n:06d}" for n in range(WORKERS * TIMES)]
+    kept = sorted((tmp_path / "job" / "checkpoints").iterdir())[OLD:]
+    assert [folder.name for folder in kept] == [f"checkpoint_{OLD + n:06d}" for n in range(WORKERS * TIMES)]
     wanted = {f"{number} {time}" for number in range(WORKERS) for time in range(TIMES)}
     assert {(folder / "state").read_text() for folder in kept} == wanted
     reported = {one["checkpoint"] for one in read_reports(tmp_path / "job")}
