@@ -151,12 +151,12 @@ def write_new_key(file: Path, *, add: bool) -> None:
     write_secret(file, "".join(f"{line}\n" for line in lines))
 
 
-def write_secret(file: Path, text: str) -> None:
+def write_secret(file: Path, content: str | bytes) -> None:
     """Write a file atomically that only its owner can read."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.write(text)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(file)

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name
+from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names
 from evenpace.ray.secrets import make_secrets
 from evenpace.ray.submission import Submission
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
@@ -60,8 +60,9 @@ def connection(
     except (RayError, RuntimeError, OSError, ValueError) as error:
         where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
         raise UnavailableError(f"cannot reach {where}: {error}") from error
-    for number, handler in handlers.items():
-        signal.signal(number, handler)  # Ray has set its own
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray has set its own
     try:
         yield ray.get_runtime_context().gcs_address
     finally:
@@ -176,9 +177,4 @@ def find(name: str) -> JobHandle:
 
 def jobs() -> list[str]:
     """Return the names of the jobs that run on the cluster."""
-    names = [
-        one["name"]
-        for one in ray.util.list_named_actors(all_namespaces=True)
-        if one["namespace"] == NAMESPACE
-    ]
-    return sorted(name for name in names if "/" not in name)
+    return sorted(name for name in actor_names() if "/" not in name)

@@ -4,6 +4,7 @@ It lives as long as the job, wherever the one who submitted it may be. Ray start
 lost: it finds the job's actors by their names, and goes on.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -24,7 +25,7 @@ from evenpace._version import __version__
 from evenpace.overview.client import ManagerClient
 from evenpace.ray.commands import resources, task
 from evenpace.ray.nodes import draining_nodes
-from evenpace.ray.process_actor import TLS, Described, ProcessActor, make_folder
+from evenpace.ray.process_actor import TLS, Described, ProcessActor, make_folder, write_files
 from evenpace.ray.secrets import TOKEN_FILE, JobSecrets
 from evenpace.ray.submission import MANAGER, Submission
 from evenpace.ray.supervisor import (
@@ -74,8 +75,6 @@ class Progress:
     state: str
     iteration: int
     batch_size: int
-    dataset_size: int
-    members: int
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,12 @@ class _Watched:
 def actor_name(job: str, process: str | None = None) -> str:
     """Return the name of a job's controller, or of the actor of one of its processes."""
     return job if process is None else f"{job}/{process}"
+
+
+def actor_names() -> list[str]:
+    """Return the names of our actors in the cluster, as `actor_name` makes them."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 class Controller:
@@ -269,7 +274,8 @@ class Controller:
         self._look_at_nodes()
         with self._lock:
             self._seen = {name: self._see(watched) for name, watched in self._watched.items()}
-        self._waits = {name: self._why(name) for name in self._supervisor.waited_for(self._seen)}
+        placing = functools.cache(_placing)  # as many workers wait for the same
+        self._waits = {name: self._why(name, placing) for name in self._supervisor.waited_for(self._seen)}
         addresses = self._addresses()
         if addresses != before:
             for name in self._supervisor.workers:
@@ -366,10 +372,10 @@ class Controller:
     def _find_actors(self) -> None:
         """Find the actors that an earlier start of this controller has made."""
         prefix = actor_name(self._submission.job, "")
-        for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-                name = actor["name"].removeprefix(prefix)
-                self._watched[name] = _Watched(ray.get_actor(actor["name"], NAMESPACE))
+        for actor in actor_names():
+            if actor.startswith(prefix):
+                name = actor.removeprefix(prefix)
+                self._watched[name] = _Watched(ray.get_actor(actor, NAMESPACE))
                 self._say(f"{name} is found again")
         for name in self._supervisor.names:
             if name not in self._watched:
@@ -477,8 +483,8 @@ class Controller:
 
     # -- words
 
-    def _why(self, name: str) -> str:
-        """Return why a process does not run."""
+    def _why(self, name: str, placing: Callable[[tuple[tuple[str, float], ...]], str]) -> str:
+        """Return why a process does not run; `placing` tells it of one that waits for its resources."""
         one = self._seen.get(name)
         if one is None:
             return "is about to be created"
@@ -495,7 +501,7 @@ class Controller:
             return f"does not answer: its node {described.seen.host} may be lost"
         if time.monotonic() - self._watched[name].answered_at < _SILENT_SECONDS:
             return "is about to be placed"
-        return _placing(resources(name, self._submission))
+        return placing(tuple(resources(name, self._submission).items()))
 
     def _say(self, text: str) -> None:
         self._add("job", text.splitlines())
@@ -602,31 +608,23 @@ class _ManagerCalls:
                 members = client.status(self._job).members
                 state = PAUSING if any(one.state == "working" for one in members) else state
             self.job_state = state
-            self.progress = Progress(
-                summary.state,
-                summary.iteration,
-                summary.batch_size,
-                summary.spec.dataset_size,
-                summary.members,
-            )
+            self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
 
 
 def write_credentials(folder: Path, files: Mapping[str, bytes]) -> Credentials:
     """Write the files of credentials into a folder, and return the credentials."""
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_secret(folder / name, content.decode())
+    write_files(folder, files)
     return Credentials.of_folder(folder / TLS, folder / TOKEN_FILE)
 
 
-def _placing(wanted: Mapping[str, float]) -> str:
-    """Return why an actor has no node, as far as the nodes' resources tell."""
-    words = " and ".join(f"{amount:g} {resource}" for resource, amount in wanted.items()) or "a node"
+def _placing(wanted: tuple[tuple[str, float], ...]) -> str:
+    """Return why an actor that takes some resources has no node, as far as the nodes' resources tell."""
+    words = " and ".join(f"{amount:g} {resource}" for resource, amount in wanted) or "a node"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+    if not any(all(node.get(name, 0) >= amount for name, amount in wanted) for node in nodes):
         return f"needs {words}, which no node of the cluster has"
     free = ray.available_resources()  # type: ignore[no-untyped-call]
-    if any(free.get(name, 0) < amount for name, amount in wanted.items()):
+    if any(free.get(name, 0) < amount for name, amount in wanted):
         return f"needs {words}, and all are taken"
     return f"needs {words}, which Ray is about to set aside"
 

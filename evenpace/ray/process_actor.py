@@ -24,6 +24,7 @@ from evenpace.processes import Process, command_line
 from evenpace.ray.supervisor import Phase, Seen
 from idl.errors import EvenpaceError
 from rpc.address import Address
+from rpc.tokens import write_secret
 
 FOLDER, LISTEN = "{folder}", "{listen}"
 """What a command has in place of the actor's folder, and of HOST:PORT to listen on."""
@@ -99,8 +100,7 @@ class ProcessActor:
         self._node = ray.get_runtime_context().get_node_id()
         self._host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._folder = make_folder()
-        for name, content in task.files.items():
-            _write(self._folder / name, content)
+        write_files(self._folder, task.files)
         if CA_KEY_FILE in task.files:
             issue(self._folder, TLS, (self._host,), _CERTIFICATE_DAYS)
         self._port = _free_port(self._host)
@@ -126,8 +126,7 @@ class ProcessActor:
 
     def tell(self, addresses: Mapping[str, str]) -> None:
         """Tell the process where services listen, by name; it reads that whenever it connects."""
-        for name, address in addresses.items():
-            _write(self._folder / f"{name}.address", address.encode())
+        write_files(self._folder, {f"{name}.address": text.encode() for name, text in addresses.items()})
 
     def describe(self, actor: str, log_from: int) -> Described:
         """Describe the process.
@@ -213,13 +212,11 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, in one step."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        stream.write(content)
-    new.replace(file)
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files that only their owner may read, each in one step, by their names within a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_secret(folder / name, content)
 
 
 def _free_port(host: str) -> int:

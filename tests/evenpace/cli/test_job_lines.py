@@ -6,7 +6,7 @@ from evenpace.cli.job_lines import JobLines, progress
 from evenpace.ray.controller import News, Progress
 from evenpace.ray.supervisor import Finish
 
-RUNNING = Progress("running", 1234, 2500, 60_000, 2)
+RUNNING = Progress("running", 1234, 2500)
 
 
 def news(lines=(), waits=None, running=0, failures=0, progress=None, finish=None):
