@@ -14,10 +14,13 @@ from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name, act
 from evenpace.ray.secrets import make_secrets
 from evenpace.ray.submission import Submission
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+from rpc.address import Address
+from rpc.dial import dial
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
 _ANSWER_SECONDS = 30.0
+_KNOCK_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -50,6 +53,8 @@ def connection(
     if working_dir is not None:
         options["runtime_env"] = {"working_dir": str(working_dir)}
     try:
+        if address is not None:
+            _knock(address)
         ray.init(
             namespace=NAMESPACE,
             log_to_driver=False,
@@ -67,6 +72,19 @@ def connection(
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Check that something listens at HOST:PORT, since Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nothing does.
+    """
+    try:
+        where = Address.parse(address)
+    except InvalidRequestError:
+        return  # one of Ray's own forms, such as "auto"
+    dial(where, _KNOCK_SECONDS, None).close()
 
 
 class JobHandle:

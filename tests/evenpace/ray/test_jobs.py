@@ -156,6 +156,13 @@ def test_a_job_of_one_worker_outlives_it(jobs, wait_until):
     jobs.assert_trained("one", 300)
 
 
+def test_an_address_without_a_cluster_is_named(tmp_path):
+    """At once, where Ray alone would try for minutes."""
+    with Jobs(tmp_path, {"HOME": str(tmp_path)}, "127.0.0.1:1").run("attach", "nobody") as command:
+        assert command.end() == 1
+        assert "Error: cannot reach the Ray cluster at 127.0.0.1:1: " in command.text
+
+
 def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
     """After as many failures as are allowed, the error has the end of the worker's log."""
     script = tmp_path / "broken.py"
