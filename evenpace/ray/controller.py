@@ -152,6 +152,7 @@ class Controller:
         self._told_end = threading.Event()
         self._saved: Mapping[str, Any] = {}
         self._leaving: Mapping[str, float] = {}
+        self._pace = 0, 0.0, 0.0  # the iteration, since when, and the seconds that one takes
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
@@ -237,11 +238,25 @@ class Controller:
         """Look at the processes, and do what is decided."""
         self._look()
         now = time.monotonic() - self._begun
-        actions = self._supervisor.decide(self._seen, now, self._manager.job_state)
+        actions = self._supervisor.decide(
+            self._seen, now, self._manager.job_state, self._iteration_seconds(now)
+        )
         self._save()
         self._remove([action.name for action in actions if isinstance(action, Remove)])
         for action in actions:
             self._do(action)
+
+    def _iteration_seconds(self, now: float) -> float:
+        """Return how long an iteration takes: as the last ones did, or as the present one has so far."""
+        progress = self._manager.progress
+        if progress is None:
+            return 0.0
+        iteration, since, seconds = self._pace
+        if progress.iteration != iteration:
+            # One that was taken back tells nothing.
+            seconds = (now - since) / max(1, progress.iteration - iteration)
+            self._pace = progress.iteration, now, seconds
+        return max(self._pace[2], now - self._pace[1])
 
     def _do(self, action: Action) -> None:
         match action:
@@ -326,7 +341,8 @@ class Controller:
         seen = replace(watched.described.seen, actor=watched.id)
         if time.monotonic() - watched.answered_at > _SILENT_SECONDS:
             return replace(seen, phase="placing", host=None)
-        return replace(seen, leaving=watched.described.node in self._leaving)
+        end = self._leaving.get(watched.described.node)
+        return seen if end is None else replace(seen, goes_in=max(0.0, end - time.time()))
 
     def _addresses(self) -> dict[str, str]:
         """Return where services listen, or listened last, by name."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from evenpace.ray.submission import MANAGER, Submission
 from idl.errors import InvalidRequestError
 
+_LEAVING_SECONDS, _LEAVING_ITERATIONS = 5.0, 3.0  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from a failure to the next start
 
 PAUSING = "pausing"
@@ -32,7 +33,7 @@ class Seen:
         host: Address of its node; None while it is placed.
         port: A free port of its node, at which the workers' group can meet.
         reason: Why it is lost, or the end of its log.
-        leaving: Whether its node is about to go.
+        goes_in: Seconds until its node goes, 0 where that is not known; None for one that stays.
         actor: What tells the actor from others that the process had before.
     """
 
@@ -43,8 +44,13 @@ class Seen:
     host: str | None = None
     port: int | None = None
     reason: str = ""
-    leaving: bool = False
+    goes_in: float | None = None
     actor: str = ""
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether its node is about to go."""
+        return self.goes_in is not None
 
     @property
     def failed(self) -> bool:
@@ -129,8 +135,9 @@ class Supervisor:
     workers is fixed: when one is lost, all are started again as the next generation, the manager too, and the
     script goes on from its own checkpoint.
 
-    A node that is about to go is left in time: its workers are drained and started elsewhere; for services a
-    job is paused at an iteration's end, so that they go on elsewhere from the version at which all are.
+    A node that is about to go is left in time: its workers are drained as late as is safe, and started
+    elsewhere; for services a job is paused at an iteration's end, so that they go on elsewhere from the
+    version at which all are.
 
     Args:
         submission: The job.
@@ -195,13 +202,16 @@ class Supervisor:
         """Take over what an earlier supervisor of this job has `saved`."""
         self._wanted, self._paused, self._failures = workers, paused, dict(failures)
 
-    def decide(self, seen: Mapping[str, Seen], now: float, job_state: str = "") -> list[Action]:
+    def decide(
+        self, seen: Mapping[str, Seen], now: float, job_state: str = "", iteration_seconds: float = 0.0
+    ) -> list[Action]:
         """Return what is to be done.
 
         Args:
             seen: What is seen of the processes whose actors exist, or have died.
             now: Seconds since the job was submitted.
             job_state: The job's state as its manager says, or `PAUSING`; empty before it knows the job.
+            iteration_seconds: How long an iteration takes at present.
         """
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
@@ -210,7 +220,7 @@ class Supervisor:
         finish = self._failed(seen, now) or self._done(seen, job_state) or self._late(seen, now)
         if finish is not None:
             return [finish]
-        moves = [*self._worker_moves(seen), *self._service_moves(seen, job_state)]
+        moves = [*self._worker_moves(seen, iteration_seconds), *self._service_moves(seen, job_state)]
         missing = [name for name in self.names if name not in seen or seen[name].phase == "lost"]
         if self._finishing:
             missing = [name for name in missing if name in self._submission.services]
@@ -291,8 +301,10 @@ class Supervisor:
 
     # -- moves
 
-    def _worker_moves(self, seen: Mapping[str, Seen]) -> Iterator[Action]:
+    def _worker_moves(self, seen: Mapping[str, Seen], iteration_seconds: float) -> Iterator[Action]:
         """Yield what workers are to do that are too many, or whose node is about to go."""
+        # To finish what it was given, a worker takes two iterations at most.
+        needed = _LEAVING_SECONDS + _LEAVING_ITERATIONS * iteration_seconds
         for name, one in seen.items():
             if name in self._submission.services or self._submission.all_reduce or self._finishing:
                 continue
@@ -300,8 +312,9 @@ class Supervisor:
                 if one.phase in ("ready", "running"):
                     self._draining.discard(name)
             elif one.phase == "running":
-                self._draining.add(name)
-                yield Drain(name)
+                if name not in self.workers or one.goes_in is None or one.goes_in <= needed:
+                    self._draining.add(name)
+                    yield Drain(name)
             elif one.phase in ("ready", "ended") or (one.phase == "placing" and name not in self.workers):
                 yield Remove(name)
 

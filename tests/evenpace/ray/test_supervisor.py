@@ -44,6 +44,7 @@ class Cluster:
         self.seen = {}
         self.now = 0.0
         self.state = ""
+        self.iteration_seconds = 0.0
         self.finish = None
         self.starts = {}  # all starts, by process
         self.said = []  # all actions but starts
@@ -52,7 +53,7 @@ class Cluster:
         """Look, and do what is decided; then actors that were created are placed."""
         self.now += STEP
         assert self.finish is None
-        for action in self.supervisor.decide(dict(self.seen), self.now, self.state):
+        for action in self.supervisor.decide(dict(self.seen), self.now, self.state, self.iteration_seconds):
             self.do(action)
         if place:
             for name, one in self.seen.items():
@@ -260,7 +261,7 @@ def test_a_group_of_workers_starts_again_together():
 
 def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
     """Each is asked for until it ends, and then started elsewhere."""
-    cluster.change("w1", leaving=True)
+    cluster.change("w1", goes_in=0.0)
     cluster.step().step()
     assert cluster.said[-2:] == [Drain("w1"), Drain("w1")]
     cluster.end("w1", 0)
@@ -271,9 +272,21 @@ def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
     assert cluster.finish is None
 
 
+@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 5.0), (10.0, 35.0)])
+def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_moment):
+    """They are drained when what is left is needed for what they were given."""
+    cluster.iteration_seconds = iteration_seconds
+    cluster.change("w1", goes_in=last_moment + 1)
+    cluster.step()
+    assert Drain("w1") not in cluster.said
+    cluster.change("w1", goes_in=last_moment)
+    cluster.step()
+    assert cluster.said[-1] == Drain("w1")
+
+
 def test_services_leave_a_node_while_the_job_is_paused(cluster):
     """They end once the workers have finished what they were given; it goes on when all listen again."""
-    cluster.change("ps-0", leaving=True)
+    cluster.change("ps-0", goes_in=0.0)
     cluster.step()
     assert cluster.said[-1] == Pause()
     cluster.state = PAUSING
@@ -292,7 +305,7 @@ def test_services_leave_a_node_while_the_job_is_paused(cluster):
 def test_a_pause_of_an_operator_is_left(cluster):
     """Services move, and the job stays paused."""
     cluster.state = "paused"
-    cluster.change("manager", leaving=True)
+    cluster.change("manager", goes_in=0.0)
     cluster.step().until_all_run()
     cluster.step()
     assert Remove("manager") in cluster.said
@@ -303,7 +316,7 @@ def test_a_pause_outlives_the_controller(cluster):
     """Another supervisor takes over what the first has saved: it resumes the job, and counts on."""
     cluster.end("w0", 1)
     cluster.step().until_all_run()
-    cluster.change("manager", leaving=True)
+    cluster.change("manager", goes_in=0.0)
     cluster.step().step()
     saved = cluster.supervisor.saved
     cluster.supervisor = Supervisor(cluster.job)
@@ -351,7 +364,7 @@ def test_a_job_runs_again_once_faults_stop(shards, workers, faults):
         elif fault in ("kill", "error") and made.seen[name].phase == "running":
             made.end(name, -9 if fault == "kill" else 1)
         elif fault == "leave":
-            made.change(name, leaving=True)
+            made.change(name, goes_in=0.0)
         elif fault == "silence":
             before = made.seen[name]
             made.change(name, phase="placing", host=None)
@@ -364,7 +377,7 @@ def test_a_job_runs_again_once_faults_stop(shards, workers, faults):
             obey_drains(made)
             made.step()
     for name, one in made.seen.items():
-        made.seen[name] = replace(one, leaving=False)
+        made.seen[name] = replace(one, goes_in=None)
     obey_drains(made)
     made.until_all_run()
     for _ in range(5):
