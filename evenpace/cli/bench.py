@@ -11,8 +11,10 @@ from evenpace.lab.bench.config import (
     BalanceConfig,
     Change,
     MicroBatchesConfig,
+    NodesConfig,
     RecoveryConfig,
     ShardsConfig,
+    SpotConfig,
     TrainConfig,
 )
 from evenpace.lab.fields import whole_numbers
@@ -90,6 +92,46 @@ def bench_recovery(config: RecoveryConfig, json_path: Path | None) -> None:
     from evenpace.lab.bench.recovery import run
 
     run(config, json_path)
+
+
+@bench.command("nodes")
+@example("evenpace bench nodes --repeats 3 --silence 3 --json nodes.json")
+@configured(NodesConfig, "config")
+@json_path
+def bench_nodes(config: NodesConfig, json_path: Path | None) -> None:
+    """Measure what the loss of nodes costs a job on Ray.
+
+    For each, how long no step was taken, beyond what one takes, and how many were done again. The nodes are
+    on this machine. The status is 1 where the parameters at the end are not those of one process.
+    """
+    with user_mistakes():
+        from evenpace.lab.bench.node_losses import run
+
+        figures = run(config, json_path)
+    if not figures["equal"]:
+        raise click.ClickException("the parameters are not those of one process")
+
+
+@bench.command("spot")
+@example("evenpace bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json")
+@configured(SpotConfig, "config")
+@json_path
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
+)
+def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> None:
+    """Measure what share of a spot market's nodes a job on Ray makes use of.
+
+    Nodes on this machine join and are lost as those of the trace did, in less time. Each has a worker, whose
+    samples take a made-up time, so that their capacity is known. The services are on a node that stays. The
+    status is 1 where the parameters at the end are not those of one process.
+    """
+    with user_mistakes():
+        from evenpace.lab.bench.spot_market import run
+
+        figures = run(config, json_path, plot_path)
+    if not figures["equal"]:
+        raise click.ClickException("the parameters are not those of one process")
 
 
 @bench.command("predictors")

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,13 +28,8 @@ _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STARTED = "Ray runtime started"  # in a node's log
 _ID = "--node_id="  # in the command line of Ray's own process
-_HEALTH_CHECKS = {
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
-"""Ray's checks of its nodes: one that does not answer is given up after 3 s, not after 13 s."""
+_CHECKS = 3  # that a node may miss
+SILENCE = 3.0  # seconds
 
 
 class RayNode:
@@ -48,8 +43,10 @@ class RayNode:
         cpus: CPUs that Ray sets aside on it.
         resources: Further resources of it, by name.
         environment: Further variables of a cluster's processes; nodes take those of their head.
+        silence: Seconds of silence after which a head gives up a node; None for Ray's own, some 13 s.
 
     Attributes:
+        name: As given.
         address: The cluster's address.
         environment: Variables with which processes can reach the cluster.
     """
@@ -63,6 +60,7 @@ class RayNode:
         cpus: int = 1,
         resources: Mapping[str, float] | None = None,
         environment: Mapping[str, str] | None = None,
+        silence: float | None = SILENCE,
     ) -> None:
         if head is None:
             port, client_port = free_ports(2)
@@ -74,7 +72,8 @@ class RayNode:
             }
             place = ["--head", "--node-ip-address", "127.0.0.1", "--port", str(port)]
             place += ["--ray-client-server-port", str(client_port), "--include-dashboard", "false"]
-            place += ["--system-config", json.dumps(_HEALTH_CHECKS)]
+            if silence is not None:
+                place += ["--system-config", json.dumps(_health_checks(silence))]
         else:
             self.address, self.environment = head.address, head.environment
             place = ["--address", head.address, "--node-ip-address", "127.0.0.1"]
@@ -82,6 +81,7 @@ class RayNode:
         own += ["--resources", json.dumps(dict(resources or {})), "--disable-usage-stats", "--block"]
         own += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
         line = [sys.executable, "-m", "ray.scripts.scripts", "start", *place, *own]
+        self.name = name
         self._is_head = head is None
         self._folder = folder
         self._process = Process(name, line, folder / f"{name}.log", environment=self.environment)
@@ -166,3 +166,45 @@ class RayNode:
         for process in self._tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+
+
+def job_processes(job: str, name: str | None = None) -> list[psutil.Process]:
+    """Return the processes of a job that run on this machine, those that Ray's actors have started.
+
+    Args:
+        job: The job's name.
+        name: That of one process of it, such as "manager", "ps-0" or "w0"; None for all.
+    """
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "submit" not in line and _is_of(line, job) and (name is None or _is(line, name)):
+            found.append(process)
+    return found
+
+
+def _is_of(line: Sequence[str], job: str) -> bool:
+    return f"/{job}/" in " ".join(line) or _value(line, "--job") == job
+
+
+def _is(line: Sequence[str], name: str) -> bool:
+    if name == "manager":
+        return "manager" in line
+    if name.startswith("ps-"):
+        return "ps" in line and _value(line, "--state").endswith(f"/{name}")
+    return "worker" in line and _value(line, "--name") == name
+
+
+def _value(line: Sequence[str], option: str) -> str:
+    return line[line.index(option) + 1] if option in line else ""
+
+
+def _health_checks(silence: float) -> Mapping[str, int]:
+    """Return Ray's settings with which it gives up a node after `silence` seconds."""
+    period = max(1, round(1000 * silence / _CHECKS))
+    return {
+        "health_check_initial_delay_ms": period,
+        "health_check_period_ms": period,
+        "health_check_timeout_ms": period,
+        "health_check_failure_threshold": _CHECKS,
+    }

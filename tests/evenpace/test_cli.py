@@ -13,7 +13,7 @@ from tests import EXAMPLES, ROOT
 
 COMMANDS = [
     *("manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
-    *("bench rpc", "bench ps", "bench recovery", "bench predictors"),
+    *("bench rpc", "bench ps", "bench recovery", "bench nodes", "bench spot", "bench predictors"),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
     *("trace live", "trace usage", "trace contention"),
     *(f"experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),

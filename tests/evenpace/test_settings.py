@@ -16,7 +16,15 @@ from evenpace.cli.settings import configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
 from evenpace.lab.attacks.config import HostileConfig
-from evenpace.lab.bench.config import BalanceConfig, LoadConfig, RecoveryConfig, ShardsConfig, TrainConfig
+from evenpace.lab.bench.config import (
+    BalanceConfig,
+    LoadConfig,
+    NodesConfig,
+    RecoveryConfig,
+    ShardsConfig,
+    SpotConfig,
+    TrainConfig,
+)
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.demo_config import DemoConfig
 from evenpace.lab.experiments.config import ContendedOptions, CoordinationConfig, MigrationConfig
@@ -246,6 +254,8 @@ COMMANDS = {
     "demo": (DemoConfig(),),
     "bench ps": (ShardsConfig(),),
     "bench recovery": (RecoveryConfig(),),
+    "bench nodes": (NodesConfig(),),
+    "bench spot": (SpotConfig(Path(__file__)),),
     "bench load": (LoadConfig(),),
     "bench hostile": (HostileConfig(),),
     "bench train": (TrainConfig(),),

@@ -18,6 +18,17 @@ from predictors import Array
 _SPIKE = 3.0  # factor on a worker's time in a spike
 
 
+Silence = Annotated[
+    float | None,
+    Setting(
+        "Seconds of silence after which Ray gives up a node.  [default: Ray's own setting]",
+        least=0.1,
+        below=inf,
+    ),
+]
+"""When Ray takes a node for dead."""
+
+
 @dataclass(frozen=True)
 class RecoveryConfig:
     """The configuration of `evenpace bench recovery`.
@@ -41,6 +52,72 @@ class RecoveryConfig:
     checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
     repeats: Repeats = 3
     events: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class NodesConfig:
+    """The configuration of `evenpace bench nodes`.
+
+    Attributes:
+        losses: What is lost, by their names in `evenpace.lab.bench.node_losses.LOSSES`, in this order; all if
+            empty.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    losses: Annotated[
+        tuple[str, ...],
+        Setting(
+            "What is killed: worker, shard, manager, controller, head.  [default: all]",
+            metavar="KIND,...",
+            read=parse_names,
+        ),
+    ] = ()
+    workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 2
+    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
+    checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
+    pause: Annotated[float, Setting("Seconds that each iteration takes longer.", least=0, below=inf)] = 0.05
+    silence: Silence = None
+    repeats: Repeats = 3
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class SpotConfig:
+    """The configuration of `evenpace bench spot`.
+
+    Attributes:
+        trace: CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    trace: Annotated[
+        Path,
+        Setting(
+            "Nodes that join and are lost: a CSV file of time_s, event, node.", exists=True, folder=False
+        ),
+    ]
+    nodes: Annotated[
+        int, Setting("At most: of the trace, nodes beyond these are left out.", least=1, most=16)
+    ] = 4
+    minutes: Annotated[float, Setting("In which the trace is replayed.", above=0, below=inf)] = 10.0
+    notice: Annotated[
+        float,
+        Setting("Seconds before a loss at which it is announced; 0 for none.", least=0, below=inf),
+    ] = 10.0
+    per_sample: Annotated[
+        float, Setting("Seconds that a sample takes on each node; batches are of 96.", above=0, below=inf)
+    ] = 0.04
+    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 1
+    silence: Silence = None
 
     def __post_init__(self) -> None:
         check_settings(self)

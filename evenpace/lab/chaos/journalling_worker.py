@@ -44,13 +44,24 @@ class JournalWriter:
 def main() -> None:
     """Train as the command line says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument(
+        "--journal", type=Path, required=True, help="a file, or a folder for WORKER-TIME.jsonl"
+    )
     parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
-    parser.add_argument("--out", type=Path, required=True, help="where the final parameters go")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the final parameters' file, or a folder for WORKER.npz"
+    )
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
+    parser.add_argument("--per-sample", type=float, default=0.0, help="seconds that each sample takes longer")
     parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
     options = parser.parse_args()
-    train(own_session(), options.journal, options.stop, options.out, options.pause, options.micro_batch)
+    session = own_session()
+    journal, out = options.journal, options.out
+    if journal.is_dir():
+        journal /= f"{session.config.worker}-{time.time_ns()}.jsonl"
+    if out.is_dir():
+        out /= f"{session.config.worker}.npz"
+    train(session, journal, options.stop, out, options.pause, options.micro_batch, options.per_sample)
 
 
 def train(
@@ -60,8 +71,9 @@ def train(
     out: Path,
     pause: float = 0.0,
     micro_batch: int | None = None,
+    per_sample: float = 0.0,
 ) -> None:
-    """Train until the iteration that the file `stop` has, once there is such a file.
+    """Train until the iteration that the file `stop` has, once there is such a file, or until released.
 
     Args:
         session: Session of this worker.
@@ -70,6 +82,7 @@ def train(
         out: File for the final parameters.
         pause: Seconds that each iteration takes longer.
         micro_batch: Samples of a micro-batch; None for a job without.
+        per_sample: Seconds that each sample takes longer.
     """
     journal = JournalWriter(journal_path)
     inputs, labels = make_data()
@@ -102,8 +115,10 @@ def train(
             for one in part.micro_batches:
                 gradient = mean_gradient(session.parameters, inputs[one.indices], labels[one.indices])
                 session.accumulate(gradient, one.count)
-            time.sleep(pause)
+            time.sleep(pause + per_sample * done.count)
             session.finish_iteration()
+            if session.released is not None:
+                return
             version = reached()
             if stop.exists() and version >= int(stop.read_text()):
                 np.savez(out, version=version, parameters=session.parameters)

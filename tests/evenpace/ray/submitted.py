@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from tests import ROOT
 from tests.scripts.train_least_squares import trained_alone
@@ -108,25 +107,6 @@ class Jobs:
     def assert_trained(self, name, iterations):
         """Check that a job ended with one process's parameters."""
         np.testing.assert_allclose(np.load(self.out(name)), trained_alone(iterations), rtol=0, atol=1e-12)
-
-
-def processes(job, process=None):
-    """The processes of a job that run on this machine: those that Ray's actors have started."""
-    found = []
-    for one in psutil.process_iter(["cmdline"]):
-        line = one.info["cmdline"] or []
-        mine = f"/{job}/" in " ".join(line) or ("--job" in line and line[line.index("--job") + 1] == job)
-        if mine and "submit" not in line and (process is None or _is(line, process)):
-            found.append(one)
-    return found
-
-
-def _is(line, process):
-    if process == "manager":
-        return "manager" in line
-    if process.startswith("ps-"):
-        return "ps" in line and line[line.index("--state") + 1].endswith(f"/{process}")
-    return "worker" in line and line[line.index("--name") + 1] == process
 
 
 def left_folders(folder):

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tests import ROOT
-from tests.evenpace.ray.submitted import Jobs, left_folders, processes
+from tests.evenpace.ray.submitted import Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from evenpace.lab.ray_nodes import RayNode
+from evenpace.lab.ray_nodes import RayNode, job_processes
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
     jobs.assert_trained("alone", 40)
     after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
     assert not [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
-    assert not processes("alone")
+    assert not job_processes("alone")
     assert not left_folders(temporary)
 
 
@@ -61,13 +61,13 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
         "killed", "--shards", 2, "--ps-options", "--checkpoint-every 20", iterations=700, pace=0.02
     ) as command:
         for name in ("w1", "manager", "ps-1"):
-            (process,) = wait_until(lambda name=name: processes("killed", name), f"a start of {name}")
-            wait_until(lambda: len(processes("killed")) == 5, "the start of all")
+            (process,) = wait_until(lambda name=name: job_processes("killed", name), f"a start of {name}")
+            wait_until(lambda: len(job_processes("killed")) == 5, "the start of all")
             process.kill()
             wait_until(
                 lambda name=name: f"{name} is started again" in jobs.log("killed"), f"a restart of {name}"
             )
-        (worker,) = wait_until(lambda: processes("killed", "w0"), "a start of w0")
+        (worker,) = wait_until(lambda: job_processes("killed", "w0"), "a start of w0")
         worker.parent().kill()  # its actor
         wait_until(lambda: "w0 is lost" in jobs.log("killed"), "the loss of w0")
         (controller,) = [one for one in head.processes if "ray::Controller" in one.cmdline()[0]]
@@ -75,7 +75,7 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
         wait_until(lambda: "the job's controller was started again" in jobs.log("killed"), "a new controller")
         assert command.end() == 0, command.text
     jobs.assert_trained("killed", 700)
-    assert not processes("killed")
+    assert not job_processes("killed")
 
 
 def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_until):
@@ -85,7 +85,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
         command.interrupt()
         assert command.end() == 0
         assert "the job goes on: evenpace attach left" in command.text
-    assert processes("left", "w0")
+    assert job_processes("left", "w0")
     with jobs.run("attach") as command:
         assert command.end() == 0
         assert command.out.read_text() == "left\n"
@@ -111,7 +111,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
     with jobs.run("attach", "left", "--end") as command:
         assert command.end() == 130
         assert "w0 | " in command.text or "manager | " in command.text
-    assert not processes("left")
+    assert not job_processes("left")
     assert not left_folders(temporary)
     with jobs.run("attach") as command:
         assert command.end() == 0
@@ -149,7 +149,7 @@ def test_a_job_of_one_worker_outlives_it(jobs, wait_until):
     """Its worker's actor is killed: another one goes on from the iteration that the job had reached."""
     with jobs.submit("one", iterations=300, pace=0.02, workers=1) as command:
         wait_until(lambda: "running, iteration" in command.text, "an iteration")
-        (worker,) = processes("one", "w0")
+        (worker,) = job_processes("one", "w0")
         worker.parent().kill()
         assert command.end() == 0, command.text
     assert command.text.count("for iteration 0 on") == 1
@@ -171,7 +171,7 @@ def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
         assert command.end() == 1
         assert "job 'broken' failed: w0 ended with status 1" in command.text
         assert "RuntimeError: no such luck" in command.text
-    assert not processes("broken")
+    assert not job_processes("broken")
 
 
 def test_a_job_that_cannot_be_placed_says_why(jobs):
@@ -195,7 +195,7 @@ def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):
 
     with jobs.submit("group", "--all-reduce", script=script, arguments=(go, tmp_path)) as command:
         wait_until(lambda: all(len(ids) == 1 for ids in groups()), "a group")
-        processes("group", "w1")[0].kill()
+        job_processes("group", "w1")[0].kill()
         wait_until(lambda: all(len(ids) == 2 for ids in groups()), "another group")
         go.touch()
         assert command.end() == 0, command.text

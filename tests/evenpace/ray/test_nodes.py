@@ -6,12 +6,12 @@ import tempfile
 import psutil
 import pytest
 
-from tests.evenpace.ray.submitted import Jobs, processes
+from tests.evenpace.ray.submitted import Jobs
 from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from evenpace.lab.ray_nodes import RayNode
+from evenpace.lab.ray_nodes import RayNode, job_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -55,7 +55,7 @@ def node_of(process, nodes):
 def running(jobs, name, wait_until):
     """Wait until a job trains."""
     wait_until(lambda: "joined, for iteration 0" in jobs.log(name, "manager"), "a member")
-    wait_until(lambda: len(processes(name)) == 4, "the start of all")
+    wait_until(lambda: len(job_processes(name)) == 4, "the start of all")
 
 
 def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
@@ -63,14 +63,14 @@ def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
     nodes = [add_node("one"), add_node("two"), add_node("spare")]
     with jobs.submit("frozen", *WORKERS, *SERVICES, iterations=1500, pace=0.02) as command:
         running(jobs, "frozen", wait_until)
-        (old,) = processes("frozen", "w1")
+        (old,) = job_processes("frozen", "w1")
         node = node_of(old, nodes)
         node.freeze()
         wait_until(lambda: "w1 is lost" in jobs.log("frozen"), "its loss")
         wait_until(lambda: jobs.log("frozen", "manager").count("w1 joined") == 2, "another w1")
         node.thaw()
         wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, "the end of the old")
-        assert [one.pid for one in processes("frozen", "w1")] != [old.pid]
+        assert [one.pid for one in job_processes("frozen", "w1")] != [old.pid]
         assert command.end() == 0, command.text
     assert "failure" not in command.text
     assert jobs.log("frozen", "manager").count("w1 joined") == 2
@@ -95,10 +95,10 @@ def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
     nodes = [add_node("one"), add_node("two")]
     with jobs.submit("notice", *WORKERS, *SERVICES, iterations=1200, pace=0.02) as command:
         running(jobs, "notice", wait_until)
-        (old,) = processes("notice", "w1")
+        (old,) = job_processes("notice", "w1")
         node = node_of(old, nodes)
         add_node("spare")
-        node.announce_end(60)
+        node.announce_end(12)
         wait_until(lambda: "w1 has left its node" in jobs.log("notice"), "its leave")
         node.kill()
         wait_until(lambda: jobs.log("notice", "manager").count("w1 joined") == 2, "another w1")
@@ -141,7 +141,7 @@ def test_a_job_is_resized(jobs, add_node, wait_until):
         wait_until(lambda: "w2 joined" in jobs.log("sized", "manager"), "a third worker")
         with jobs.run("job", "resize", "sized", 1) as resize:
             assert resize.end() == 0, resize.text
-        wait_until(lambda: len(processes("sized")) == 3, "the end of two workers")
+        wait_until(lambda: len(job_processes("sized")) == 3, "the end of two workers")
         assert command.end() == 0, command.text
     assert jobs.computed("sized") == samples(1500)
     jobs.assert_trained("sized", 1500)
