@@ -370,6 +370,17 @@ class AnyFault(RuleBasedStateMachine):
                 assert worker.name in self.job.members
         self.settle_change()
 
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0), lives=st.booleans())
+    def remove(self, pick, lives):
+        """A worker is taken out by an operator, who knows that it is gone, or is wrong."""
+        worker = self.picked(pick)
+        if worker.name in self.job.members:
+            self.job.operations.remove(worker.name, self.now)
+        if not lives:
+            del self.workers[worker.name]
+        self.settle()
+
     @rule()
     def pause_or_resume_the_job(self):
         """Nothing more is planned, or what is next."""
