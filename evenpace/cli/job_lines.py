@@ -14,6 +14,7 @@ from rich.text import Text
 
 from evenpace.overview.phrases import samples
 from evenpace.ray.controller import News
+from evenpace.ray.job_page import JobPage
 
 _REPEAT_SECONDS = 30.0  # between lines of progress that say nothing else, where the output is no terminal
 _CHANGE_SECONDS = 2.0  # between lines of progress that say something new
@@ -26,9 +27,13 @@ class JobLines:
     Processes' lines go to the standard output, what is about the job to the standard error. Meanwhile Ray's
     own reports of lost nodes, fifty lines each, are kept from the standard output: the controller says it in
     one.
+
+    Args:
+        page: A page about the job, which goes by the same news.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: JobPage | None = None) -> None:
+        self._page = page
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = (
@@ -53,6 +58,8 @@ class JobLines:
 
     def show(self, news: News) -> None:
         """Print the new lines, and the progress where it has changed."""
+        if self._page is not None and (begun := self._page.follow(news)):
+            self.note(begun)
         for name, line in news.lines:
             to = self._console if name == "job" else self._out
             to.print(Text.assemble((f"{name} | ", _colour(name)), line))

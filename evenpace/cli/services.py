@@ -93,15 +93,19 @@ def manager(
         config = replace(config, options=replace(config.options, models=models))
         page = None
         if http is not None:
-            from evenpace.dashboard.page_process import PageProcess
+            from evenpace.dashboard.config import check_http
+            from evenpace.dashboard.page_process import PageProcess, page_options
 
-            page = PageProcess(http, http_name, security)
+            check_http(http, security.credentials, insecure=security.insecure)
+            page = PageProcess(http, page_options(http_name, security))
         service = ManagerService(config)
 
     def listening(where: Address) -> None:
         announce(where)
         if page is not None:
-            page.start(where)
+            from evenpace.dashboard.identity import from_here
+
+            page.start(str(from_here(where, security.credentials)))
 
     try:
         serve(service, listen, limits, security, listening, observing.manager(service))

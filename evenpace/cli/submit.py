@@ -1,5 +1,6 @@
 """`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
 
+import contextlib
 import math
 import shlex
 import time
@@ -13,9 +14,10 @@ import click
 from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import RAY_ADDRESS
 from evenpace.cli.services import manager, ps, worker
-from evenpace.cli.settings import configured
+from evenpace.cli.settings import ADDRESS, configured
 from evenpace.ray.submission import Submission
 from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
+from rpc.address import Address
 
 if TYPE_CHECKING:
     from evenpace.ray.cluster import JobHandle
@@ -37,6 +39,14 @@ def _passed_on(command: str) -> Callable[[F], F]:
         metavar="OPTIONS",
         help=f"More options of `evenpace {command}`, in quotes.",
     )
+
+
+_HTTP = click.option(
+    "--http",
+    type=ADDRESS,
+    default=None,
+    help="Serve a live page about the job on this machine, for as long as the job is followed.",
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -75,6 +85,7 @@ def _passed_on(command: str) -> Callable[[F], F]:
     "same place on all nodes.",
 )
 @RAY_ADDRESS
+@_HTTP
 @click.option("--detach", is_flag=True, help="Do not follow the job.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -90,6 +101,7 @@ def submit(
     environment: tuple[str, ...],
     working_dir: Path | None,
     address: str | None,
+    http: Address | None,
     detach: bool,
     script: Path,
     arguments: tuple[str, ...],
@@ -105,6 +117,10 @@ def submit(
         raise click.UsageError("give --shards or --all-reduce, not both")
     if detach and address is None:
         raise click.UsageError("--detach needs --address: a cluster of its own ends with this command")
+    if detach and http is not None:
+        raise click.UsageError(
+            "give --detach or --http, not both: the page is there while the job is followed"
+        )
     found = working_dir / script if working_dir is not None else script
     if not found.is_file():
         raise InvalidRequestError(f"training script {str(found)!r}: no such file")
@@ -128,12 +144,13 @@ def submit(
         handle = cluster.submit(job)
         click.echo(f"job {job.job} on the Ray cluster at {where}; its folder is {job.folder}", err=True)
         if not detach:
-            _follow(handle, leave=address is not None, where=where)
+            _follow(handle, leave=address is not None, where=where, http=http)
 
 
 @click.command()
 @example("evenpace attach digits --address 10.0.0.1:6379")
 @RAY_ADDRESS
+@_HTTP
 @click.option("--end", is_flag=True, help="End the job.")
 @click.option(
     "--access",
@@ -144,7 +161,9 @@ def submit(
     "commands such as `evenpace top`.",
 )
 @click.argument("name", required=False)
-def attach(address: str | None, end: bool, access: Path | None, name: str | None) -> None:
+def attach(
+    address: str | None, http: Address | None, end: bool, access: Path | None, name: str | None
+) -> None:
     """Follow the job NAME on a Ray cluster, from the last lines of its log on; without NAME, list the jobs.
 
     Ctrl-C leaves the job, which goes on.
@@ -162,15 +181,27 @@ def attach(address: str | None, end: bool, access: Path | None, name: str | None
             return
         if end:
             handle.cancel()
-        _follow(handle, leave=True, where=where)
+        _follow(handle, leave=True, where=where, http=http)
 
 
-def _follow(handle: "JobHandle", *, leave: bool, where: str) -> None:
-    """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status."""
+def _follow(handle: "JobHandle", *, leave: bool, where: str, http: Address | None) -> None:
+    """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status.
+
+    Args:
+        handle: The job.
+        leave: Whether Ctrl-C leaves it.
+        where: The cluster's address.
+        http: The address of a page about it; None for none.
+    """
     from evenpace.cli.job_lines import JobLines
     from evenpace.ray.following import follow
+    from evenpace.ray.job_page import JobPage
 
-    with JobLines() as lines:
+    with contextlib.ExitStack() as stack:
+        page = None
+        if http is not None:
+            page = stack.enter_context(JobPage(http, handle.credentials()))
+        lines = stack.enter_context(JobLines(page))
         try:
             finish = follow(handle, lines)
         except KeyboardInterrupt:
@@ -189,16 +220,14 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str) -> None:
 
 def _write_access(handle: "JobHandle", folder: Path) -> None:
     """Write what commands need that ask a job's manager, and print their options."""
-    from evenpace.ray.controller import write_credentials
+    from evenpace.ray.access import Access
 
     manager = handle.news().manager
     if manager is None:
         raise UnavailableError(f"job {handle.name!r}: its manager does not listen at present; try again")
-    credentials = write_credentials(folder, handle.credentials())
-    assert credentials.ca is not None
-    (folder / "manager.address").write_text(f"{manager}\n")
-    where, tls = folder / "manager.address", credentials.ca.parent
-    click.echo(f"--manager @{where} --tls {tls} --token-file {credentials.token}")
+    access = Access.write(folder, handle.credentials())
+    access.move(manager)
+    click.echo(" ".join(("--manager", access.manager, *access.options)))
 
 
 def _pairs(option: str, given: Sequence[str]) -> Mapping[str, str]:

@@ -43,6 +43,9 @@ class PageConfig:
         ),
     ] = ()
     insecure: Annotated[bool, Setting("Listen to other machines without TLS: for trusted networks.")] = False
+    plain_http: Annotated[
+        bool, Setting("Serve browsers without TLS, which the manager is asked with: on this machine alone.")
+    ] = False
     viewers: Annotated[int, Setting("Most viewers at once.", name="max-viewers", least=1)] = 100
     request_timeout: Annotated[
         int,
@@ -63,12 +66,19 @@ class PageConfig:
         Raises:
             InvalidRequestError: Others could reach it without TLS.
         """
+        if self.plain_http:
+            check_plain(self.http)
         check_http(self.http, self.credentials, insecure=self.insecure)
+
+    @property
+    def tls(self) -> bool:
+        """Whether browsers are served with TLS."""
+        return self.credentials.tls and not self.plain_http
 
     @property
     def scheme(self) -> str:
         """The scheme of the page's address."""
-        return "https" if self.credentials.tls else "http"
+        return "https" if self.tls else "http"
 
 
 def check_http(address: Address, credentials: Credentials | None, *, insecure: bool) -> None:
@@ -83,6 +93,18 @@ def check_http(address: Address, credentials: Credentials | None, *, insecure: b
         f"others could reach the page at {address} without TLS: give --tls (see docs/security.md), choose an "
         f"address of 127.0.0.1, or say --insecure if the network is trusted"
     )
+
+
+def check_plain(address: Address) -> None:
+    """Check that a page without TLS may be served at an address.
+
+    Raises:
+        InvalidRequestError: Others could reach it.
+    """
+    if not address.is_loopback:
+        raise InvalidRequestError(
+            f"others could reach the page at {address} without TLS: choose an address of 127.0.0.1"
+        )
 
 
 def _is_address(name: str) -> bool:

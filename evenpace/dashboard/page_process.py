@@ -1,13 +1,11 @@
-"""The page as a process of its own beside the manager, so that viewers hold up no barrier round."""
+"""The page as a process of its own, so that viewers hold up no barrier round, and no line on a terminal."""
 
 import logging
 import subprocess
 import threading
-from pathlib import Path
+from collections.abc import Sequence
 
-from evenpace.dashboard.config import check_http
-from evenpace.dashboard.identity import from_here
-from evenpace.dashboard.listening import listen
+from evenpace.dashboard.listening import address_of, listen
 from evenpace.processes import command_line, end_process
 from rpc.address import Address
 from rpc.server import Security
@@ -16,48 +14,38 @@ log = logging.getLogger(__name__)
 
 
 class PageProcess:
-    """The page of a manager; its address is bound at once, or the manager does not start.
+    """The page of a manager; its address is bound at once.
 
     Args:
-        http: The address to listen on.
-        names: Further names under which browsers may call it.
-        security: The manager's credentials and checks.
+        http: The address to listen on, which is checked.
+        options: Options of `evenpace dashboard` beside the addresses.
+        announced: Whether it prints where it is.
+
+    Attributes:
+        address: Where it listens.
 
     Raises:
-        InvalidRequestError: Other machines could reach it without TLS.
         AddressInUseError, ConnectionLostError: The address cannot be listened on.
     """
 
-    def __init__(self, http: Address, names: tuple[str, ...], security: Security) -> None:
-        check_http(http, security.credentials, insecure=security.insecure)
+    def __init__(self, http: Address, options: Sequence[str], *, announced: bool = True) -> None:
         self._http = http
-        self._names = names
-        self._security = security
+        self._options = options
+        self._announced = announced
         self._listener = listen(http)
+        self.address = address_of(self._listener)
         self._popen: subprocess.Popen[bytes] | None = None
 
-    def start(self, manager: Address) -> None:
-        """Start it for the manager at an address; to be called by the process's main thread."""
+    def start(self, manager: str) -> None:
+        """Start it for the manager at a place; to be called by the process's main thread."""
         descriptor = self._listener.fileno()
-        security = self._security
-        files = security.credentials
-        options: list[str | Path] = []
-        if files is not None and files.ca and files.certificate and files.key:
-            options += ["--ca", files.ca, "--certificate", files.certificate, "--key", files.key]
-        if security.token_keys is not None:
-            options += ["--token-key", security.token_keys]
-        for name in self._names:
-            options += ["--http-name", name]
+        where = ("--manager", manager, "--http", str(self._http), "--http-socket", str(descriptor))
         self._popen = subprocess.Popen(
-            [
-                *command_line("dashboard", "--manager", str(from_here(manager, files))),
-                *("--http", str(self._http), "--http-socket", str(descriptor)),
-                *map(str, options),
-                *["--insecure"] * security.insecure,
-            ],
+            command_line("dashboard", *where, *self._options),
             stdin=subprocess.DEVNULL,
+            stdout=None if self._announced else subprocess.DEVNULL,
             pass_fds=(descriptor,),
-            # Ctrl-C in the terminal is for the manager, which ends the page.
+            # Ctrl-C in the terminal is for this process, which ends the page.
             start_new_session=True,
         )
         self._listener.close()
@@ -73,4 +61,22 @@ class PageProcess:
     def _see_its_end(self, popen: "subprocess.Popen[bytes]") -> None:
         status = popen.wait()
         if self._popen is not None:
-            log.error("the page ended with status %d; the manager goes on without it", status)
+            log.error("the page ended with status %d", status)
+
+
+def page_options(names: Sequence[str], security: Security) -> list[str]:
+    """Return the options of the page of a manager, by the manager's own credentials and checks.
+
+    Args:
+        names: Further names under which browsers may call it.
+        security: The manager's.
+    """
+    files = security.credentials
+    options: list[str] = ["--insecure"] * security.insecure
+    if files is not None and files.ca and files.certificate and files.key:
+        options += ["--ca", str(files.ca), "--certificate", str(files.certificate), "--key", str(files.key)]
+    if security.token_keys is not None:
+        options += ["--token-key", str(security.token_keys)]
+    for name in names:
+        options += ["--http-name", name]
+    return options

@@ -44,7 +44,7 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
     names = own_names(config.http, config.names)
     app = RequestGuard(Api(config, poller, viewers).app(), names, config.scheme)
     server = _Server(_settings(config, app))
-    if config.credentials.tls:
+    if config.tls:
         _follow_certificate(config, server)
 
     async def run() -> None:
@@ -91,8 +91,8 @@ def _settings(config: PageConfig, app: ASGIApp) -> uvicorn.Config:
         limit_concurrency=config.viewers + _OTHERS,
         timeout_keep_alive=config.request_timeout,
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        ssl_certfile=config.credentials.certificate,
-        ssl_keyfile=config.credentials.key,
+        ssl_certfile=config.credentials.certificate if config.tls else None,
+        ssl_keyfile=config.credentials.key if config.tls else None,
         ssl_cert_reqs=ssl.CERT_NONE,  # browsers have no certificate; changes need a token
     )
 

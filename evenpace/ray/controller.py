@@ -15,7 +15,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,10 +22,11 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from evenpace._version import __version__
 from evenpace.overview.client import ManagerClient
+from evenpace.ray.access import Access
 from evenpace.ray.commands import resources, task
 from evenpace.ray.nodes import draining_nodes
-from evenpace.ray.process_actor import TLS, Described, ProcessActor, make_folder, write_files
-from evenpace.ray.secrets import TOKEN_FILE, JobSecrets
+from evenpace.ray.process_actor import Described, ProcessActor, make_folder
+from evenpace.ray.secrets import JobSecrets
 from evenpace.ray.submission import MANAGER, Submission
 from evenpace.ray.supervisor import (
     PAUSING,
@@ -44,7 +44,6 @@ from evenpace.ray.supervisor import (
 from evenpace.ray.training import read_reports
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
-from rpc.credentials import Credentials
 from rpc.tokens import write_secret
 
 NAMESPACE = "evenpace"
@@ -553,7 +552,7 @@ class _ManagerCalls:
     def __init__(self, job: str, secrets: JobSecrets) -> None:
         self._job = job
         self._folder = make_folder()
-        self._credentials = write_credentials(self._folder, secrets.client)
+        self._credentials = Access.write(self._folder, secrets.client).credentials
         self._manager: Address | None = None
         self._changes: dict[str, tuple[_Change, Callable[[], None] | None]] = {}  # those to be made
         self._made: set[str] = set()
@@ -625,12 +624,6 @@ class _ManagerCalls:
                 state = PAUSING if any(one.state == "working" for one in members) else state
             self.job_state = state
             self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
-
-
-def write_credentials(folder: Path, files: Mapping[str, bytes]) -> Credentials:
-    """Write the files of credentials into a folder, and return the credentials."""
-    write_files(folder, files)
-    return Credentials.of_folder(folder / TLS, folder / TOKEN_FILE)
 
 
 def _placing(wanted: tuple[tuple[str, float], ...]) -> str:

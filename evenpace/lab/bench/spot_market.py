@@ -181,7 +181,7 @@ def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> d
         job.all_train([f"w{number}" for number in range(len(first))])
         calm = _Window(job)
         job.until("nothing changes", calm.lasted(_CALM_SECONDS))
-        calm_share = calm.useful / (calm.seconds * len(first) / config.per_sample)
+        calm_share = calm.rate / (len(first) / config.per_sample)
         window = _Window(job)
         with make_progress(console) as bar:
             task = bar.add_task("what happens", total=len(events) - len(first))
@@ -273,7 +273,18 @@ class _Window:
     @property
     def useful(self) -> int:
         """Return the samples of the iterations that were completed in it, and that hold."""
-        return sum(SPEC.batch(iteration)[2] for iteration in range(self._first, self.reached[-1][1]))
+        return _samples(self._first, self.reached[-1][1])
+
+    @property
+    def rate(self) -> float:
+        """Return the samples per second from the first iteration's end in it to the last one's."""
+        (begun, first), (ended, last) = self.reached[1], self.reached[-1]
+        return _samples(first, last) / (ended - begun)
+
+
+def _samples(first: int, last: int) -> int:
+    """Return the samples of all iterations from one on up to another, which is left out."""
+    return sum(SPEC.batch(iteration)[2] for iteration in range(first, last))
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:

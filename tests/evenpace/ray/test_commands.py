@@ -10,8 +10,8 @@ import pytest
 from evenpace.certificates import CA_KEY_FILE, issue
 from evenpace.cli.services import manager, ps, worker
 from evenpace.overview.client import ManagerClient
+from evenpace.ray.access import Access
 from evenpace.ray.commands import resources, task
-from evenpace.ray.controller import write_credentials
 from evenpace.ray.process_actor import FOLDER, LISTEN, TLS
 from evenpace.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, make_secrets
 from evenpace.ray.submission import MANAGER, Scale, Submission
@@ -160,8 +160,8 @@ def test_a_job_reaches_its_own_manager_and_no_other(tmp_path, secrets):
     """The certificate and the token of the job are both needed; those of another job open nothing."""
     for name in ("server", "client", "other"):
         (tmp_path / name).mkdir()
-    own = write_credentials(tmp_path / "client", secrets.client)
-    other = write_credentials(tmp_path / "other", make_secrets("job").client)
+    own = Access.write(tmp_path / "client", secrets.client).credentials
+    other = Access.write(tmp_path / "other", make_secrets("job").client).credentials
     with guarded_manager(tmp_path / "server", secrets) as address:
         with ManagerClient(address, own) as client, pytest.raises(InvalidRequestError, match="no job 'job'"):
             client.jobs("job")  # it was admitted: the manager has no job yet

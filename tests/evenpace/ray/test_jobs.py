@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from tests import ROOT
+from tests.evenpace.dashboard.live_pages import Page
 from tests.evenpace.ray.submitted import Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
@@ -108,6 +110,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
     with jobs.submit("left") as command:
         assert command.end() == 1
         assert "job 'left': one of this name runs on the cluster" in command.text
+    _assert_page(jobs, "left", (tmp_path / "access/token").read_text(), wait_until)
     with jobs.run("attach", "left", "--end") as command:
         assert command.end() == 130
         assert "w0 | " in command.text or "manager | " in command.text
@@ -119,6 +122,29 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
     with jobs.run("attach", "left") as command:
         assert command.end() == 1
         assert "job 'left': no such job runs on the cluster; there are: none" in command.text
+
+
+def _is_on(page, name):
+    """Whether a page answers, and shows a job."""
+    try:
+        return page.shows(name) is not None
+    except ConnectionError:
+        return False
+
+
+def _assert_page(jobs, name, token, wait_until):
+    """Check that a page about a job is there as long as it is followed, which who has its token can use."""
+    with jobs.run("attach", name, "--http", "127.0.0.1:0") as command:
+        said = wait_until(lambda: re.search(r"page on (http://127\.0\.0\.1:\d+/)", command.text), "a page")
+        page = Page(said[1], None, None, None)
+        wait_until(lambda: _is_on(page, name), "the job on the page")
+        assert page.change(name, {"paused": False})[0] == 403
+        status, said = page.change(name, {"paused": False}, token.strip())
+        assert (status, said["said"]) == (200, "the job is not paused")
+        command.interrupt()
+        assert command.end() == 0
+    with pytest.raises(ConnectionError):
+        page.get("/api/jobs")
 
 
 @pytest.mark.release
