@@ -2,8 +2,11 @@
 
 import contextlib
 import logging
+import os
 import signal
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,12 @@ _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray tak
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
 _ANSWER_SECONDS = 30.0
 _KNOCK_SECONDS = 5.0
+_STDERR = 2
+_REFUSED = "InvalidAuthToken"  # in what Ray says
+_NO_TOKEN = (
+    "it asks for another token; set RAY_AUTH_MODE=token, and copy ~/.ray/auth_token from its head to this "
+    "machine"
+)
 
 
 @contextlib.contextmanager
@@ -52,19 +61,22 @@ def connection(
         options |= {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
     if working_dir is not None:
         options["runtime_env"] = {"working_dir": str(working_dir)}
+    said: Callable[[], str] = str
     try:
         if address is not None:
             _knock(address)
-        ray.init(
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            **options,
-        )
+        with _quiet() as said:
+            ray.init(
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                **options,
+            )
     except (RayError, RuntimeError, OSError, ValueError) as error:
         where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
-        raise UnavailableError(f"cannot reach {where}: {error}") from error
+        why = _NO_TOKEN if _REFUSED in said() else str(error)
+        raise UnavailableError(f"cannot reach {where}: {why}") from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray has set its own
@@ -72,6 +84,23 @@ def connection(
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Callable[[], str]]:
+    """Keep from the standard error what Ray's compiled part says there; yields what returns it."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        saved = os.dup(_STDERR)
+        os.dup2(file.fileno(), _STDERR)
+        text = ""
+        try:
+            yield lambda: text
+        finally:
+            os.dup2(saved, _STDERR)
+            os.close(saved)
+            file.seek(0)
+            text = file.read().decode(errors="replace")
 
 
 def _knock(address: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from evenpace.ray.submission import MANAGER, Submission
 from idl.errors import InvalidRequestError
 
-_LEAVING_SECONDS, _LEAVING_ITERATIONS = 5.0, 3.0  # before its node goes, a worker is drained
+_LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from a failure to the next start
 
 PAUSING = "pausing"
@@ -303,7 +303,7 @@ class Supervisor:
 
     def _worker_moves(self, seen: Mapping[str, Seen], iteration_seconds: float) -> Iterator[Action]:
         """Yield what workers are to do that are too many, or whose node is about to go."""
-        # To finish what it was given, a worker takes two iterations at most.
+        # It finishes what it was given; if it comes too late, others redo one iteration's part.
         needed = _LEAVING_SECONDS + _LEAVING_ITERATIONS * iteration_seconds
         for name, one in seen.items():
             if name in self._submission.services or self._submission.all_reduce or self._finishing:

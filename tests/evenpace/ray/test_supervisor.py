@@ -272,7 +272,7 @@ def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
     assert cluster.finish is None
 
 
-@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 5.0), (10.0, 35.0)])
+@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 2.0), (10.0, 22.0)])
 def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_moment):
     """They are drained when what is left is needed for what they were given."""
     cluster.iteration_seconds = iteration_seconds
