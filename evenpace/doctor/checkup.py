@@ -11,6 +11,7 @@ from evenpace.doctor import (
     gpu,
     local_network,
     machine,
+    ray_cluster,
     resource_limits,
     secrets,
     service_checks,
@@ -20,6 +21,7 @@ from evenpace.doctor import (
 from evenpace.doctor.findings import Check, Finding, Subject, problem
 
 _SECONDS = 8.0  # for a check of this machine; what it waits for has a shorter time-out
+_RAY_SECONDS = 60.0  # for a check of a Ray cluster, which starts a process on each node
 _STEPS = 6  # of a check of a service, each with the subject's time-out: name, addresses, TLS, calls
 
 CHECKS: Mapping[str, Check] = {
@@ -54,13 +56,15 @@ def run(subject: Subject, checks: Mapping[str, Check] | None = None) -> list[Fin
 
     Args:
         subject: The machine and the services to check.
-        checks: The checks by name; None: `CHECKS`, and one for each service.
+        checks: The checks by name; None: `CHECKS`, one for each service, and one for a Ray cluster.
     """
     seconds = dict.fromkeys(CHECKS if checks is None else checks, _SECONDS)
     every = dict(CHECKS if checks is None else checks)
     if checks is None:
         for name, check in _of_services(subject).items():
             every[name], seconds[name] = check, _STEPS * subject.timeout
+        if subject.ray is not None:
+            every["Ray"], seconds["Ray"] = ray_cluster.cluster, _RAY_SECONDS
     running = {name: _Running(name, check, subject) for name, check in every.items()}
     begun = time.monotonic()
     found = []

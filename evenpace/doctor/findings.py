@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from evenpace.ray.submission import STORAGE
 from idl.settings import Setting, check_settings
 from rpc.credentials import Credentials
 from rpc.places import Where
@@ -57,6 +58,7 @@ class Subject:
         credentials: For calls.
         root: Below which `/proc`, `/sys` and `/dev` are looked up.
         ports: Of this machine, which services will want to listen on.
+        storage: For the jobs of a Ray cluster.
 
     Raises:
         ValueError: The timeout is not above 0.
@@ -65,6 +67,13 @@ class Subject:
     manager: Annotated[Where | None, Setting("A BatchSizeManager to call.")] = None
     shards: Annotated[tuple[Where, ...], Setting("A shard to call; may be repeated.", name="ps")] = ()
     partitions: Annotated[Where | None, Setting("A DataPartitionManager to call.")] = None
+    ray: Annotated[
+        str | None, Setting('A Ray cluster to look at, HOST:PORT, or "auto" for the one on this machine.')
+    ] = None
+    storage: Annotated[
+        Path,
+        Setting("With --ray: where jobs are to have their folders. A file is written there for a moment."),
+    ] = STORAGE
     state: Annotated[
         Path | None,
         Setting("A folder that a service is to keep its state in. A file is written there for a moment."),

@@ -189,6 +189,31 @@ def test_an_address_without_a_cluster_is_named(tmp_path):
         assert "Error: cannot reach the Ray cluster at 127.0.0.1:1: " in command.text
 
 
+def test_the_doctor_looks_at_a_cluster(head, tmp_path):
+    """Its findings are about each node, and the disk that jobs are to share; nothing is left there."""
+    storage = tmp_path / "storage"
+    line = [sys.executable, "-m", "evenpace", "doctor", "--ray", head.address, "--storage", storage, "--json"]
+    environment = {**os.environ, **head.environment}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    findings = json.loads(done.stdout)["findings"]
+    found = [(one["level"], one["found"]) for one in findings if one["subject"].startswith("Ray")]
+    assert [level for level, _ in found] == ["ok", "ok", "note"], found
+    assert found[0][1].startswith("1 node, Ray 2.")
+    assert found[1][1].startswith("4 CPUs for workers, Python 3.")
+    assert found[2][1] == f"{storage} is on its only node; further nodes must share it"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.release
+def test_another_token_is_refused_in_words(head, tmp_path):
+    """Ray says it in twenty lines."""
+    environment = {"HOME": str(tmp_path), "RAY_AUTH_MODE": ""}
+    with Jobs(tmp_path, environment, head.address).run("attach") as command:
+        assert command.end() == 1
+        assert command.out.read_text().count("\n") == 1
+        assert "it asks for another token; set RAY_AUTH_MODE=token" in command.text
+
+
 def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
     """After as many failures as are allowed, the error has the end of the worker's log."""
     script = tmp_path / "broken.py"
