@@ -1,9 +1,7 @@
 """`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
 
 import contextlib
-import math
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import RAY_ADDRESS
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.settings import ADDRESS, configured
-from evenpace.ray.submission import Submission
+from evenpace.ray.submission import Submission, name_now
 from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
 from rpc.address import Address
 
@@ -127,7 +125,7 @@ def submit(
     with user_mistakes():
         job = replace(
             submission,
-            name=submission.name or f"{script.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+            name=submission.name or name_now(script.stem),
             script=script if working_dir is not None else script.resolve(),
             arguments=arguments,
             shards=0 if all_reduce else shards or 1,
@@ -245,10 +243,8 @@ def _amounts(option: str, given: Sequence[str]) -> Mapping[str, float]:
     for name, text in _pairs(option, given).items():
         try:
             amounts[name] = float(text)
-        except ValueError:
-            amounts[name] = math.nan
-        if not 0 < amounts[name] < math.inf:
-            raise ValueError(f"{option} {name}={text}: must be a number above 0")
+        except ValueError as error:
+            raise ValueError(f"{option} {name}={text}: must be a number from 0 on") from error
     return amounts
 
 
@@ -263,6 +259,6 @@ def _check_options(job: Submission) -> None:
         kind, *words = (
             word.replace(LISTEN, "127.0.0.1:0") for word in task(name, job, JobSecrets({}, {})).command
         )
-        context = commands[kind].make_context(f"evenpace {kind}", words)
+        context = commands[kind].make_context(f"evenpace {kind}", words, help_option_names=[])
         if kind == "worker" and context.params["script"] != Path(words[-1 - len(job.arguments)]):
             raise click.UsageError(f"--worker-options: {str(context.params['script'])!r} is no option")

@@ -22,7 +22,7 @@ from rpc.dial import dial
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS, _NEWS_SECONDS = 30.0, 8.0
 _KNOCK_SECONDS = 5.0
 _STDERR = 2
 _REFUSED = "InvalidAuthToken"  # in what Ray says
@@ -133,11 +133,14 @@ class JobHandle:
 
         Raises:
             DeadlineExceededError: The controller does not answer; Ray may be starting it again.
-            UnavailableError: It has ended.
+            UnavailableError: It has ended, or the whole cluster has.
         """
-        news: News = self._ask(
-            self._controller.news.remote(*((known.start, known.last) if known else ("", 0)))
-        )
+        asked = self._controller.news.remote(*((known.start, known.last) if known else ("", 0)))
+        try:
+            news: News = self._ask(asked, _NEWS_SECONDS)
+        except DeadlineExceededError:
+            self._check_cluster()
+            raise
         return news
 
     def credentials(self) -> Mapping[str, bytes]:
@@ -167,13 +170,27 @@ class JobHandle:
         with contextlib.suppress(UnavailableError, DeadlineExceededError):
             self._ask(self._controller.goodbye.remote())
 
-    def _ask(self, reference: Any) -> Any:
+    def _check_cluster(self) -> None:
+        """Check that the cluster's head listens.
+
+        Raises:
+            UnavailableError: It does not.
+        """
+        where = ray.get_runtime_context().gcs_address
         try:
-            return ray.get(reference, timeout=_ANSWER_SECONDS)
+            _knock(where)
+        except OSError as error:
+            raise UnavailableError(
+                f"job {self.name!r}: the head of the Ray cluster at {where} is lost, and with it the cluster "
+                "itself; on another one, --resume goes on with the job"
+            ) from error
+
+    def _ask(self, reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+        try:
+            return ray.get(reference, timeout=seconds)
         except (GetTimeoutError, ActorUnavailableError) as error:
             raise DeadlineExceededError(
-                f"job {self.name!r}: its controller has not answered for {_ANSWER_SECONDS:g} s; "
-                "its node may be lost"
+                f"job {self.name!r}: its controller has not answered for {seconds:g} s; its node may be lost"
             ) from error
         except RayTaskError as error:
             raise error.cause from None  # an error of ours

@@ -4,8 +4,8 @@ The process is a command of evenpace, as it runs anywhere else. It ends with its
 """
 
 import contextlib
+import fcntl
 import logging
-import os
 import re
 import shutil
 import socket
@@ -15,8 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
+from typing import BinaryIO
 
 from evenpace._version import __version__
 from evenpace.certificates import CA_KEY_FILE, issue
@@ -36,7 +35,9 @@ _PLACE = re.compile(f"{re.escape(FOLDER)}|{re.escape(LISTEN)}")
 _END_SECONDS = 5.0  # that a process may take to end before it is started again
 _LOG_BYTES = 2**18  # of the log, in one answer
 _CERTIFICATE_DAYS = 365
-_PREFIX = "evenpace-ray-"
+_PREFIX, _LOCK = "evenpace-ray-", "lock"
+
+_locks: list[BinaryIO] = []  # held by this process
 
 log = logging.getLogger(__name__)
 
@@ -204,12 +205,22 @@ class ProcessActor:
 
 
 def make_folder() -> Path:
-    """Make a folder for files of an actor, and remove those of actors on this node that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+    """Make a folder for files of this process, and remove those of processes on this node that were killed.
+
+    Its owner holds a lock on a file in it, which the kernel frees with the process, whoever else shares the
+    disk.
+    """
+    everywhere = Path(tempfile.gettempdir())
+    for folder in everywhere.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = (new / _LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _locks.append(lock)
+    # Nobody finds it before it is locked.
+    return new.rename(everywhere / new.name.removeprefix("."))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,8 @@ class Submission:
         resources_per_service: Resources of Ray that each service takes, by name; none by default, so that
             they fit beside workers that take all CPUs.
         shards: Shards of the parameter server; 0 where the workers reduce gradients among themselves.
-        storage: The folder in which the job's own folder is, with its logs and the state of its services.
+        storage: The folder in which the job's own folder is, with its logs and the state of its services; its
+            path is absolute, where a job is submitted.
         manager_options, shard_options, worker_options: More options of `evenpace manager`, `ps` and `worker`.
         environment: Variables added to those of the workers.
         files: Files by name that each worker finds in a folder of its own; `script` may be one of them.
@@ -111,6 +113,10 @@ class Submission:
             raise ValueError(
                 f"job {self.name!r}: must be 1 to 63 letters, digits, dots, hyphens and underscores"
             )
+        for of, amounts in (("worker", self.resources_per_worker), ("service", self.resources_per_service)):
+            for name, amount in amounts.items():
+                if not 0 <= amount < math.inf:
+                    raise ValueError(f"resource {name} of each {of}: {amount}: must be a number from 0 on")
         if self.all_reduce and self.workers.least != self.workers.most:
             raise ValueError(
                 f"workers {self.workers}: must be one number with all-reduce, whose group is fixed"
@@ -129,7 +135,7 @@ class Submission:
     @property
     def folder(self) -> Path:
         """Return the job's own folder."""
-        return self.storage.expanduser() / self.job
+        return self.storage / self.job
 
     @property
     def job(self) -> str:
@@ -145,3 +151,8 @@ class Submission:
     def worker(self, number: int) -> str:
         """Return the name of a worker, from its number."""
         return f"w{number}"
+
+
+def name_now(of: str) -> str:
+    """Return a name for a job that was given none: what it is of, and the time."""
+    return f"{of}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -3,6 +3,7 @@
 This module knows no Ray, thread, file or clock.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from evenpace.ray.submission import MANAGER, Submission
 from idl.errors import InvalidRequestError
 
 _LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from a failure to the next start
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from an end to the next start
+_WHILE_SECONDS = 120.0  # after which an end is the first again
 
 PAUSING = "pausing"
 """State of a job that is paused, while workers still compute what they were given."""
@@ -151,8 +153,9 @@ class Supervisor:
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
         self._generations: dict[str, int] = {}  # the highest seen, by process
-        self._counted: set[tuple[str, str, int]] = set()  # failures: process, actor and generation
-        self._due: dict[str, float] = {}  # when a process may be started after a failure
+        self._ends: set[tuple[str, str, int]] = set()  # that were seen: process, actor and generation
+        self._recent_ends: dict[str, tuple[int, float]] = {}  # by process, how many and when the last was
+        self._due: dict[str, float] = {}  # when a process may be started again
         self._failures: dict[str, int] = {}
         self._group = 0  # the generation of the workers of all-reduce
         self._broken = False  # whether one of them was lost, or has failed
@@ -245,22 +248,41 @@ class Supervisor:
     # -- the end
 
     def _failed(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
-        """Count failures that are new, and return the end of a job that has too many."""
+        """Take in ends that are new, and return the end of a job that has too many failures."""
         for name in self.names:
             one = seen.get(name)
-            if one is None or not self._is_failure(name, one):
+            if one is None:
+                continue
+            failure = self._is_failure(name, one)
+            if not failure and (name not in self._submission.services or one.phase != "ended"):
                 continue
             key, actor = name, one.actor
             if self._submission.all_reduce and name not in self._submission.services:
                 key, actor = "group", ""  # its workers fail together
-            if (key, actor, one.generation) in self._counted:
+            if (key, actor, one.generation) in self._ends:
                 continue
-            self._counted.add((key, actor, one.generation))
-            times = self._failures[key] = self._failures.get(key, 0) + 1
-            self._due[key] = now + min(_FIRST_BACKOFF * 2 ** (times - 1), _LONGEST_BACKOFF)
-            if self.failures > self._submission.max_failures:
-                return _failed_finish(name, one)
+            self._ends.add((key, actor, one.generation))
+            self._back_off(key, now, at_once=not failure)
+            if failure:
+                self._failures[key] = self._failures.get(key, 0) + 1
+                if self.failures > self._submission.max_failures:
+                    return _failed_finish(name, one)
         return None
+
+    def _back_off(self, key: str, now: float, *, at_once: bool) -> None:
+        """Have a process that has ended wait before it is started again, the longer the more often it has.
+
+        Args:
+            key: The process.
+            now: Seconds since the job was submitted.
+            at_once: Whether it is started at once after its first end in a while.
+        """
+        times, last = self._recent_ends.get(key, (0, -math.inf))
+        times = times + 1 if now - last < _WHILE_SECONDS else 1
+        self._recent_ends[key] = times, now
+        doublings = times - (2 if at_once else 1)
+        wait = min(_FIRST_BACKOFF * 2**doublings, _LONGEST_BACKOFF) if doublings >= 0 else 0.0
+        self._due[key] = now + wait
 
     def _is_failure(self, name: str, one: Seen) -> bool:
         if name in self._submission.services:

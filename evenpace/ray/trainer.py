@@ -1,13 +1,12 @@
 """A job on a Ray cluster from Python, in the names and shapes of Ray Train."""
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenpace.ray.submission import STORAGE, Scale, Submission
+from evenpace.ray.submission import STORAGE, Scale, Submission, name_now
 from evenpace.ray.training import LOOP_FILE, SCRIPT, SCRIPT_FILE, Checkpoint
 from idl.errors import EvenpaceError
 
@@ -121,7 +120,7 @@ class Trainer:
         name = getattr(train_loop_per_worker, "__name__", "job").strip("<>_")
         self._submission = Submission(
             Path(SCRIPT_FILE),
-            name=run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            name=run.name or name_now(name),
             workers=Scale(*workers),
             cpus_per_worker=wanted.pop("CPU", 1.0),
             gpus_per_worker=wanted.pop("GPU", float(scaling.use_gpu)),

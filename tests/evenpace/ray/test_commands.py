@@ -2,6 +2,10 @@
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from evenpace.cli.services import manager, ps, worker
 from evenpace.overview.client import ManagerClient
 from evenpace.ray.access import Access
 from evenpace.ray.commands import resources, task
-from evenpace.ray.process_actor import FOLDER, LISTEN, TLS
+from evenpace.ray.process_actor import FOLDER, LISTEN, TLS, make_folder
 from evenpace.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, make_secrets
 from evenpace.ray.submission import MANAGER, Scale, Submission
 from evenpace.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
@@ -20,6 +24,7 @@ from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc.credentials import CA_FILE
 from rpc.server import Security
 from rpc.tokens import write_secret
+from tests import ROOT
 from tests.services import manager_service, serving
 
 COMMANDS = {"manager": manager, "ps": ps, "worker": worker}
@@ -180,3 +185,23 @@ def test_a_process_takes_the_resources_that_it_was_given():
     for name in job.services:
         assert resources(name, job) == {}
         assert resources(name, Submission(name="job", resources_per_service={"steady": 1})) == {"steady": 1}
+
+
+def test_folders_of_processes_that_were_killed_are_removed(tmp_path, monkeypatch):
+    """And no others, whatever the processes' ids: these say nothing in another container."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "from evenpace.ray.process_actor import make_folder; print(make_folder(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        theirs = Path(other.stdout.readline().strip())
+        own = make_folder()
+        assert {theirs, own} == set(tmp_path.iterdir())
+        other.kill()
+    again = make_folder()
+    assert {own, again} == set(tmp_path.iterdir())

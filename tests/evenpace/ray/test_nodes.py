@@ -147,6 +147,16 @@ def test_a_job_is_resized(jobs, add_node, wait_until):
     jobs.assert_trained("sized", 1500)
 
 
+def test_the_heads_loss_is_told(head, jobs, add_node, wait_until):
+    """Whoever follows a job learns that its cluster is gone, and what to do."""
+    add_node("places", places=2)
+    with jobs.submit("headless", *WORKERS, *SERVICES, iterations=100_000, pace=0.02) as command:
+        running(jobs, "headless", wait_until)
+        head.kill()
+        assert command.end() == 1
+        assert "is lost, and with it the cluster itself; on another one, --resume goes on" in command.text
+
+
 def samples(iterations):
     """The samples of so many whole batches."""
     return sum(SPEC.batch(iteration)[2] for iteration in range(iterations))

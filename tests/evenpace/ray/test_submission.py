@@ -55,6 +55,14 @@ def test_a_text_is_a_scale_or_an_error(text):
         ({"name": "job\n"}, r"job 'job\n': must be 1 to 63 letters"),
         ({"shards": -1}, "shards -1: must be at least 0"),
         ({"cpus_per_worker": -0.5}, "cpus_per_worker -0.5: must be at least 0"),
+        (
+            {"resources_per_worker": {"place": -1}},
+            "resource place of each worker: -1: must be a number from 0 on",
+        ),
+        (
+            {"resources_per_service": {"steady": float("nan")}},
+            "resource steady of each service: nan: must be a number from 0 on",
+        ),
         ({"gpus_per_worker": float("nan")}, "gpus_per_worker nan: must be at least 0"),
         ({"max_failures": -2}, "max_failures -2: must be at least 0"),
         ({"start_timeout": 0.0}, "start_timeout 0.0: must be above 0"),

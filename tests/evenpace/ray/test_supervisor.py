@@ -284,6 +284,22 @@ def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_
     assert cluster.said[-1] == Drain("w1")
 
 
+def test_a_service_that_crashes_again_and_again_is_started_ever_later(cluster):
+    """The first time it is started at once, and again so after a while in which it has run."""
+    waits = []
+    for number in range(10):
+        before = cluster.now
+        if number == 9:
+            cluster.now += 121.0
+            before = cluster.now
+        cluster.end("manager", -11)
+        while cluster.seen["manager"].phase != "running":
+            cluster.step()
+        waits.append(cluster.now - before)
+    assert waits == [0.5, 1.0, 1.5, 2.5, 4.5, 8.5, 16.5, 30.5, 30.5, 0.5]
+    assert cluster.supervisor.failures == 0
+
+
 def test_services_leave_a_node_while_the_job_is_paused(cluster):
     """They end once the workers have finished what they were given; it goes on when all listen again."""
     cluster.change("ps-0", goes_in=0.0)
