@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import logging
-import shutil
 import threading
 import time
 import uuid
@@ -21,15 +20,13 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from evenpace._version import __version__
-from evenpace.overview.client import ManagerClient
-from evenpace.ray.access import Access
 from evenpace.ray.commands import resources, task
+from evenpace.ray.manager_calls import ManagerCalls, Progress
 from evenpace.ray.nodes import draining_nodes
-from evenpace.ray.process_actor import Described, ProcessActor, make_folder
+from evenpace.ray.process_actor import Described, ProcessActor
 from evenpace.ray.secrets import JobSecrets
 from evenpace.ray.submission import MANAGER, Submission
 from evenpace.ray.supervisor import (
-    PAUSING,
     Action,
     Create,
     Drain,
@@ -42,8 +39,7 @@ from evenpace.ray.supervisor import (
     Supervisor,
 )
 from evenpace.ray.training import read_reports
-from idl.errors import EvenpaceError, InvalidRequestError
-from rpc.address import Address
+from idl.errors import InvalidRequestError
 from rpc.tokens import write_secret
 
 NAMESPACE = "evenpace"
@@ -59,21 +55,11 @@ _END_SECONDS = 10.0  # that processes may take to end after SIGTERM: a shard wri
 _ALONE_SECONDS = 2.0  # that workers may, whose services have ended
 _CLOSE_SECONDS = 20.0  # for an actor to end its process, before it is killed
 _NEWS_SECONDS = 60.0  # for which the end of a job is told to whoever asks
-_ASK_SECONDS = 1.0  # between two questions to the manager
-_MANAGER_SECONDS = 5.0  # for the manager's answer
+_LAST_WORDS_SECONDS = 5.0  # for an actor to tell the end of its log
 _TROUBLES = 120  # looks in a row that may fail, for a minute, before the job does
 _LINES = 10_000  # of the job's log that are kept for those who attach
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a job has come, as its manager says; see `JobSummary` of the wire."""
-
-    state: str
-    iteration: int
-    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -151,11 +137,10 @@ class Controller:
         self._told_end = threading.Event()
         self._saved: Mapping[str, Any] = {}
         self._leaving: Mapping[str, float] = {}
-        self._pace = 0, 0.0, 0.0  # the iteration, since when, and the seconds that one takes
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
-        self._manager = _ManagerCalls(submission.job, secrets)
+        self._manager = ManagerCalls(submission.job, secrets)
         self._logs = submission.folder / "logs"
         self._prepared = False  # whether the folder is this job's
         threading.Thread(target=self._run, name="evenpace-controller", daemon=True).start()
@@ -238,24 +223,12 @@ class Controller:
         self._look()
         now = time.monotonic() - self._begun
         actions = self._supervisor.decide(
-            self._seen, now, self._manager.job_state, self._iteration_seconds(now)
+            self._seen, now, self._manager.job_state, self._manager.iteration_seconds
         )
         self._save()
         self._remove([action.name for action in actions if isinstance(action, Remove)])
         for action in actions:
             self._do(action)
-
-    def _iteration_seconds(self, now: float) -> float:
-        """Return how long an iteration takes: as the last ones did, or as the present one has so far."""
-        progress = self._manager.progress
-        if progress is None:
-            return 0.0
-        iteration, since, seconds = self._pace
-        if progress.iteration != iteration:
-            # One that was taken back tells nothing.
-            seconds = (now - since) / max(1, progress.iteration - iteration)
-            self._pace = progress.iteration, now, seconds
-        return max(self._pace[2], now - self._pace[1])
 
     def _do(self, action: Action) -> None:
         match action:
@@ -489,8 +462,8 @@ class Controller:
                 continue
             try:
                 asked = one.handle.describe.remote(one.described.actor, one.log_from)
-                described: Described = ray.get(asked, timeout=_MANAGER_SECONDS)
-                ray.get(one.handle.remove.remote(), timeout=_MANAGER_SECONDS)
+                described: Described = ray.get(asked, timeout=_LAST_WORDS_SECONDS)
+                ray.get(one.handle.remove.remote(), timeout=_LAST_WORDS_SECONDS)
             except RayError as error:
                 log.warning("the end of %s's log is lost: %s", name, error)
                 continue
@@ -535,95 +508,6 @@ class Controller:
                 stream.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             log.warning("the log of %s cannot be written: %s", name, error)
-
-
-_Change = Callable[[ManagerClient, str], object]
-"""A change of a job, of the given name, by a client of its manager."""
-
-
-class _ManagerCalls:
-    """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
-
-    Attributes:
-        job_state: The job's state as the manager said last, or `PAUSING`; empty before it knew the job.
-        progress: The last answer about the job.
-    """
-
-    def __init__(self, job: str, secrets: JobSecrets) -> None:
-        self._job = job
-        self._folder = make_folder()
-        self._credentials = Access.write(self._folder, secrets.client).credentials
-        self._manager: Address | None = None
-        self._changes: dict[str, tuple[_Change, Callable[[], None] | None]] = {}  # those to be made
-        self._made: set[str] = set()
-        self.job_state = ""
-        self._wake = threading.Event()
-        self._stopped = False
-        self.progress: Progress | None = None
-        self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
-        self._thread.start()
-
-    def move(self, manager: str | None) -> None:
-        """Call the manager at this address from now on."""
-        self._manager = None if manager is None else Address.parse(manager)
-        self._wake.set()
-
-    def ask(self, key: str, change: _Change, then: Callable[[], None] | None = None) -> None:
-        """Have the manager change the job as soon as it can be reached, unless it is being asked for that.
-
-        Args:
-            key: What tells this change from others.
-            change: The change. The manager may refuse it: it is in force already, or not possible now.
-            then: Called afterwards, in this object's thread. With it, the change is made once, and who asks
-                again has `then` called at once.
-        """
-        if key in self._made and then is not None:
-            then()
-        else:
-            self._changes.setdefault(key, (change, then))
-            self._wake.set()
-
-    def stop(self) -> None:
-        """Call no more, and remove the credentials' files."""
-        self._stopped = True
-        self._wake.set()
-        self._thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _run(self) -> None:
-        while not self._stopped:
-            asked = self._manager
-            if asked is not None:
-                try:
-                    with ManagerClient(asked, self._credentials, _MANAGER_SECONDS) as client:
-                        while self._manager == asked and not self._stopped:
-                            self._call(client)
-                            self._pause()
-                except EvenpaceError as error:
-                    log.debug("the manager at %s does not answer: %s", asked, error)
-            self._pause()
-
-    def _pause(self) -> None:
-        self._wake.wait(_ASK_SECONDS)
-        self._wake.clear()
-
-    def _call(self, client: ManagerClient) -> None:
-        for key, (change, then) in list(self._changes.items()):
-            try:
-                change(client, self._job)
-            except InvalidRequestError as error:
-                log.info("the manager refuses to %s: %s", key, error)
-            if then is not None:
-                self._made.add(key)
-                then()
-            del self._changes[key]
-        for summary in client.jobs(self._job).jobs[:1]:
-            state = summary.state
-            if state == "paused":
-                members = client.status(self._job).members
-                state = PAUSING if any(one.state == "working" for one in members) else state
-            self.job_state = state
-            self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
 
 
 def _placing(wanted: tuple[tuple[str, float], ...]) -> str:

@@ -1,0 +1,136 @@
+"""Calls of a job's manager by the controller of the job, which do not hold that up."""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evenpace.overview.client import ManagerClient
+from evenpace.ray.access import Access
+from evenpace.ray.process_actor import make_folder
+from evenpace.ray.secrets import JobSecrets
+from evenpace.ray.supervisor import PAUSING
+from idl.errors import EvenpaceError, InvalidRequestError
+from rpc.address import Address
+
+_ASK_SECONDS = 1.0  # between two questions
+_ANSWER_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+Change = Callable[[ManagerClient, str], object]
+"""A change of a job, of the given name, by a client of its manager."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job has come, as its manager says; see `JobSummary` of the wire."""
+
+    state: str
+    iteration: int
+    batch_size: int
+
+
+class ManagerCalls:
+    """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
+
+    Attributes:
+        job_state: The job's state as the manager said last, or `PAUSING`; empty before it knew the job.
+        progress: The last answer about the job.
+    """
+
+    def __init__(self, job: str, secrets: JobSecrets) -> None:
+        self._job = job
+        self._folder = make_folder()
+        self._credentials = Access.write(self._folder, secrets.client).credentials
+        self._manager: Address | None = None
+        self._changes: dict[str, tuple[Change, Callable[[], None] | None]] = {}  # those to be made
+        self._made: set[str] = set()
+        self.job_state = ""
+        self._wake = threading.Event()
+        self._stopped = False
+        self.progress: Progress | None = None
+        # The iteration, since when it is the present one, and the seconds that one has taken.
+        self._pace = 0, time.monotonic(), 0.0
+        self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
+        self._thread.start()
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Return how long an iteration takes: as the last ones did, or as the present one has so far."""
+        if self.progress is None:
+            return 0.0
+        _, since, seconds = self._pace
+        return max(seconds, time.monotonic() - since)
+
+    def move(self, manager: str | None) -> None:
+        """Call the manager at this address from now on."""
+        self._manager = None if manager is None else Address.parse(manager)
+        self._wake.set()
+
+    def ask(self, key: str, change: Change, then: Callable[[], None] | None = None) -> None:
+        """Have the manager change the job as soon as it can be reached, unless it is being asked for that.
+
+        Args:
+            key: What tells this change from others.
+            change: The change. The manager may refuse it: it is in force already, or not possible now.
+            then: Called afterwards, in this object's thread. With it, the change is made once, and who asks
+                again has `then` called at once.
+        """
+        if key in self._made and then is not None:
+            then()
+        else:
+            self._changes.setdefault(key, (change, then))
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Call no more, and remove the credentials' files."""
+        self._stopped = True
+        self._wake.set()
+        self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            asked = self._manager
+            if asked is not None:
+                try:
+                    with ManagerClient(asked, self._credentials, _ANSWER_SECONDS) as client:
+                        while self._manager == asked and not self._stopped:
+                            self._call(client)
+                            self._pause()
+                except EvenpaceError as error:
+                    log.debug("the manager at %s does not answer: %s", asked, error)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._wake.wait(_ASK_SECONDS)
+        self._wake.clear()
+
+    def _call(self, client: ManagerClient) -> None:
+        for key, (change, then) in list(self._changes.items()):
+            try:
+                change(client, self._job)
+            except InvalidRequestError as error:
+                log.info("the manager refuses to %s: %s", key, error)
+            if then is not None:
+                self._made.add(key)
+                then()
+            del self._changes[key]
+        for summary in client.jobs(self._job).jobs[:1]:
+            state = summary.state
+            if state == "paused":
+                members = client.status(self._job).members
+                state = PAUSING if any(one.state == "working" for one in members) else state
+            self.job_state = state
+            self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
+            self._note_pace(summary.iteration)
+
+    def _note_pace(self, iteration: int) -> None:
+        before, since, _ = self._pace
+        if iteration != before:
+            now = time.monotonic()
+            # One that was taken back tells nothing.
+            self._pace = iteration, now, (now - since) / max(1, iteration - before)
