@@ -26,13 +26,11 @@ from batchsize_manager.storage.changes import (
 )
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
-    FORMAT,
     MOST_WORKERS,
     check_format,
     check_pages,
     create_tables,
     explained,
-    migrate,
     pack_at_once,
     pack_records,
 )
@@ -64,7 +62,7 @@ class StateFile:
         reader: A reader of the same file.
 
     Raises:
-        StateError: The file is damaged, from a newer version, another program's, or cannot be made.
+        StateError: The file is damaged, of another format, another program's, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +88,7 @@ class StateFile:
         if new:
             execute("PRAGMA auto_vacuum=INCREMENTAL")
         else:
-            version = check_format(path, self._connection)
+            check_format(path, self._connection)
             if path.stat().st_size <= _CHECKED_BYTES:
                 check_pages(self._connection)
         execute("PRAGMA journal_mode=WAL")
@@ -98,12 +96,9 @@ class StateFile:
             "PRAGMA synchronous=NORMAL"
         )  # a crash of the manager loses nothing, one of the machine little
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
-        if new or version < FORMAT:  # else nothing is written: a manager can be started on a full disk
+        if new:  # else nothing is written: a manager can be started on a full disk
             with self._transaction():
-                if new:
-                    create_tables(self._connection)
-                else:
-                    migrate(self._connection, version)
+                create_tables(self._connection)
 
     def close(self) -> None:
         """Close the file; applied changes stay."""

@@ -112,7 +112,7 @@ class StateReader:
         self._connection = connection
         connection.text_factory = decoded
         with explained(path):
-            self._version = check_format(path, connection)
+            check_format(path, connection)
 
     def runs(self, job: str | None = None) -> list[SavedRun]:
         """Return the runs, the oldest first: of one job or all."""
@@ -133,10 +133,10 @@ class StateReader:
         return self._runs("ended IS NULL OR ending IS NULL OR typeof(ended) != 'real'")
 
     def _runs(self, which: str, *values: Any) -> list[SavedRun | DamagedRun]:
-        wanted = self._since(2, "balancing, batch_size, paused")
         rows = self._rows(
             "SELECT run, job, spec, policy, mode, first_iteration, first_epoch, first_start, attempt, "
-            f"batch_changes, begun, ended, ending, learned, {wanted} FROM runs WHERE {which} ORDER BY id",
+            "batch_changes, begun, ended, ending, learned, balancing, batch_size, paused "
+            f"FROM runs WHERE {which} ORDER BY id",
             *values,
         )
         found: list[SavedRun | DamagedRun] = []
@@ -150,12 +150,10 @@ class StateReader:
 
     def members(self, run: str) -> list[SavedMember]:
         """Return the members of a run, in the order of their slices, and workers that may come back."""
-        # By the format that added them.
-        columns = {2: "drained", 3: "device, cut_off", 4: "beats", 5: "at_once"}
-        later = ", ".join(self._since(version, names) for version, names in columns.items())
         rows = self._rows(
-            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
-            "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
+            "SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, drained, device, "
+            "cut_off, beats, at_once FROM members "
+            "WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
             run,
         )
         return self._sound("members", run, _saved_member, rows)
@@ -194,8 +192,7 @@ class StateReader:
 
     def _iterations(self, run: str, which: str, *values: int) -> list[Any]:
         return self._rows(
-            "SELECT iteration, epoch, start, total, attempt, duration, workers, "
-            f"{self._since(5, 'at_once')} FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers, at_once FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -239,10 +236,6 @@ class StateReader:
             )
         return found
 
-    def _since(self, version: int, columns: str) -> str:
-        """Return columns that a format has added; in a file of an earlier format, as many NULLs."""
-        return columns if self._version >= version else ", ".join("NULL" for _ in columns.split(","))
-
     def _rows(self, query: str, *values: Any) -> list[Any]:
         with explained(self._path):
             return self._connection.execute(query, values).fetchall()
@@ -265,7 +258,7 @@ def _saved_run(
     learned: bytes,
     balancing: str | None,
     batch_size: int | None,
-    paused: int | None,
+    paused: int,
 ) -> SavedRun:
     for name, text in (("run", run), ("job", job), ("policy", policy), ("mode", mode)):
         _text(name, text)
@@ -303,7 +296,7 @@ def _saved_run(
         learned if isinstance(learned, bytes) else repr(learned).encode(),  # that are no models either
         Balancing(**json.loads(balancing)) if balancing is not None else None,
         batch_size,
-        bool(check.integer("paused", paused or 0, 0, 1)),
+        bool(check.integer("paused", paused, 0, 1)),
     )
 
 
@@ -314,24 +307,24 @@ def _saved_member(
     most: int,
     granularity: int,
     unreleasable: int,
-    drained: int | None,
-    device: str | None,
-    cut_off: int | None,
-    beats: int | None,
-    at_once: int | None,
+    drained: int,
+    device: str,
+    cut_off: int,
+    beats: int,
+    at_once: int,
 ) -> SavedMember:
     _text("worker", worker)
     _text("incarnation", incarnation)
     for name, limit in (("minimum", least), ("maximum", most), ("granularity", granularity)):
         check.integer(name, limit, 1)
-    marks = (unreleasable, drained or 0, beats or 0, cut_off or 0)
+    marks = (unreleasable, drained, beats, cut_off)
     for name, mark in zip(("unreleasable", "drained", "beats", "cut_off"), marks, strict=True):
         check.integer(name, mark, 0, 1)
-    _text("device", device or "", least=0)
-    bounds = Bounds(least, most, granularity, check.integer("at_once", at_once or 1, 1))
+    _text("device", device, least=0)
+    bounds = Bounds(least, most, granularity, check.integer("at_once", at_once, 1))
     is_unreleasable, is_drained, sends_beats, is_cut_off = map(bool, marks)
     return SavedMember(
-        worker, incarnation, bounds, is_unreleasable, is_drained, device or "", sends_beats, is_cut_off
+        worker, incarnation, bounds, is_unreleasable, is_drained, device, sends_beats, is_cut_off
     )
 
 

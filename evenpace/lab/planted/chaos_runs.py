@@ -103,8 +103,8 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/storage/state_file.py",
-                "if new or version < FORMAT:",
-                "if True:",
+                "        if new:  # else nothing is",
+                '        execute("PRAGMA user_version=5")\n        if new:  # else nothing is',
             ),
         ),
         "tests/batchsize_manager/storage/test_state.py -k opened_on_a_full_disk",
