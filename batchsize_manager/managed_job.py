@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ import idl
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.effects import EVENTS, Effects
 from batchsize_manager.job.job import Job
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learnt, Logged, Rewound, Saved
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
@@ -55,18 +57,18 @@ class ManagedJob:
         name: The job's name.
         run: The identity of this life of the job, drawn when it was created.
         job: The job.
-        balancing: The policy by which its batches are split.
-        once_kept: Calls a function once all events so far are written to the manager's state.
+        managers: The way in which the manager splits batches, where no operator has chosen another.
+        writer: The writer of the manager's state; None where it is not kept.
         limited_log: Takes the job's events.
     """
 
     name: str
     run: str
     job: Job
-    balancing: Balancing
-    once_kept: Callable[[Callable[[], None]], None]
+    managers: Balancing
+    writer: StateWriter | None
     limited_log: LimitedLog
-    rebalanced: bool = False  # whether an operator has changed the policy
+    is_kept: bool = False  # whether it is in the state: from its start on, before that all would join again
     since: float = field(default_factory=time.monotonic)  # the time at which this manager got it
     ending: str = ""  # why it has ended
     logged: int = 0  # events so far
@@ -90,6 +92,11 @@ class ManagedJob:
         }
 
     @property
+    def balancing(self) -> Balancing:
+        """The way in which its batches are split."""
+        return self.job.operations.balancing or self.managers
+
+    @property
     def policy(self) -> str:
         """The name of its policy."""
         return self.balancing.policy
@@ -99,7 +106,48 @@ class ManagedJob:
         """The name of its policy's predictor; empty where that has none."""
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
-    def log_events(self, effects: Effects) -> None:
+    def note(self, effects: Effects) -> None:
+        """Log and keep what an event has brought."""
+        self._log_events(effects)
+        if not self.job.members.started:
+            return
+        events: Iterable[tuple[float, str]] = [*self.log][len(self.log) - len(effects.log) :]
+        now = time.time()
+        if self.writer is not None and not self.is_kept:
+            self.is_kept, events = True, self.log
+            self.writer.put(Begun(self.run, self.name, self.policy, self.job.saved, now))
+            self.keep_models()
+        self._put(Completed(self.run, record, now) for record in effects.completed)
+        self._put(Logged(self.run, event, at) for at, event in events)
+        if effects.keep:
+            self._put([Saved(self.run, self.job.saved)])
+
+    def keep_models(self) -> None:
+        """Keep what the job's policy has learned in the manager's state."""
+        if self.is_kept and (models := self.job.planner.policy.models()):
+            self._put([Learnt(self.run, models)])
+
+    def keep_rewind(self, iteration: int) -> None:
+        """Keep that the job goes on from an iteration."""
+        self._put([Rewound(self.run, iteration)])
+
+    def keep_end(self) -> None:
+        """Keep why the job has ended."""
+        self._put([Ended(self.run, self.ending, time.time())])
+
+    def once_kept(self, function: Callable[[], None]) -> None:
+        """Call a function once all events so far are written; see `StateWriter.after_commit`."""
+        if self.writer is None:
+            function()
+        else:
+            self.writer.after_commit(function)
+
+    def _put(self, changes: Iterable[Change]) -> None:
+        if self.is_kept and self.writer is not None:
+            for change in changes:
+                self.writer.put(change)
+
+    def _log_events(self, effects: Effects) -> None:
         """Log the events among an event's effects, and keep the last of them for `status`."""
         self.logged += len(effects.log)
         fields = self.log_fields if effects.log else {}

@@ -1,7 +1,7 @@
 """The BatchSizeManager on the wire: gives calls to the jobs as events, carries out their effects.
 
-Decisions are made in `job` and the policies, answers to waiting calls in `managed_job`. The state for a
-restart is in `archive`, bytes and deadlines are in `rpc`.
+Decisions are made in `job` and the policies, answers to waiting calls in `managed_job`. Jobs of an earlier
+manager come from `restart`, bytes and deadlines are in `rpc`.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
 from batchsize_manager.managed_job import ManagedJob, Waiting
 from batchsize_manager.policies.model_registry import of_kinds
-from batchsize_manager.storage.archive import Archive
+from batchsize_manager.restart import restore_jobs
+from batchsize_manager.storage.past import join_records, read_past
 from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
@@ -85,15 +86,15 @@ class ManagerService:
             "status": self._status,
             "control": self._control,
         }
-        self._archive: Archive | None = None
+        self._writer: StateWriter | None = None
         if config.state is not None:
-            self._archive = Archive(
-                config.state, config.retention, self._learning, config.job, self._limited_log
-            )
+            self._writer = StateWriter(config.state, config.retention)
             try:
-                restored, self._given_up = self._archive.restore()
+                restored, self._given_up = restore_jobs(
+                    self._writer, self._learning, config.job, self._limited_log
+                )
             except BaseException:
-                self._archive.close()
+                self._writer.close()
                 raise
             self._jobs = {managed.name: managed for managed in restored}
             for managed in restored:
@@ -125,7 +126,7 @@ class ManagerService:
     def tick(self, now: float) -> None:
         """Let the jobs look at their deadlines."""
         self._limited_log.tick()
-        notices = self._archive.notices() if self._archive is not None else []
+        notices = self._writer.notices() if self._writer is not None else []
         for managed in list(self._jobs.values()):
             with managed.sweeping:
                 for notice in notices:
@@ -139,8 +140,8 @@ class ManagerService:
         for managed in self._jobs.values():
             managed.fail_all(UnavailableError("the manager is shutting down"))
         self._learning.close()
-        if self._archive is not None:
-            self._archive.close()
+        if self._writer is not None:
+            self._writer.close()
 
     # -- for metrics, from any thread
 
@@ -157,7 +158,7 @@ class ManagerService:
     @property
     def state_writer(self) -> StateWriter | None:
         """The writer of the jobs' state; None where it is not kept."""
-        return self._archive.writer if self._archive is not None else None
+        return self._writer
 
     # -- methods
 
@@ -178,7 +179,7 @@ class ManagerService:
         self._attach(managed, identity.worker, identity.incarnation, call.peer)
         self._settle(managed)
         reply = _wire.ResumeReply(identity=identity)
-        self._once_kept(lambda: call.reply(reply))
+        managed.once_kept(lambda: call.reply(reply))
 
     def _admit(self, call: Call) -> ManagedJob:
         """Let a worker join; return the job, which may be a new one."""
@@ -217,7 +218,7 @@ class ManagerService:
                 uuid.uuid4().hex,
                 job,
                 self._learning.balancing,
-                self._once_kept,
+                self._writer,
                 self._limited_log,
             )
         elif managed.job.spec != spec:
@@ -266,7 +267,7 @@ class ManagerService:
         if recover is None:
             call.reply(reply)
         else:
-            self._once_kept(lambda: call.reply(reply))
+            managed.once_kept(lambda: call.reply(reply))
 
     def _recover(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
@@ -275,7 +276,7 @@ class ManagerService:
         self._attach(managed, worker, incarnation, call.peer)
         self._settle(managed)
         reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
-        self._once_kept(lambda: call.reply(reply))
+        managed.once_kept(lambda: call.reply(reply))
 
     def _rewind(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
@@ -284,8 +285,8 @@ class ManagerService:
         place = read_place(call.request.place)
         undecided = managed.job.attempts.recovering
         managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic(), place)
-        if self._archive is not None and undecided and not managed.job.attempts.recovering:
-            self._archive.rewound(managed, iteration)
+        if undecided and not managed.job.attempts.recovering:
+            managed.keep_rewind(iteration)
         self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:
@@ -309,11 +310,11 @@ class ManagerService:
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
         self._settle(managed)
-        self._once_kept(
+        managed.once_kept(
             lambda: call.reply(
                 _wire.LeaveReply(
                     identity=call.request.identity,
-                    unwritten=(self._archive is not None and self._archive.writer.is_behind) or None,
+                    unwritten=(self._writer is not None and self._writer.is_behind) or None,
                 )
             )
         )
@@ -323,8 +324,8 @@ class ManagerService:
         first = check.integer("first_iteration", call.request.first_iteration, 0)
         limit = check.integer("limit", call.request.limit, 1, 1000)
         managed = self._jobs.get(name) or self._ended.get(name)
-        if self._archive is not None and (managed is None or not managed.remembers(first)):
-            self._start(self._look_up(call, self._archive.history(name, managed, first, limit)))
+        if self._writer is not None and (managed is None or not managed.remembers(first)):
+            self._start(self._look_up(call, self._writer, managed, first, limit))
         else:
             known = self._known(name)
             call.reply(status.history(known.run, known.job.history(first, limit)))
@@ -356,18 +357,24 @@ class ManagerService:
             raise InvalidRequestError(f"job {name!r} cannot be changed any more: {ended}")
         said = control.apply(managed, call.request, self._learning, time.monotonic())
         self._settle(managed)
-        self._once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
+        managed.once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
 
-    async def _look_up(self, call: Call, past: Coroutine[Any, Any, Any]) -> None:
+    async def _look_up(
+        self, call: Call, writer: StateWriter, managed: ManagedJob | None, first: int, limit: int
+    ) -> None:
+        name = call.request.job
         try:
-            answer = await past
+            past = await read_past(writer, name, managed.run if managed is not None else None, first, limit)
         except StateError as error:
             call.fail(UnavailableError(f"the past cannot be read: {error}"))
             return
-        if answer is None:
-            call.fail(self._no_such_job(call.request.job))
+        if managed is not None:
+            records = join_records(past[1] if past is not None else [], managed.job.history(first, limit))
+            past = managed.run, records[:limit]
+        if past is None:
+            call.fail(self._no_such_job(name))
         else:
-            call.reply(answer)
+            call.reply(status.history(*past))
 
     def _known(self, name: str) -> ManagedJob:
         """Return a job that runs, or is one of the last that have ended.
@@ -458,20 +465,17 @@ class ManagerService:
         """Log and keep what a job's last event has brought, and return all of its effects."""
         effects = managed.job.take_effects()
         if effects:  # most reports have none
-            if self._archive is not None:
-                self._archive.keep(managed, effects)
-            managed.log_events(effects)
+            managed.note(effects)
         return effects
 
     def _end(self, managed: ManagedJob, why: str, error: EvenpaceError) -> None:
         if not managed.deserted:
             self._learnt(managed)
-        if self._archive is not None:
-            self._archive.ended(managed, why)
         del self._jobs[managed.name]
         self.ended += 1
         self.failed += managed.job.attempts.failure is not None
         managed.ending = why
+        managed.keep_end()
         self._ended.pop(managed.name, None)
         self._ended[managed.name] = managed
         while len(self._ended) > _ENDED_JOBS:
@@ -481,14 +485,7 @@ class ManagerService:
     def _learnt(self, managed: ManagedJob) -> None:
         """Keep the models of a job."""
         self._learning.save(managed.name, managed.job)
-        if self._archive is not None:
-            self._archive.learnt(managed)
-
-    def _once_kept(self, function: Callable[[], None]) -> None:
-        if self._archive is None:
-            function()
-        else:
-            self._archive.once_kept(function)
+        managed.keep_models()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -23,6 +23,7 @@ from batchsize_manager.job.operations import Operations
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.progress import IterationProgress
+from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import Policy
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
@@ -49,7 +50,6 @@ class Job:
         spec: As given.
         config: As given.
         first_iteration: As given.
-        position: As given.
         outbox: Collects effects; has the last events and the counts of what happened.
         members: Who takes part.
         iterations: Those under way, and the records of those that are complete.
@@ -72,7 +72,6 @@ class Job:
         self.spec = spec
         self.config = config
         self.first_iteration = first_iteration
-        self.position = position
         self.outbox = Outbox()
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position)
@@ -365,6 +364,21 @@ class Job:
         An event that raises an error may have had effects, too.
         """
         return self.outbox.take()
+
+    @property
+    def saved(self) -> JobState:
+        """The state of the job that is to outlive its manager; see `restoration`."""
+        return JobState(
+            self.spec,
+            self.config.synchronisation.mode,
+            self.planner.batches.changes,
+            self.planner.batches.total,
+            self.members.started,
+            self.attempts.number,
+            self.operations.paused,
+            self.operations.balancing,
+            self.members.saved,
+        )
 
     @property
     def ended(self) -> bool:

@@ -19,7 +19,7 @@ from idl.records import IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 5  # SQLite's user_version
+FORMAT = 6  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
@@ -33,17 +33,8 @@ CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
     run TEXT NOT NULL UNIQUE,
     job TEXT NOT NULL,
-    spec TEXT NOT NULL,  -- JSON
-    policy TEXT NOT NULL,
-    mode TEXT NOT NULL,
-    first_iteration INTEGER NOT NULL,
-    first_epoch INTEGER,
-    first_start INTEGER,
-    attempt INTEGER NOT NULL DEFAULT 0,
-    batch_changes TEXT NOT NULL DEFAULT '[]',  -- JSON
-    balancing TEXT,  -- JSON; NULL: the manager's own
-    batch_size INTEGER,  -- samples, as operators want; NULL: as in spec
-    paused INTEGER NOT NULL DEFAULT 0,
+    policy TEXT NOT NULL,  -- of the manager; that of an operator is in state
+    state TEXT NOT NULL,  -- JSON: JobState without its members
     begun REAL NOT NULL,  -- seconds since 1970, here and below
     ended REAL,
     ending TEXT,
@@ -53,16 +44,7 @@ CREATE TABLE members (
     id INTEGER PRIMARY KEY,  -- ascends in the order of slices
     run INTEGER NOT NULL,
     worker TEXT NOT NULL,
-    incarnation TEXT NOT NULL,
-    minimum INTEGER NOT NULL,
-    maximum INTEGER NOT NULL,
-    granularity INTEGER NOT NULL,
-    at_once INTEGER NOT NULL,
-    unreleasable INTEGER NOT NULL,
-    drained INTEGER NOT NULL,
-    device TEXT NOT NULL,
-    beats INTEGER NOT NULL,
-    cut_off INTEGER NOT NULL,
+    state TEXT NOT NULL,  -- JSON: SavedMember
     UNIQUE (run, worker)
 );
 CREATE TABLE workers (

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
+from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.plan import JobSpec
@@ -317,7 +320,9 @@ class AnyFault(RuleBasedStateMachine):
     def change_policy(self, policy):
         """Another policy takes over; what was given stands."""
         given = self.given()
-        self.job.operations.change_policy(make_policy(policy), "the policy", self.now)
+        self.job.operations.change_policy(
+            Balancing(policy, "ema", 0.1), make_policy(policy), "the policy", self.now
+        )
         self.policy = policy
         assert given <= self.given()
         self.settle_change()
@@ -617,23 +622,17 @@ class AnyFault(RuleBasedStateMachine):
     def state_with(self, members, records):
         """What the store has of the job as it is, but with these members and records."""
         return {
-            "attempt": self.job.attempts.number,
-            "members": members,
+            "state": replace(self.job.saved, members=members),
             "records": list(records),
             "events": list(self.job.outbox.events),
-            "started": self.job.members.started,
-            "batch_changes": self.job.planner.batches.changes,
-            "total": self.job.planner.batches.total,
-            "paused": self.job.operations.paused,
         }
 
-    def restore(self, **state):
-        """Make the job anew from what the store has."""
-        self.job = restore_job(
-            self.spec, self.config, make_policy(self.policy), first_iteration=0, now=self.now, **state
-        )
-        self.kept = list(state["records"])
-        self.before = [state["members"]]
+    def restore(self, state, **records):
+        """Make the job anew from what the store has, as text."""
+        state = from_json(JobState, to_json(state))
+        self.job = restore_job(state, self.config, make_policy(self.policy), now=self.now, **records)
+        self.kept = list(records["records"])
+        self.before = [state.members]
 
     # -- what always holds
 
