@@ -40,21 +40,25 @@ def restore_jobs(
     given_up: dict[str, str] = {}
     ended: list[Ended] = []
     for run in writer.reader.unfinished():
-        managed = _restore(run, writer, learning, config, limited_log)
-        if isinstance(managed, ManagedJob):
-            restored.append(managed)
+        made = _restore(run, writer, learning, config, limited_log)
+        if isinstance(made, ManagedJob):
+            restored.append(made)
             continue
         log.warning(
             "job %s is not restored from %s: %s",
-            *(run.job or "of unknown name", writer.path, managed),
+            *(run.job or "of unknown name", writer.path, made),
             extra={"job": run.job, "run": run.run},
         )
         if run.run is not None:
-            ended.append(Ended(run.run, managed, time.time()))
+            ended.append(Ended(run.run, made, time.time()))
         if run.job is not None:
-            given_up[run.job] = managed
+            given_up[run.job] = made
     for change in ended:
         writer.put(change)
+    for managed in restored:
+        effects = managed.job.take_effects()
+        managed.note(effects)
+        managed.job.outbox.effects.fit = effects.fit  # for later: there is no event loop yet
     return restored, given_up
 
 

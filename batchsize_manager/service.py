@@ -17,7 +17,7 @@ import idl
 from batchsize_manager import control, status
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.counters import LearningTally
-from batchsize_manager.job.effects import Effects
+from batchsize_manager.job.effects import Effects, Over
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
@@ -97,8 +97,6 @@ class ManagerService:
                 self._writer.close()
                 raise
             self._jobs = {managed.name: managed for managed in restored}
-            for managed in restored:
-                managed.job.outbox.effects.fit = self._note(managed).fit  # there is no event loop yet
 
     # -- rpc.service.Service
 
@@ -121,7 +119,7 @@ class ManagerService:
             managed = self._jobs.get(job_name)
             if managed is not None:
                 managed.detach(worker, incarnation, peer, now)
-                self._settle(managed)
+                self._carry_out(managed)
 
     def tick(self, now: float) -> None:
         """Let the jobs look at their deadlines."""
@@ -132,7 +130,7 @@ class ManagerService:
                 for notice in notices:
                     managed.job.outbox.log(notice)
                 managed.job.tick(now)
-                self._settle(managed)
+                self._carry_out(managed)
                 managed.expire(now)
 
     def stop(self) -> None:
@@ -177,7 +175,7 @@ class ManagerService:
         managed = self._admit(call)
         identity = call.request.identity
         self._attach(managed, identity.worker, identity.incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         reply = _wire.ResumeReply(identity=identity)
         managed.once_kept(lambda: call.reply(reply))
 
@@ -261,7 +259,7 @@ class ManagerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         paused = managed.job.operations.paused or None
         reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
         if recover is None:
@@ -274,7 +272,7 @@ class ManagerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         attempt = managed.job.recover(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
         managed.once_kept(lambda: call.reply(reply))
 
@@ -283,10 +281,7 @@ class ManagerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
         place = read_place(call.request.place)
-        undecided = managed.job.attempts.recovering
         managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic(), place)
-        if undecided and not managed.job.attempts.recovering:
-            managed.keep_rewind(iteration)
         self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:
@@ -309,7 +304,7 @@ class ManagerService:
         managed.waiting.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
-        self._settle(managed)
+        self._carry_out(managed)
         managed.once_kept(
             lambda: call.reply(
                 _wire.LeaveReply(
@@ -356,7 +351,7 @@ class ManagerService:
             ended = self._known(name).ending
             raise InvalidRequestError(f"job {name!r} cannot be changed any more: {ended}")
         said = control.apply(managed, call.request, self._learning, time.monotonic())
-        self._settle(managed)
+        self._carry_out(managed)
         managed.once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
 
     async def _look_up(
@@ -421,61 +416,49 @@ class ManagerService:
         until = call.since + check.wait(call.request.wait)
         self._attach(managed, worker, incarnation, call.peer)
         managed.wait(worker, Waiting(call, until, reported_iteration, known))
-        self._settle(managed, worker)
+        self._carry_out(managed, worker)
 
-    def _settle(self, managed: ManagedJob, asker: str | None = None) -> None:
-        """Carry out the effects of a job's last event, and end the job if it is over.
+    def _carry_out(self, managed: ManagedJob, asker: str | None = None) -> None:
+        """Carry out the effects of a job's last event.
 
         Args:
             managed: The job.
             asker: The worker whose call it was, if that waits for an answer.
         """
-        job = managed.job
-        effects = self._note(managed)
-        if self.on_event is not None:
-            self.on_event(managed, effects)
-        if managed.deserted != (deserted := not job.members):
-            managed.deserted = deserted
-            if deserted:
-                self._learnt(managed)  # it may be kept for long, or not come to an end
-        if failure := job.attempts.failure:
-            self._limited_log(
-                logging.ERROR, "job %s cannot go on: %s", managed.name, failure, extra=managed.log_fields
-            )
-            why = f"the job cannot go on: {failure}"
-            self._end(managed, why, InvalidRequestError(why))
-        elif job.ended:
-            self._limited_log(
-                logging.INFO,
-                "job %s has ended: all members have gone",
-                managed.name,
-                extra=managed.log_fields,
-            )
-            self._end(managed, "all members have gone", NotMemberError("the job has ended"))
-        elif effects.answer:
-            managed.answer_all()
-        elif asker is not None:
-            managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
-        if effects.fit and not managed.ending:  # after the answers: a fit can wait, the workers cannot
-            asyncio.get_running_loop().call_soon(
-                self._learning.train, job, partial(self._learnt, managed), managed.name
-            )
-
-    def _note(self, managed: ManagedJob) -> Effects:
-        """Log and keep what a job's last event has brought, and return all of its effects."""
         effects = managed.job.take_effects()
         if effects:  # most reports have none
             managed.note(effects)
-        return effects
-
-    def _end(self, managed: ManagedJob, why: str, error: EvenpaceError) -> None:
-        if not managed.deserted:
+        if self.on_event is not None:
+            self.on_event(managed, effects)
+        if effects.learnt:
             self._learnt(managed)
+        if effects.over is not None:
+            self._end(managed, effects.over)
+            return
+        if effects.answer:
+            managed.answer_all()
+        elif asker is not None:
+            managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
+        if effects.fit:  # after the answers: a fit can wait, the workers cannot
+            asyncio.get_running_loop().call_soon(
+                self._learning.train, managed.job, partial(self._learnt, managed), managed.name
+            )
+
+    def _end(self, managed: ManagedJob, over: Over) -> None:
+        """Forget a job that is over, but for clients that look at it."""
+        about = managed.log_fields
+        error: EvenpaceError
+        if over.failed:
+            managed.ending = f"the job cannot go on: {over.why}"
+            error = InvalidRequestError(managed.ending)
+            self._limited_log(logging.ERROR, "job %s cannot go on: %s", managed.name, over.why, extra=about)
+        else:
+            managed.ending, error = over.why, NotMemberError("the job has ended")
+            self._limited_log(logging.INFO, "job %s has ended: %s", managed.name, over.why, extra=about)
+        managed.keep_end()
         del self._jobs[managed.name]
         self.ended += 1
-        self.failed += managed.job.attempts.failure is not None
-        managed.ending = why
-        managed.keep_end()
+        self.failed += over.failed
         self._ended.pop(managed.name, None)
         self._ended[managed.name] = managed
         while len(self._ended) > _ENDED_JOBS:

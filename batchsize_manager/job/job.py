@@ -2,7 +2,7 @@
 
 Events come in through `join`, `report`, `heartbeat`, `leave`, `disconnect`, `recover`, `rewind`, `tick` and
 the methods of `operations`, each with its time; what the manager has to do then is taken from `take_effects`,
-and what members are answered follows from `next_assignment`, `must_recover` and `members.why_released`. No
+and what members are answered is returned by `answer`. No
 sockets, no threads, and no clock of its own, so that it can be tested, replayed event by event, and restored
 from what was kept of it (see `restoration`).
 
@@ -16,7 +16,7 @@ from batchsize_manager.job import deadlines
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.effects import Effects, Outbox
+from batchsize_manager.job.effects import Answer, Effects, Outbox, Over
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import Member, Members
 from batchsize_manager.job.operations import Operations
@@ -363,7 +363,14 @@ class Job:
 
         An event that raises an error may have had effects, too.
         """
-        return self.outbox.take()
+        outbox, failure = self.outbox, self.attempts.failure
+        if failure or self.ended:
+            outbox.effects.over = Over(failure or "all members have gone", failure is not None)
+            outbox.effects.learnt |= bool(self.members)  # else it is kept already
+        if outbox.changed:
+            outbox.changed = False
+            outbox.effects.state = self.saved if self.members.started else None
+        return outbox.take()
 
     @property
     def saved(self) -> JobState:
@@ -396,6 +403,48 @@ class Job:
             return "paused"
         waits = not self.members.started or self.presence.awaited_until is not None
         return "gathering" if waits else "running"
+
+    def answer(
+        self, worker: str, incarnation: str, *, reported: int = -1, known: int = -1, joins: bool = False
+    ) -> Answer | None:
+        """Answer a member that asks what to do, after a report or another call.
+
+        Args:
+            worker: Its name.
+            incarnation: Of this start of it.
+            reported: The iteration that it has just reported; -1 if this is no report.
+            known: The last iteration that it has a part of already, if it says so; else -1.
+            joins: Whether it has just joined.
+
+        Returns:
+            None if there is no answer yet.
+
+        Raises:
+            NotMemberError: It is no member, nor was it released.
+        """
+        recover = assignment = report_on = ahead = None
+        released = self.members.why_released(worker, incarnation, known)
+        if released is None:
+            recover = self.must_recover(worker, incarnation)
+            if recover is None:
+                assignment = self.next_assignment(worker, incarnation, known)
+                if assignment is None:
+                    # A worker with more to report must not wait for the answer to this report.
+                    if not self.operations.paused or known <= reported:
+                        return None
+                    report_on = True
+                elif self.config.lookahead:
+                    ahead = self.assignments_after(worker, assignment.iteration)
+        return Answer(
+            released,
+            recover,
+            assignment,
+            report_on,
+            ahead,
+            list(self.lost_since(max(0, reported))),
+            self.continues(worker) if joins else None,
+            reported < 0 or recover is not None,
+        )
 
     def continues(self, worker: str) -> int | None:
         """Return the first iteration that is not complete, if a newcomer is alone in a run that had begun."""

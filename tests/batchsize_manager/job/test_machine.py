@@ -39,6 +39,11 @@ def is_planned_for(member):
     return not member.suspended and member.last is None
 
 
+def as_if_beating(state):
+    """A state as if all members sent heartbeats: that a member begins to is no reason to write it."""
+    return replace(state, members=tuple(replace(member, beats=True) for member in state.members))
+
+
 class Shard:
     """Slices are known by place; a step is made of whole batches; older attempts are refused."""
 
@@ -168,6 +173,7 @@ class AnyFault(RuleBasedStateMachine):
         self.shard = Shard()
         self.workers = {}
         self.kept = []  # records
+        self.state = None  # as the effects had it last
         self.written = []  # the state of the job after each event, as the store has it
         self.unknown = set()  # incarnations that such a manager may not know
         self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
@@ -603,10 +609,15 @@ class AnyFault(RuleBasedStateMachine):
 
     def settle(self):
         """Keep what the store would."""
-        self.kept += self.job.take_effects().completed
+        effects = self.job.take_effects()
+        if effects.rewound is not None:
+            self.kept = [record for record in self.kept if record.iteration < effects.rewound]
+        self.kept += effects.completed
         self.before = [*self.before[-2:], self.job.members.saved]
+        self.state = effects.state or self.state
         if self.job.members.started:
-            self.written.append(self.state_with(self.job.members.saved, self.kept))
+            assert as_if_beating(self.state) == as_if_beating(self.job.saved)
+            self.written.append(self.with_records(self.state, self.kept))
 
     def settle_change(self):
         """Keep what the store would before an operator is answered: the members as they are now, too."""
@@ -615,17 +626,14 @@ class AnyFault(RuleBasedStateMachine):
 
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
-        self.restore(**self.state_with(self.before[0] if forgets_members else self.before[-1], records))
+        members = self.before[0] if forgets_members else self.before[-1]
+        self.restore(**self.with_records(replace(self.job.saved, members=members), records))
         for name in self.workers.keys() - set(self.job.members):
             del self.workers[name]  # it would be told that it is no member
 
-    def state_with(self, members, records):
-        """What the store has of the job as it is, but with these members and records."""
-        return {
-            "state": replace(self.job.saved, members=members),
-            "records": list(records),
-            "events": list(self.job.outbox.events),
-        }
+    def with_records(self, state, records):
+        """What the store has of the job: this state and these records, and the events so far."""
+        return {"state": state, "records": list(records), "events": list(self.job.outbox.events)}
 
     def restore(self, state, **records):
         """Make the job anew from what the store has, as text."""
