@@ -1,6 +1,6 @@
 """Changes that an operator asks for in a running job: read from the wire, checked, and made.
 
-The job's `operations` know what a change means for the job, `archive` what outlives the manager.
+The job's `operations` know what a change means for the job.
 """
 
 from typing import Any
@@ -81,8 +81,7 @@ def _rebalance(managed: ManagedJob, wanted: Any, learning: Learning, now: float)
         successor = learning.make_successor(after, managed.job.planner.policy.models())
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
-    managed.balancing, managed.rebalanced = after, True
-    return managed.job.operations.change_policy(successor, _difference(before, after), now)
+    return managed.job.operations.change_policy(after, successor, _difference(before, after), now)
 
 
 def _difference(before: Balancing, after: Balancing) -> str:

@@ -7,15 +7,17 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import idl
 from batchsize_manager.balancing import Balancing
-from batchsize_manager.job.effects import EVENTS, Effects
+from batchsize_manager.job.effects import EVENTS, Answer, Effects
 from batchsize_manager.job.job import Job
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learnt, Logged, Rewound, Saved
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_lost, wire_synchronisation
 from rpc.limited_log import LimitedLog
@@ -55,24 +57,23 @@ class ManagedJob:
         name: The job's name.
         run: The identity of this life of the job, drawn when it was created.
         job: The job.
-        balancing: The policy by which its batches are split.
-        once_kept: Calls a function once all events so far are written to the manager's state.
+        managers: The way in which the manager splits batches, where no operator has chosen another.
+        writer: The writer of the manager's state; None where it is not kept.
         limited_log: Takes the job's events.
     """
 
     name: str
     run: str
     job: Job
-    balancing: Balancing
-    once_kept: Callable[[Callable[[], None]], None]
+    managers: Balancing
+    writer: StateWriter | None
     limited_log: LimitedLog
-    rebalanced: bool = False  # whether an operator has changed the policy
+    is_kept: bool = False  # whether it is in the state: from its start on, before that all would join again
     since: float = field(default_factory=time.monotonic)  # the time at which this manager got it
     ending: str = ""  # why it has ended
     logged: int = 0  # events so far
     # The last events, with their times in seconds since 1970.
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
-    deserted: bool = False  # whether it has no members
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
     waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker
     # By worker and incarnation.
@@ -90,6 +91,11 @@ class ManagedJob:
         }
 
     @property
+    def balancing(self) -> Balancing:
+        """The way in which its batches are split."""
+        return self.job.operations.balancing or self.managers
+
+    @property
     def policy(self) -> str:
         """The name of its policy."""
         return self.balancing.policy
@@ -99,7 +105,45 @@ class ManagedJob:
         """The name of its policy's predictor; empty where that has none."""
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
-    def log_events(self, effects: Effects) -> None:
+    def note(self, effects: Effects) -> None:
+        """Log and keep what an event has brought."""
+        self._log_events(effects)
+        run, state, now = self.run, effects.state, time.time()
+        events = [event for event, _ in effects.log]
+        if self.writer is not None and not self.is_kept and state is not None:
+            self.is_kept = True
+            self.writer.put(Begun(run, self.name, self.policy, state, now))
+            self.keep_models()
+            events, state = [event for _, event in self.log], None
+        if effects.rewound is not None:
+            self._put([Rewound(run, effects.rewound)])
+        self._put(Completed(run, record, now) for record in effects.completed)
+        self._put(Logged(run, event, now) for event in events)
+        if state is not None:
+            self._put([Saved(run, state)])
+
+    def keep_models(self) -> None:
+        """Keep what the job's policy has learned in the manager's state."""
+        if self.is_kept and (models := self.job.planner.policy.models()):
+            self._put([Learnt(self.run, models)])
+
+    def keep_end(self) -> None:
+        """Keep why the job has ended."""
+        self._put([Ended(self.run, self.ending, time.time())])
+
+    def once_kept(self, function: Callable[[], None]) -> None:
+        """Call a function once all events so far are written; see `StateWriter.after_commit`."""
+        if self.writer is None:
+            function()
+        else:
+            self.writer.after_commit(function)
+
+    def _put(self, changes: Iterable[Change]) -> None:
+        if self.is_kept and self.writer is not None:
+            for change in changes:
+                self.writer.put(change)
+
+    def _log_events(self, effects: Effects) -> None:
         """Log the events among an event's effects, and keep the last of them for `status`."""
         self.logged += len(effects.log)
         fields = self.log_fields if effects.log else {}
@@ -165,54 +209,44 @@ class ManagedJob:
     def _answer(self, worker: str, waiting: Waiting) -> bool:
         """Answer a call, if it can be answered; return whether it was."""
         try:
-            reply = self._reply(worker, waiting)
+            answer = self.job.answer(
+                worker,
+                waiting.incarnation,
+                reported=waiting.reported_iteration,
+                known=waiting.known,
+                joins=waiting.call.method == "join",
+            )
         except NotMemberError as error:
             waiting.call.fail(error)
             return True
-        if reply is None:
+        if answer is None:
             return False
-        if self._must_be_kept(waiting.call.method, reply):
-            self.once_kept(partial(waiting.call.reply, reply))
+        send = partial(waiting.call.reply, self._reply(waiting, answer))
+        if answer.after_write:
+            self.once_kept(send)
         else:
-            waiting.call.reply(reply)
+            send()
         return True
 
-    def _must_be_kept(self, method: str, reply: Any) -> bool:
-        """Return whether a restarted manager must know of an answer, so that it has to be written first."""
-        return method != "report" or reply.recover is not None
-
-    def _reply(self, worker: str, waiting: Waiting) -> Any:
-        """Return the answer to a call, or None if there is none yet."""
-        job, identity = self.job, waiting.call.request.identity
-        recover = assignment = report_on = None
-        released = job.members.why_released(worker, identity.incarnation, waiting.known)
-        if released is None:
-            recover = job.must_recover(worker, identity.incarnation)
-            if recover is None:
-                assignment = job.next_assignment(worker, identity.incarnation, waiting.known)
-                if assignment is None:
-                    # A worker with more to report must not wait for the answer to this report.
-                    report_on = job.operations.paused and waiting.known > waiting.reported_iteration
-                    if not report_on:
-                        return None
+    def _reply(self, waiting: Waiting, answer: Answer) -> Any:
+        """Return an answer as it goes over the wire."""
         reply = _wire.AssignmentReply(
-            identity=identity,
+            identity=waiting.call.request.identity,
             reported_iteration=waiting.reported_iteration,
             waited=time.monotonic() - waiting.call.since,
-            lost=[wire_lost(slice_) for slice_ in job.lost_since(max(0, waiting.reported_iteration))],
+            lost=[wire_lost(slice_) for slice_ in answer.lost],
             run=self.run,
-            released=released,
-            recover=recover,
-            report_on=report_on,
+            released=answer.released,
+            recover=answer.recover,
+            report_on=answer.report_on,
         )
-        if assignment is not None:
-            reply.assignment = wire_assignment(assignment)
-            if self.job.config.lookahead:
-                ahead = job.assignments_after(worker, assignment.iteration)
-                reply.ahead = [wire_assignment(later) for later in ahead]
+        if answer.assignment is not None:
+            reply.assignment = wire_assignment(answer.assignment)
+        if answer.ahead is not None:
+            reply.ahead = [wire_assignment(later) for later in answer.ahead]
         if waiting.call.method == "join":
             reply.synchronisation = wire_synchronisation(self.job.config.synchronisation)
             reply.lookahead = self.job.config.lookahead or None
             reply.heartbeat = self.job.config.heartbeat or None
-            reply.continues = self.job.continues(worker)
+            reply.continues = answer.continues
         return reply

@@ -1,7 +1,7 @@
 """The BatchSizeManager on the wire: gives calls to the jobs as events, carries out their effects.
 
-Decisions are made in `job` and the policies, answers to waiting calls in `managed_job`. The state for a
-restart is in `archive`, bytes and deadlines are in `rpc`.
+Decisions are made in `job` and the policies, answers to waiting calls in `managed_job`. Jobs of an earlier
+manager come from `restart`, bytes and deadlines are in `rpc`.
 """
 
 import asyncio
@@ -17,14 +17,15 @@ import idl
 from batchsize_manager import control, status
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.counters import LearningTally
-from batchsize_manager.job.effects import Effects
+from batchsize_manager.job.effects import Effects, Over
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
 from batchsize_manager.managed_job import ManagedJob, Waiting
 from batchsize_manager.policies.model_registry import of_kinds
-from batchsize_manager.storage.archive import Archive
+from batchsize_manager.restart import restore_jobs
+from batchsize_manager.storage.past import join_records, read_past
 from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
@@ -85,19 +86,17 @@ class ManagerService:
             "status": self._status,
             "control": self._control,
         }
-        self._archive: Archive | None = None
+        self._writer: StateWriter | None = None
         if config.state is not None:
-            self._archive = Archive(
-                config.state, config.retention, self._learning, config.job, self._limited_log
-            )
+            self._writer = StateWriter(config.state, config.retention)
             try:
-                restored, self._given_up = self._archive.restore()
+                restored, self._given_up = restore_jobs(
+                    self._writer, self._learning, config.job, self._limited_log
+                )
             except BaseException:
-                self._archive.close()
+                self._writer.close()
                 raise
             self._jobs = {managed.name: managed for managed in restored}
-            for managed in restored:
-                managed.job.outbox.effects.fit = self._note(managed).fit  # there is no event loop yet
 
     # -- rpc.service.Service
 
@@ -120,18 +119,18 @@ class ManagerService:
             managed = self._jobs.get(job_name)
             if managed is not None:
                 managed.detach(worker, incarnation, peer, now)
-                self._settle(managed)
+                self._carry_out(managed)
 
     def tick(self, now: float) -> None:
         """Let the jobs look at their deadlines."""
         self._limited_log.tick()
-        notices = self._archive.notices() if self._archive is not None else []
+        notices = self._writer.notices() if self._writer is not None else []
         for managed in list(self._jobs.values()):
             with managed.sweeping:
                 for notice in notices:
                     managed.job.outbox.log(notice)
                 managed.job.tick(now)
-                self._settle(managed)
+                self._carry_out(managed)
                 managed.expire(now)
 
     def stop(self) -> None:
@@ -139,8 +138,8 @@ class ManagerService:
         for managed in self._jobs.values():
             managed.fail_all(UnavailableError("the manager is shutting down"))
         self._learning.close()
-        if self._archive is not None:
-            self._archive.close()
+        if self._writer is not None:
+            self._writer.close()
 
     # -- for metrics, from any thread
 
@@ -157,7 +156,7 @@ class ManagerService:
     @property
     def state_writer(self) -> StateWriter | None:
         """The writer of the jobs' state; None where it is not kept."""
-        return self._archive.writer if self._archive is not None else None
+        return self._writer
 
     # -- methods
 
@@ -176,9 +175,9 @@ class ManagerService:
         managed = self._admit(call)
         identity = call.request.identity
         self._attach(managed, identity.worker, identity.incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         reply = _wire.ResumeReply(identity=identity)
-        self._once_kept(lambda: call.reply(reply))
+        managed.once_kept(lambda: call.reply(reply))
 
     def _admit(self, call: Call) -> ManagedJob:
         """Let a worker join; return the job, which may be a new one."""
@@ -217,7 +216,7 @@ class ManagerService:
                 uuid.uuid4().hex,
                 job,
                 self._learning.balancing,
-                self._once_kept,
+                self._writer,
                 self._limited_log,
             )
         elif managed.job.spec != spec:
@@ -260,32 +259,29 @@ class ManagerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         paused = managed.job.operations.paused or None
         reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
         if recover is None:
             call.reply(reply)
         else:
-            self._once_kept(lambda: call.reply(reply))
+            managed.once_kept(lambda: call.reply(reply))
 
     def _recover(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         attempt = managed.job.recover(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
-        self._settle(managed)
+        self._carry_out(managed)
         reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
-        self._once_kept(lambda: call.reply(reply))
+        managed.once_kept(lambda: call.reply(reply))
 
     def _rewind(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
         place = read_place(call.request.place)
-        undecided = managed.job.attempts.recovering
         managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic(), place)
-        if self._archive is not None and undecided and not managed.job.attempts.recovering:
-            self._archive.rewound(managed, iteration)
         self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:
@@ -308,12 +304,12 @@ class ManagerService:
         managed.waiting.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
-        self._settle(managed)
-        self._once_kept(
+        self._carry_out(managed)
+        managed.once_kept(
             lambda: call.reply(
                 _wire.LeaveReply(
                     identity=call.request.identity,
-                    unwritten=(self._archive is not None and self._archive.writer.is_behind) or None,
+                    unwritten=(self._writer is not None and self._writer.is_behind) or None,
                 )
             )
         )
@@ -323,8 +319,8 @@ class ManagerService:
         first = check.integer("first_iteration", call.request.first_iteration, 0)
         limit = check.integer("limit", call.request.limit, 1, 1000)
         managed = self._jobs.get(name) or self._ended.get(name)
-        if self._archive is not None and (managed is None or not managed.remembers(first)):
-            self._start(self._look_up(call, self._archive.history(name, managed, first, limit)))
+        if self._writer is not None and (managed is None or not managed.remembers(first)):
+            self._start(self._look_up(call, self._writer, managed, first, limit))
         else:
             known = self._known(name)
             call.reply(status.history(known.run, known.job.history(first, limit)))
@@ -355,19 +351,25 @@ class ManagerService:
             ended = self._known(name).ending
             raise InvalidRequestError(f"job {name!r} cannot be changed any more: {ended}")
         said = control.apply(managed, call.request, self._learning, time.monotonic())
-        self._settle(managed)
-        self._once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
+        self._carry_out(managed)
+        managed.once_kept(lambda: call.reply(_wire.ControlReply(said=said)))
 
-    async def _look_up(self, call: Call, past: Coroutine[Any, Any, Any]) -> None:
+    async def _look_up(
+        self, call: Call, writer: StateWriter, managed: ManagedJob | None, first: int, limit: int
+    ) -> None:
+        name = call.request.job
         try:
-            answer = await past
+            past = await read_past(writer, name, managed.run if managed is not None else None, first, limit)
         except StateError as error:
             call.fail(UnavailableError(f"the past cannot be read: {error}"))
             return
-        if answer is None:
-            call.fail(self._no_such_job(call.request.job))
+        if managed is not None:
+            records = join_records(past[1] if past is not None else [], managed.job.history(first, limit))
+            past = managed.run, records[:limit]
+        if past is None:
+            call.fail(self._no_such_job(name))
         else:
-            call.reply(answer)
+            call.reply(status.history(*past))
 
     def _known(self, name: str) -> ManagedJob:
         """Return a job that runs, or is one of the last that have ended.
@@ -414,64 +416,49 @@ class ManagerService:
         until = call.since + check.wait(call.request.wait)
         self._attach(managed, worker, incarnation, call.peer)
         managed.wait(worker, Waiting(call, until, reported_iteration, known))
-        self._settle(managed, worker)
+        self._carry_out(managed, worker)
 
-    def _settle(self, managed: ManagedJob, asker: str | None = None) -> None:
-        """Carry out the effects of a job's last event, and end the job if it is over.
+    def _carry_out(self, managed: ManagedJob, asker: str | None = None) -> None:
+        """Carry out the effects of a job's last event.
 
         Args:
             managed: The job.
             asker: The worker whose call it was, if that waits for an answer.
         """
-        job = managed.job
-        effects = self._note(managed)
+        effects = managed.job.take_effects()
+        if effects:  # most reports have none
+            managed.note(effects)
         if self.on_event is not None:
             self.on_event(managed, effects)
-        if managed.deserted != (deserted := not job.members):
-            managed.deserted = deserted
-            if deserted:
-                self._learnt(managed)  # it may be kept for long, or not come to an end
-        if failure := job.attempts.failure:
-            self._limited_log(
-                logging.ERROR, "job %s cannot go on: %s", managed.name, failure, extra=managed.log_fields
-            )
-            why = f"the job cannot go on: {failure}"
-            self._end(managed, why, InvalidRequestError(why))
-        elif job.ended:
-            self._limited_log(
-                logging.INFO,
-                "job %s has ended: all members have gone",
-                managed.name,
-                extra=managed.log_fields,
-            )
-            self._end(managed, "all members have gone", NotMemberError("the job has ended"))
-        elif effects.answer:
+        if effects.learnt:
+            self._learnt(managed)
+        if effects.over is not None:
+            self._end(managed, effects.over)
+            return
+        if effects.answer:
             managed.answer_all()
         elif asker is not None:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
-        if effects.fit and not managed.ending:  # after the answers: a fit can wait, the workers cannot
+        if effects.fit:  # after the answers: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
-                self._learning.train, job, partial(self._learnt, managed), managed.name
+                self._learning.train, managed.job, partial(self._learnt, managed), managed.name
             )
 
-    def _note(self, managed: ManagedJob) -> Effects:
-        """Log and keep what a job's last event has brought, and return all of its effects."""
-        effects = managed.job.take_effects()
-        if effects:  # most reports have none
-            if self._archive is not None:
-                self._archive.keep(managed, effects)
-            managed.log_events(effects)
-        return effects
-
-    def _end(self, managed: ManagedJob, why: str, error: EvenpaceError) -> None:
-        if not managed.deserted:
-            self._learnt(managed)
-        if self._archive is not None:
-            self._archive.ended(managed, why)
+    def _end(self, managed: ManagedJob, over: Over) -> None:
+        """Forget a job that is over, but for clients that look at it."""
+        about = managed.log_fields
+        error: EvenpaceError
+        if over.failed:
+            managed.ending = f"the job cannot go on: {over.why}"
+            error = InvalidRequestError(managed.ending)
+            self._limited_log(logging.ERROR, "job %s cannot go on: %s", managed.name, over.why, extra=about)
+        else:
+            managed.ending, error = over.why, NotMemberError("the job has ended")
+            self._limited_log(logging.INFO, "job %s has ended: %s", managed.name, over.why, extra=about)
+        managed.keep_end()
         del self._jobs[managed.name]
         self.ended += 1
-        self.failed += managed.job.attempts.failure is not None
-        managed.ending = why
+        self.failed += over.failed
         self._ended.pop(managed.name, None)
         self._ended[managed.name] = managed
         while len(self._ended) > _ENDED_JOBS:
@@ -481,14 +468,7 @@ class ManagerService:
     def _learnt(self, managed: ManagedJob) -> None:
         """Keep the models of a job."""
         self._learning.save(managed.name, managed.job)
-        if self._archive is not None:
-            self._archive.learnt(managed)
-
-    def _once_kept(self, function: Callable[[], None]) -> None:
-        if self._archive is None:
-            function()
-        else:
-            self._archive.once_kept(function)
+        managed.keep_models()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -63,7 +63,7 @@ class Attempts:
         """Go on from an iteration, which all shards are at."""
         self.why_recovering = ""
         self._iterations.go_to(iteration, now)
-        self._outbox.effects.answer = True
+        self._outbox.rewind(iteration)
 
     def catch_up(self, member: Member, attempt: int) -> None:
         """Begin another attempt if a member knows of one that only an earlier manager can have told it of.

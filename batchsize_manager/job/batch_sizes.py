@@ -45,9 +45,9 @@ class Batches:
         self._changes = [BatchChange(first_iteration, epoch, start, spec.total_batch_size)]
 
     @property
-    def changes(self) -> list[BatchChange]:
+    def changes(self) -> tuple[BatchChange, ...]:
         """The changes of the size, oldest first; the first is where the job began."""
-        return list(self._changes)
+        return tuple(self._changes)
 
     @property
     def last_change(self) -> BatchChange:
@@ -56,7 +56,7 @@ class Batches:
 
     def restore(self, changes: Sequence[BatchChange]) -> None:
         """Go on from the changes in an earlier life of the job."""
-        self._changes = list(changes) or self._changes
+        self._changes = list(changes)
 
     def size(self, members: int, total: int | None = None) -> int:
         """Return the samples of a whole batch for `members` members, with another `total` if given."""
@@ -87,11 +87,6 @@ class Batches:
                 self._changes.pop()
             self._changes.append(BatchChange(iteration, epoch, start, size))
         return self._batch(iteration)
-
-    def follow(self, iteration: int, epoch: int, start: int, total: int) -> None:
-        """Take over a later batch's place; of a change at an epoch's end only the last batch shows."""
-        if self._batch(iteration) != (epoch, start, total):
-            self._changes.append(BatchChange(iteration, epoch, start, total))
 
     def _go_back(self, iteration: int) -> None:
         while len(self._changes) > 1 and self._changes[-1].iteration > iteration:

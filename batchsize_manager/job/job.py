@@ -2,7 +2,7 @@
 
 Events come in through `join`, `report`, `heartbeat`, `leave`, `disconnect`, `recover`, `rewind`, `tick` and
 the methods of `operations`, each with its time; what the manager has to do then is taken from `take_effects`,
-and what members are answered follows from `next_assignment`, `must_recover` and `members.why_released`. No
+and what members are answered is returned by `answer`. No
 sockets, no threads, and no clock of its own, so that it can be tested, replayed event by event, and restored
 from what was kept of it (see `restoration`).
 
@@ -16,13 +16,14 @@ from batchsize_manager.job import deadlines
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.effects import Effects, Outbox
+from batchsize_manager.job.effects import Answer, Effects, Outbox, Over
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import Member, Members
 from batchsize_manager.job.operations import Operations
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.progress import IterationProgress
+from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import Policy
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
@@ -49,7 +50,6 @@ class Job:
         spec: As given.
         config: As given.
         first_iteration: As given.
-        position: As given.
         outbox: Collects effects; has the last events and the counts of what happened.
         members: Who takes part.
         iterations: Those under way, and the records of those that are complete.
@@ -72,7 +72,6 @@ class Job:
         self.spec = spec
         self.config = config
         self.first_iteration = first_iteration
-        self.position = position
         self.outbox = Outbox()
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position)
@@ -364,7 +363,29 @@ class Job:
 
         An event that raises an error may have had effects, too.
         """
-        return self.outbox.take()
+        outbox, failure = self.outbox, self.attempts.failure
+        if failure or self.ended:
+            outbox.effects.over = Over(failure or "all members have gone", failure is not None)
+            outbox.effects.learnt |= bool(self.members)  # else it is kept already
+        if outbox.changed:
+            outbox.changed = False
+            outbox.effects.state = self.saved if self.members.started else None
+        return outbox.take()
+
+    @property
+    def saved(self) -> JobState:
+        """The state of the job that is to outlive its manager; see `restoration`."""
+        return JobState(
+            self.spec,
+            self.config.synchronisation.mode,
+            self.planner.batches.changes,
+            self.planner.batches.total,
+            self.members.started,
+            self.attempts.number,
+            self.operations.paused,
+            self.operations.balancing,
+            self.members.saved,
+        )
 
     @property
     def ended(self) -> bool:
@@ -382,6 +403,48 @@ class Job:
             return "paused"
         waits = not self.members.started or self.presence.awaited_until is not None
         return "gathering" if waits else "running"
+
+    def answer(
+        self, worker: str, incarnation: str, *, reported: int = -1, known: int = -1, joins: bool = False
+    ) -> Answer | None:
+        """Answer a member that asks what to do, after a report or another call.
+
+        Args:
+            worker: Its name.
+            incarnation: Of this start of it.
+            reported: The iteration that it has just reported; -1 if this is no report.
+            known: The last iteration that it has a part of already, if it says so; else -1.
+            joins: Whether it has just joined.
+
+        Returns:
+            None if there is no answer yet.
+
+        Raises:
+            NotMemberError: It is no member, nor was it released.
+        """
+        recover = assignment = report_on = ahead = None
+        released = self.members.why_released(worker, incarnation, known)
+        if released is None:
+            recover = self.must_recover(worker, incarnation)
+            if recover is None:
+                assignment = self.next_assignment(worker, incarnation, known)
+                if assignment is None:
+                    # A worker with more to report must not wait for the answer to this report.
+                    if not self.operations.paused or known <= reported:
+                        return None
+                    report_on = True
+                elif self.config.lookahead:
+                    ahead = self.assignments_after(worker, assignment.iteration)
+        return Answer(
+            released,
+            recover,
+            assignment,
+            report_on,
+            ahead,
+            list(self.lost_since(max(0, reported))),
+            self.continues(worker) if joins else None,
+            reported < 0 or recover is not None,
+        )
 
     def continues(self, worker: str) -> int | None:
         """Return the first iteration that is not complete, if a newcomer is alone in a run that had begun."""

@@ -9,26 +9,13 @@ from dataclasses import dataclass, replace
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.state import SavedMember
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 
 DRAINED = "drained by an operator"
 _REMOVED = 1000  # members that were taken out, of which it is known that they were
 _RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again
-
-
-@dataclass(frozen=True, slots=True)
-class SavedMember:
-    """A member as it is kept, for a job to be restored with it."""
-
-    worker: str
-    incarnation: str
-    bounds: Bounds
-    unreleasable: bool = False  # the others could not go on without it
-    drained: bool = False  # an operator wants it released
-    device: str = ""  # of which kind it is
-    beats: bool = False  # it sends heartbeats
-    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of
 
 
 @dataclass(slots=True)
@@ -139,15 +126,15 @@ class Members:
         return {name: m for name, m in self.by_name.items() if m.last is None and not m.suspended}
 
     @property
-    def saved(self) -> list[SavedMember]:
+    def saved(self) -> tuple[SavedMember, ...]:
         """The members, and those that were cut off, as `restore_job` takes them."""
         gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
-        return [
+        return tuple(
             SavedMember(
                 name, m.incarnation, m.bounds, m.unreleasable, m.drained, m.device, m.beats, name in gone
             )
             for name, m in (self.by_name | gone).items()
-        ]
+        )
 
     def is_alone(self, worker: str) -> bool:
         """Return whether nothing is heard of any member but one."""
@@ -194,6 +181,7 @@ class Members:
     def remove(self, worker: str) -> None:
         """Take out a member, which cannot `join` again as the same incarnation."""
         self._removed.append(self.by_name.pop(worker).incarnation)
+        self._outbox.effects.learnt |= not self.by_name
 
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that a worker that is no member was not taken out either.
@@ -363,6 +351,7 @@ class Members:
         for worker, member in list(self.by_name.items()):
             if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
                 del self.by_name[worker]
+                self._outbox.effects.learnt |= not self.by_name
                 self._released[member.incarnation] = member.leaving
                 self._outbox.log(f"{worker} was released: {member.leaving}", worker)
 

@@ -7,6 +7,7 @@ known here.
 from collections.abc import Callable
 from dataclasses import replace
 
+from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.iterations import Iterations
@@ -36,6 +37,7 @@ class Operations:
 
     Attributes:
         paused: Whether nothing more is planned until `resume`.
+        balancing: The way in which batches are split, where an operator has chosen one; else None.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Operations:
         advance: Callable[[float], None],
     ) -> None:
         self.paused = False
+        self.balancing: Balancing | None = None
         self._members = members
         self._iterations = iterations
         self._planner = planner
@@ -57,16 +60,17 @@ class Operations:
         self._outbox = outbox
         self._advance = advance
 
-    def change_policy(self, policy: Policy, what: str, now: float) -> str:
+    def change_policy(self, balancing: Balancing, policy: Policy, what: str, now: float) -> str:
         """Split batches by another policy, which is shown what the last iterations were like.
 
         Args:
+            balancing: The names of the new one, and of its predictor.
             policy: The new one; what is in `models` and not in its own is forgotten.
             what: Is changed, in words.
             now: The time.
         """
         self._iterations.discard_undelivered()
-        self._planner.policy = policy
+        self._planner.policy, self.balancing = policy, balancing
         self._presence.changed()
         self._planner.show(self._iterations.history.latest(REPLAYED))
         return self._done(f"changed {what}, {self._from_here}", now)

@@ -127,7 +127,7 @@ class Planner:
             self._members.let_go()
             epoch, start, total = self.batches.take(iteration, len(self._members.staying))
             split = self.policy.split(self._cuts(total).padded)
-        self._outbox.effects.keep |= self.batches.last_change is not last_change
+        self._outbox.changed |= self.batches.last_change is not last_change
         warnings = (*split.warnings, *split.dispensable.values())
         if warnings and warnings != self._last_warning:
             for warning in warnings:

@@ -3,77 +3,58 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import surviving_records
 from batchsize_manager.job.job import Job
-from batchsize_manager.job.members import DRAINED, SavedMember
+from batchsize_manager.job.members import DRAINED
 from batchsize_manager.job.operations import REPLAYED
+from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.policies import Policy
-from idl.plan import JobSpec
 from idl.records import IterationRecord
 
 
 def restore_job(
-    spec: JobSpec,
+    state: JobState,
     config: JobConfig,
     policy: Policy,
     *,
-    first_iteration: int,
-    attempt: int,
-    members: Sequence[SavedMember],
     records: Sequence[IterationRecord],
     events: Iterable[str] = (),
     now: float,
-    position: tuple[int, int] | None = None,
-    started: bool | None = None,
-    batch_changes: Sequence[BatchChange] = (),
-    total: int | None = None,
-    paused: bool = False,
 ) -> Job:
     """Return the job in a new attempt: it waits for `rewind`.
 
     With the policy `even` it plans from there on what it would have planned.
 
     Args:
-        spec: What is trained on.
+        state: The job's state. Its members count as disconnected, but have more time to come back.
         config: How the job is run.
         policy: How batches are split; it is shown what the last records say.
-        first_iteration: Where the job began.
-        attempt: That it was in, for all that is known.
-        members: Who was in it, in order. They count as disconnected, but have more time to come back.
         records: Of its complete iterations, of any attempt; the last ones may be missing.
         events: What has happened before, in words.
         now: The time.
-        position: As for a new job.
-        started: Whether all workers had joined once; None: as far as the rest tells.
-        batch_changes: Where the batch's size had changed; left out: as far as the records tell.
-        total: Samples of a whole batch, where an operator has changed that.
-        paused: Whether it was paused.
     """
+    began = state.batch_changes[0]
     # The size of its batches is restored below; with which it was to begin no longer counts.
-    job = Job(spec, replace(config, batch_size=None), policy, first_iteration, position=position)
+    config = replace(config, batch_size=None)
+    job = Job(state.spec, config, policy, began.iteration, position=(began.epoch, began.start))
     job.outbox.events.extend(events)
-    job.attempts.number = attempt
-    for saved in members:
+    job.attempts.number = state.attempt
+    for saved in state.members:
         _restore_member(job, saved, now)
     batches = job.planner.batches
-    batches.restore(batch_changes)
-    batches.total = total or spec.total_batch_size
-    job.operations.paused = paused
-    surviving = surviving_records(records)
-    job.members.started = started or bool(
-        started is None and (surviving or attempt or len(job.members) >= config.workers)
-    )
+    batches.restore(state.batch_changes)
+    batches.total = state.batch_size
+    job.operations.paused, job.operations.balancing = state.paused, state.balancing
+    job.members.started = state.started
     if (job.members.started or not job.members) and not job.planner.can_do_without(()):
         job.presence.awaited_until = now + config.keep
     job.presence.changed()
+    surviving = surviving_records(records)
     job.planner.show(surviving[-REPLAYED:])
     for record in surviving:
         job.iterations.go_to(record.iteration + 1, now)
         job.iterations.history.add(record)
-        if not batch_changes:
-            batches.follow(record.iteration, record.epoch, record.start, record.total)
     if not job.members.started:
         return job
     if job.members.redoes:

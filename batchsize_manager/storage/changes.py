@@ -6,71 +6,36 @@ A *run* is one life of a job: a job that is started again under its old name is 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchsize_manager.balancing import Balancing
-from batchsize_manager.job.batch_sizes import BatchChange
-from batchsize_manager.job.members import SavedMember
-from idl.plan import JobSpec
+from batchsize_manager.job.state import JobState
 from idl.records import IterationRecord
 from predictors import Models
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A job was created.
+    """A job has begun.
 
     Attributes:
         run: The run's id, which no other run has.
         job: The job's name.
-        spec: The data set and the batches.
-        policy: Name of the first balancing policy.
-        mode: Mode of synchronisation; see `Synchronisation`.
-        first_iteration: Number of the first iteration.
-        position: Epoch and first position of that iteration's batch, where its number does not give them.
+        policy: Name of the policy that splits its batches, unless its state has another.
+        state: The job's state.
         at: Time in seconds since 1970.
     """
 
     run: str
     job: str
-    spec: JobSpec
     policy: str
-    mode: str
-    first_iteration: int
-    position: tuple[int, int] | None
+    state: JobState
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class MembersChanged:
-    """The members and the attempt from now on.
-
-    Attributes:
-        run: The run's id.
-        attempt: The present attempt.
-        members: The members, in the order of their slices.
-        batch_changes: Changes of the size of its batches, if any.
-    """
+class Saved:
+    """The state of a job from now on."""
 
     run: str
-    attempt: int
-    members: Sequence[SavedMember]
-    batch_changes: Sequence[BatchChange] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Controlled:
-    """The sum of operators' changes to a job.
-
-    Attributes:
-        run: The run's id.
-        balancing: The way in which batches are split; None: the manager's own.
-        batch_size: Samples of a whole batch; None: that of the job's specification.
-        paused: Whether the job is paused: no further iteration is planned.
-    """
-
-    run: str
-    balancing: Balancing | None = None
-    batch_size: int | None = None
-    paused: bool = False
+    state: JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +81,7 @@ class Ended:
     at: float
 
 
-Change = Begun | MembersChanged | Controlled | Completed | Rewound | Logged | Learnt | Ended
+Change = Begun | Saved | Completed | Rewound | Logged | Learnt | Ended
 
 
 def weight(change: Change) -> int:
@@ -129,7 +94,7 @@ def compact(changes: Sequence[Change]) -> list[Change]:
     seen: set[tuple[type, str]] = set()
     kept: list[Change] = []
     for change in reversed(changes):
-        if isinstance(change, MembersChanged | Controlled | Learnt):
+        if isinstance(change, Saved | Learnt):
             if (type(change), change.run) in seen:
                 continue
             seen.add((type(change), change.run))

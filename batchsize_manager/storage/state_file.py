@@ -4,35 +4,32 @@ This module knows SQL, and neither threads nor jobs: changes go in, `state_reade
 """
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.storage.changes import (
     Begun,
     Change,
     Completed,
-    Controlled,
     Ended,
     Learnt,
     Logged,
-    MembersChanged,
     Rewound,
+    Saved,
 )
+from batchsize_manager.storage.json_values import to_json
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
-    FORMAT,
     MOST_WORKERS,
     check_format,
     check_pages,
     create_tables,
     explained,
-    migrate,
     pack_at_once,
     pack_records,
 )
@@ -64,7 +61,7 @@ class StateFile:
         reader: A reader of the same file.
 
     Raises:
-        StateError: The file is damaged, from a newer version, another program's, or cannot be made.
+        StateError: The file is damaged, of another format, another program's, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +87,7 @@ class StateFile:
         if new:
             execute("PRAGMA auto_vacuum=INCREMENTAL")
         else:
-            version = check_format(path, self._connection)
+            check_format(path, self._connection)
             if path.stat().st_size <= _CHECKED_BYTES:
                 check_pages(self._connection)
         execute("PRAGMA journal_mode=WAL")
@@ -98,12 +95,9 @@ class StateFile:
             "PRAGMA synchronous=NORMAL"
         )  # a crash of the manager loses nothing, one of the machine little
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
-        if new or version < FORMAT:  # else nothing is written: a manager can be started on a full disk
+        if new:  # else nothing is written: a manager can be started on a full disk
             with self._transaction():
-                if new:
-                    create_tables(self._connection)
-                else:
-                    migrate(self._connection, version)
+                create_tables(self._connection)
 
     def close(self) -> None:
         """Close the file; applied changes stay."""
@@ -225,33 +219,16 @@ class StateFile:
     def _apply(self, change: Change) -> None:
         execute = self._connection.execute
         match change:
-            case Begun(run, job, spec, policy, mode, first_iteration, position, at):
+            case Begun(run, job, policy, state, at):
                 execute(
-                    "INSERT INTO runs (run, job, spec, policy, mode, first_iteration, "
-                    "first_epoch, first_start, begun) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        *(run, job, json.dumps(asdict(spec)), policy, mode, first_iteration),
-                        *(position or (None, None)),
-                        at,
-                    ),
+                    "INSERT INTO runs (run, job, policy, state, begun) VALUES (?, ?, ?, '', ?)",
+                    (run, job, policy, at),
                 )
                 for table in _OF_A_RUN:  # of an earlier one with this id, whose row was lost
                     execute(f"DELETE FROM {table} WHERE run = ?", (self._id(run),))
-            case MembersChanged(run, attempt, members, batch_changes):
-                changes = json.dumps([astuple(change) for change in batch_changes])
-                execute(
-                    "UPDATE runs SET attempt = ?, batch_changes = ? WHERE id = ?",
-                    (attempt, changes, self._id(run)),
-                )
-                self._set_members(run, members)
-            case Controlled(run, balancing, batch_size, paused):
-                packed_balancing = None if balancing is None else json.dumps(asdict(balancing))
-                execute(
-                    "UPDATE runs SET balancing = ?, batch_size = ?, paused = ? WHERE id = ?",
-                    (packed_balancing, batch_size, paused, self._id(run)),
-                )
-                if balancing is not None:
-                    execute("UPDATE runs SET policy = ? WHERE id = ?", (balancing.policy, self._id(run)))
+                self._set_state(run, state)
+            case Saved(run, state):
+                self._set_state(run, state)
             case Completed(run, record, at):
                 number = self._id(run)
                 packed = pack_records(record, self._number_workers(run, record.workers))
@@ -295,35 +272,25 @@ class StateFile:
         ).fetchone()
         return int(row[0])
 
-    def _set_members(self, run: str, members: Sequence[SavedMember]) -> None:
-        """Write the difference to the members in the file; newcomers come last, as in a job."""
+    def _set_state(self, run: str, state: JobState) -> None:
+        """Write a job's state; of its members the difference to those in the file, where newcomers come last.
+
+        A worker that comes back gets a new row.
+        """
         execute, number = self._connection.execute, self._id(run)
+        execute("UPDATE runs SET state = ? WHERE id = ?", (to_json(replace(state, members=())), number))
         if run not in self._members:  # what is in the file may be damaged: it is written anew
             execute("DELETE FROM members WHERE run = ?", (number,))
-        before, after = self._members.get(run, {}), _by_key(members)
-        for key in before.keys() - after.keys():
-            execute(
-                "DELETE FROM members WHERE run = ? AND worker = ? AND incarnation = ?", (number, *key[:2])
-            )
+        before = self._members.get(run, {})
+        after = {(member.worker, member.incarnation, member.cut_off): member for member in state.members}
+        for worker, *_ in before.keys() - after.keys():
+            execute("DELETE FROM members WHERE run = ? AND worker = ?", (number, worker))
         for key, member in after.items():
-            bounds = member.bounds
-            marks = (member.unreleasable, member.drained, member.device, member.beats, member.cut_off)
-            limits = (bounds.minimum, bounds.maximum, bounds.granularity, bounds.at_once)
-            values = (*limits, *marks, number, *key[:2])
-            if key not in before:
-                execute(
-                    "INSERT INTO members "
-                    "(minimum, maximum, granularity, at_once, unreleasable, drained, device, beats, cut_off, "
-                    "run, worker, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    values,
-                )
-            elif member != before[key]:
-                execute(
-                    "UPDATE members SET minimum = ?, maximum = ?, granularity = ?, at_once = ?, "
-                    "unreleasable = ?, drained = ?, device = ?, beats = ?, cut_off = ? "
-                    "WHERE run = ? AND worker = ? AND incarnation = ?",
-                    values,
-                )
+            values = (to_json(member), number, member.worker) if member != before.get(key) else ()
+            if values and key in before:
+                execute("UPDATE members SET state = ? WHERE run = ? AND worker = ?", values)
+            elif values:
+                execute("INSERT INTO members (state, run, worker) VALUES (?, ?, ?)", values)
         self._members[run] = after
 
     def _number_workers(self, run: str, workers: Sequence[str]) -> list[int]:
@@ -345,8 +312,3 @@ class StateFile:
 def _is_of_the_file(error: Exception) -> bool:
     """Return whether an error is about the disk or the whole file, rather than one change's values."""
     return isinstance(error, sqlite3.OperationalError | MemoryError) or type(error) is sqlite3.DatabaseError
-
-
-def _by_key(members: Sequence[SavedMember]) -> dict[tuple[str, str, bool], SavedMember]:
-    """Index members by the values that make a row of its own; a worker that comes back gets a new row."""
-    return {(member.worker, member.incarnation, member.cut_off): member for member in members}

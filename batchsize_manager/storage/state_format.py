@@ -19,7 +19,7 @@ from idl.records import IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 5  # SQLite's user_version
+FORMAT = 6  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 # A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
@@ -28,34 +28,13 @@ _ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?"
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
 
-_ADDED = {  # by format, the columns of tables that it has added
-    2: (
-        ("runs", "balancing TEXT"),  # JSON; NULL: the manager's own
-        ("runs", "batch_size INTEGER"),  # samples, as operators want; NULL: as in spec
-        ("runs", "paused INTEGER NOT NULL DEFAULT 0"),
-        ("members", "drained INTEGER NOT NULL DEFAULT 0"),
-    ),
-    3: (("members", "device TEXT NOT NULL DEFAULT ''"), ("members", "cut_off INTEGER NOT NULL DEFAULT 0")),
-    4: (("members", "beats INTEGER NOT NULL DEFAULT 0"),),
-    5: (
-        ("members", "at_once INTEGER NOT NULL DEFAULT 1"),
-        ("iterations", "at_once BLOB"),  # 8 bytes each, as in IterationRecord; NULL: 1 by each worker
-    ),
-}
-
 _SCHEMA = f"""
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
     run TEXT NOT NULL UNIQUE,
     job TEXT NOT NULL,
-    spec TEXT NOT NULL,  -- JSON
-    policy TEXT NOT NULL,
-    mode TEXT NOT NULL,
-    first_iteration INTEGER NOT NULL,
-    first_epoch INTEGER,
-    first_start INTEGER,
-    attempt INTEGER NOT NULL DEFAULT 0,
-    batch_changes TEXT NOT NULL DEFAULT '[]',  -- JSON
+    policy TEXT NOT NULL,  -- of the manager; that of an operator is in state
+    state TEXT NOT NULL,  -- JSON: JobState without its members
     begun REAL NOT NULL,  -- seconds since 1970, here and below
     ended REAL,
     ending TEXT,
@@ -65,11 +44,7 @@ CREATE TABLE members (
     id INTEGER PRIMARY KEY,  -- ascends in the order of slices
     run INTEGER NOT NULL,
     worker TEXT NOT NULL,
-    incarnation TEXT NOT NULL,
-    minimum INTEGER NOT NULL,
-    maximum INTEGER NOT NULL,
-    granularity INTEGER NOT NULL,
-    unreleasable INTEGER NOT NULL,
+    state TEXT NOT NULL,  -- JSON: SavedMember
     UNIQUE (run, worker)
 );
 CREATE TABLE workers (
@@ -88,6 +63,7 @@ CREATE TABLE iterations (
     duration REAL NOT NULL,
     completed REAL NOT NULL,
     workers BLOB NOT NULL,
+    at_once BLOB,  -- 8 bytes each, as in IterationRecord; NULL: 1 by each worker
     PRIMARY KEY (run, iteration)
 );
 CREATE TABLE events (
@@ -98,7 +74,7 @@ CREATE TABLE events (
 );
 CREATE INDEX events_of_run ON events (run, id);
 PRAGMA application_id={_APPLICATION};
-PRAGMA user_version=1;
+PRAGMA user_version={FORMAT};
 """
 
 
@@ -116,36 +92,23 @@ def create_tables(connection: sqlite3.Connection) -> None:
     """Make an empty file a manager's state, within a transaction of the caller's."""
     for statement in _SCHEMA.split(";\n"):
         connection.execute(statement)
-    migrate(connection, 1)
 
 
-def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring a file of an earlier format to the present one, within a transaction of the caller's."""
-    for later in range(version + 1, FORMAT + 1):
-        for table, column in _ADDED[later]:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-    connection.execute(f"PRAGMA user_version={FORMAT}")
-
-
-def check_format(path: Path, connection: sqlite3.Connection) -> int:
-    """Check that a file is a manager's state, and not from a later version.
-
-    Returns:
-        The file's format; one of an earlier format can be read, and is to be migrated before it is written.
+def check_format(path: Path, connection: sqlite3.Connection) -> None:
+    """Check that a file is a manager's state, in the present format.
 
     Raises:
-        StateError: The file is another program's, or from a later version.
+        StateError: The file is another program's, or of another format.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application != _APPLICATION:
         raise StateError(f"{path} is not a manager's state: give --state a folder of its own")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if not 1 <= version <= FORMAT:
+    if version != FORMAT:
         raise StateError(
-            f"{path} is of format {version}, and this version of evenpace knows formats 1 to {FORMAT}: "
+            f"{path} is of format {version}, and this version of evenpace knows format {FORMAT} alone: "
             f"run the version that wrote it, or give --state another folder"
         )
-    return int(version)
 
 
 def check_pages(connection: sqlite3.Connection) -> None:

@@ -4,19 +4,17 @@ A row that makes no sense costs what it holds: it is left out, with a line of lo
 """
 
 import contextlib
-import json
 import logging
 import math
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batchsize_manager.balancing import Balancing
-from batchsize_manager.job.batch_sizes import BatchChange
-from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.state import JobState, SavedMember
+from batchsize_manager.storage.json_values import from_json
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
     MOST_WORKERS,
@@ -28,8 +26,6 @@ from batchsize_manager.storage.state_format import (
     unpack_records,
 )
 from idl import check
-from idl.bounds import Bounds
-from idl.plan import JobSpec
 from idl.records import IterationRecord
 
 log = logging.getLogger(__name__)
@@ -57,38 +53,22 @@ class SavedRun:
     Attributes:
         run: The run's id, which no other run has.
         job: The job's name.
-        spec: The data set and the batches.
-        policy: Name of the last balancing policy that was written.
-        mode: Mode of synchronisation; see `Synchronisation`.
-        first_iteration: Number of the first iteration.
-        position: Epoch and first position of that iteration's batch, where its number does not give them.
-        attempt: Number of the last attempt.
-        batch_changes: Changes of the size of its batches, if any.
+        policy: Name of the policy that splits its batches.
+        state: The job's state.
         begun: Time of its beginning, in seconds since 1970.
         ended: Time of its end, in seconds since 1970; None if it goes on.
         ending: Why it ended; None if it goes on.
         learned: The policy's packed models; see `saved_models.unpack_models`.
-        balancing: The way in which operators wanted batches to be split; None: the manager's own.
-        batch_size: Samples of a whole batch, as operators wanted; None: that of `spec`.
-        paused: Whether operators had paused it.
     """
 
     run: str
     job: str
-    spec: JobSpec
     policy: str
-    mode: str
-    first_iteration: int
-    position: tuple[int, int] | None
-    attempt: int
-    batch_changes: list[BatchChange]
+    state: JobState
     begun: float
     ended: float | None
     ending: str | None
     learned: bytes
-    balancing: Balancing | None = None
-    batch_size: int | None = None
-    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +92,7 @@ class StateReader:
         self._connection = connection
         connection.text_factory = decoded
         with explained(path):
-            self._version = check_format(path, connection)
+            check_format(path, connection)
 
     def runs(self, job: str | None = None) -> list[SavedRun]:
         """Return the runs, the oldest first: of one job or all."""
@@ -133,29 +113,47 @@ class StateReader:
         return self._runs("ended IS NULL OR ending IS NULL OR typeof(ended) != 'real'")
 
     def _runs(self, which: str, *values: Any) -> list[SavedRun | DamagedRun]:
-        wanted = self._since(2, "balancing, batch_size, paused")
         rows = self._rows(
-            "SELECT run, job, spec, policy, mode, first_iteration, first_epoch, first_start, attempt, "
-            f"batch_changes, begun, ended, ending, learned, {wanted} FROM runs WHERE {which} ORDER BY id",
+            "SELECT run, job, policy, state, begun, ended, ending, learned FROM runs "
+            f"WHERE {which} ORDER BY id",
             *values,
         )
         found: list[SavedRun | DamagedRun] = []
         for row in rows:
             try:
-                found.append(_saved_run(*row))
+                found.append(self._saved_run(*row))
             except _DAMAGE as error:
                 run, job = (value if isinstance(value, str) and value else None for value in row[:2])
                 found.append(DamagedRun(run, job, str(error)))
         return found
 
-    def members(self, run: str) -> list[SavedMember]:
-        """Return the members of a run, in the order of their slices, and workers that may come back."""
-        # By the format that added them.
-        columns = {2: "drained", 3: "device, cut_off", 4: "beats", 5: "at_once"}
-        later = ", ".join(self._since(version, names) for version, names in columns.items())
+    def _saved_run(
+        self,
+        run: str,
+        job: str,
+        policy: str,
+        state: str,
+        begun: float,
+        ended: float | None,
+        ending: str | None,
+        learned: bytes,
+    ) -> SavedRun:
+        for name, text in (("run", run), ("job", job), ("policy", policy)):
+            _text(name, text)
+        check.number("begun", begun, -math.inf, math.inf)
+        if (ended is None) != (ending is None):
+            raise ValueError("it has an end without a reason, or the reverse")
+        if ended is not None:
+            check.number("ended", ended, -math.inf, math.inf)
+        saved = replace(from_json(JobState, state), members=tuple(self._members(run)))
+        policy = saved.balancing.policy if saved.balancing is not None else policy
+        if not isinstance(learned, bytes):
+            learned = repr(learned).encode()  # that are no models either
+        return SavedRun(run, job, policy, saved, begun, ended, ending, learned)
+
+    def _members(self, run: str) -> list[SavedMember]:
         rows = self._rows(
-            f"SELECT worker, incarnation, minimum, maximum, granularity, unreleasable, {later} "
-            "FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
+            "SELECT worker, state FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
             run,
         )
         return self._sound("members", run, _saved_member, rows)
@@ -194,8 +192,7 @@ class StateReader:
 
     def _iterations(self, run: str, which: str, *values: int) -> list[Any]:
         return self._rows(
-            "SELECT iteration, epoch, start, total, attempt, duration, workers, "
-            f"{self._since(5, 'at_once')} FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers, at_once FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -239,100 +236,16 @@ class StateReader:
             )
         return found
 
-    def _since(self, version: int, columns: str) -> str:
-        """Return columns that a format has added; in a file of an earlier format, as many NULLs."""
-        return columns if self._version >= version else ", ".join("NULL" for _ in columns.split(","))
-
     def _rows(self, query: str, *values: Any) -> list[Any]:
         with explained(self._path):
             return self._connection.execute(query, values).fetchall()
 
 
-def _saved_run(
-    run: str,
-    job: str,
-    spec: str,
-    policy: str,
-    mode: str,
-    first_iteration: int,
-    first_epoch: int | None,
-    first_start: int | None,
-    attempt: int,
-    batch_changes: str,
-    begun: float,
-    ended: float | None,
-    ending: str | None,
-    learned: bytes,
-    balancing: str | None,
-    batch_size: int | None,
-    paused: int | None,
-) -> SavedRun:
-    for name, text in (("run", run), ("job", job), ("policy", policy), ("mode", mode)):
-        _text(name, text)
-    _count("first_iteration", first_iteration)
-    _count("attempt", attempt)
-    check.number("begun", begun, -math.inf, math.inf)
-    if (ended is None) != (ending is None):
-        raise ValueError("it has an end without a reason, or the reverse")
-    if ended is not None:
-        check.number("ended", ended, -math.inf, math.inf)
-    data = JobSpec(**json.loads(spec))
-    position = None
-    if (first_epoch, first_start) != (None, None):
-        position = _count("first_epoch", first_epoch), _count("first_start", first_start)
-    changes = [BatchChange(*change) for change in json.loads(batch_changes)]
-    for change in changes:
-        for number in astuple(change):
-            _count("batch_changes", number)
-        check.integer("batch_changes", change.size, 1, data.dataset_size)
-    if batch_size is not None:
-        check.integer("batch_size", batch_size, 1, data.dataset_size)
-    return SavedRun(
-        run,
-        job,
-        data,
-        policy,
-        mode,
-        first_iteration,
-        position,
-        attempt,
-        changes,
-        begun,
-        ended,
-        ending,
-        learned if isinstance(learned, bytes) else repr(learned).encode(),  # that are no models either
-        Balancing(**json.loads(balancing)) if balancing is not None else None,
-        batch_size,
-        bool(check.integer("paused", paused or 0, 0, 1)),
-    )
-
-
-def _saved_member(
-    worker: str,
-    incarnation: str,
-    least: int,
-    most: int,
-    granularity: int,
-    unreleasable: int,
-    drained: int | None,
-    device: str | None,
-    cut_off: int | None,
-    beats: int | None,
-    at_once: int | None,
-) -> SavedMember:
-    _text("worker", worker)
-    _text("incarnation", incarnation)
-    for name, limit in (("minimum", least), ("maximum", most), ("granularity", granularity)):
-        check.integer(name, limit, 1)
-    marks = (unreleasable, drained or 0, beats or 0, cut_off or 0)
-    for name, mark in zip(("unreleasable", "drained", "beats", "cut_off"), marks, strict=True):
-        check.integer(name, mark, 0, 1)
-    _text("device", device or "", least=0)
-    bounds = Bounds(least, most, granularity, check.integer("at_once", at_once or 1, 1))
-    is_unreleasable, is_drained, sends_beats, is_cut_off = map(bool, marks)
-    return SavedMember(
-        worker, incarnation, bounds, is_unreleasable, is_drained, device or "", sends_beats, is_cut_off
-    )
+def _saved_member(worker: str, state: str) -> SavedMember:
+    member = from_json(SavedMember, state)
+    if member.worker != _text("worker", worker):
+        raise ValueError(f"worker {worker!r:.80}: must be {member.worker!r}, as in its state")
+    return member
 
 
 def _saved_event(said: float, event: str) -> SavedEvent:

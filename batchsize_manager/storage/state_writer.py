@@ -71,6 +71,7 @@ class StateWriter:
         retention: Limits of what is kept.
 
     Attributes:
+        path: The file.
         reader: A reader of the state, for use before the first change is put.
         writes: Seconds that transactions took.
         left_out: Iterations whose records were too many to be held in memory.
@@ -90,7 +91,7 @@ class StateWriter:
             self._lock.close()
             raise
         self.reader = self._file.reader
-        self._path = folder / STATE_FILE
+        self.path = folder / STATE_FILE
         self._queue: queue.SimpleQueue[Change | _Gate | _Close] = queue.SimpleQueue()
         # Weights: each is counted up by one thread alone, the loop's or the writer's.
         self._put = 0
@@ -105,7 +106,7 @@ class StateWriter:
         self._closed = False
         self.has_ended = False
         self._closing = threading.Event()
-        self._pruning = Periodic(f"deleting old iterations and runs from {self._path}")
+        self._pruning = Periodic(f"deleting old iterations and runs from {self.path}")
         self._thread: threading.Thread | None = None  # once there is something to write
 
     def put(self, change: Change) -> None:
@@ -163,7 +164,7 @@ class StateWriter:
         thread = self._hand_over(_Close())
         thread.join(_CLOSE_SECONDS)
         if thread.is_alive():
-            log.error("%s: the disk does not answer; the last changes may be lost", self._path)
+            log.error("%s: the disk does not answer; the last changes may be lost", self.path)
         else:
             self._lock.close()
 
@@ -202,11 +203,11 @@ class StateWriter:
                 elif prune or self._is_too_long or any(isinstance(change, Ended) for change in new):
                     prune = self._prune()
             if changes:
-                log.error("%s: %d changes could not be written", self._path, len(changes))
+                log.error("%s: %d changes could not be written", self.path, len(changes))
         except Exception as error:  # noqa: BLE001 - it would go unseen in this thread
             self._notify(
                 logging.ERROR,
-                f"the manager's state is not written to {self._path} any more ({type(error).__name__}: "
+                f"the manager's state is not written to {self.path} any more ({type(error).__name__}: "
                 f"{error}): training goes on, but a manager that is started now would not know of what "
                 f"happens from here on; start it again once its jobs have a checkpoint",
                 exc_info=True,
@@ -233,7 +234,7 @@ class StateWriter:
                 self._behind = True
                 self._notify(
                     logging.WARNING,
-                    f"the manager's state cannot be written to {self._path} ({error}); training goes on, but "
+                    f"the manager's state cannot be written to {self.path} ({error}); training goes on, but "
                     f"a manager that is started now would not know of what happens from here on",
                 )
             return False
@@ -248,7 +249,7 @@ class StateWriter:
                 if left_out
                 else ""
             )
-            self._notify(logging.INFO, f"the manager's state is written to {self._path} again{lost}")
+            self._notify(logging.INFO, f"the manager's state is written to {self.path} again{lost}")
         return True
 
     def _report(self, refused: Refused) -> None:
@@ -260,7 +261,7 @@ class StateWriter:
         of = f"job {refused.job}" if refused.job is not None else f"run {run}, whose job is not in the file"
         self._notify(
             logging.WARNING,
-            f"{of}: {kind.__name__} cannot be written to {self._path} and is left out ({refused.why}); a "
+            f"{of}: {kind.__name__} cannot be written to {self.path} and is left out ({refused.why}); a "
             f"manager that is started again would not know of that",
         )
 

@@ -47,7 +47,7 @@ class StoredRuns:
         lines = []
         for run in reversed(self._reader.runs()):
             last = self._reader.last_records(run.run, 1)
-            iterations = last[0].iteration + 1 - run.first_iteration if last else 0
+            iterations = last[0].iteration + 1 - run.state.first_iteration if last else 0
             state = "ended" if run.ended is not None else "not ended"
             lines.append(
                 RunLine(run.run, run.job, run.begun, state, iterations, run.policy, run.ending or "")

@@ -95,22 +95,23 @@ class StoredRun:
 
     def __init__(self, reader: StateReader, saved: SavedRun, source: str) -> None:
         self._reader = reader
+        self._members = saved.state.members
         self._ended = saved.ended is not None
         self.facts = RunFacts(
             run=saved.run,
             job=saved.job,
-            spec=asdict(saved.spec),
+            spec=asdict(saved.state.spec),
             policy=saved.policy,
             predictor=None,
-            mode=saved.mode,
-            attempt=saved.attempt,
+            mode=saved.state.mode,
+            attempt=saved.state.attempt,
             state="ended" if self._ended else "not ended",
             begun=saved.begun,
             ended=saved.ended,
             ending=saved.ending or "",
             source=source,
         )
-        self.first = saved.first_iteration
+        self.first = saved.state.first_iteration
         last = reader.last_records(saved.run, 1)
         self.last = last[0].iteration if last else None
 
@@ -134,7 +135,7 @@ class StoredRun:
 
     def states(self) -> dict[str, str]:
         """Return the members, whose present states are not kept; see `RunSource.states`."""
-        return {member.worker: "member" for member in self._reader.members(self.facts.run)}
+        return {member.worker: "member" for member in self._members}
 
 
 class LiveRun:

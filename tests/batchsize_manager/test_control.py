@@ -260,8 +260,8 @@ def test_changes_outlive_the_manager(tmp_path, wait_until):
         assert bounds["w1"] == _wire.Bounds(1, 10, 1)
         with open_state(tmp_path / "state") as reader:
             (run,) = reader.runs()
-        assert (run.policy, run.batch_size, run.paused) == ("proportional", 24, True)
-        assert run.batch_changes[0] == BatchChange(0, 0, 0, 16)
+        assert (run.policy, run.state.batch_size, run.state.paused) == ("proportional", 24, True)
+        assert run.state.batch_changes[0] == BatchChange(0, 0, 0, 16)
         client.resume(JOB)
         batches = assert_trained(workers, 80)
     assert {total for _, _, total in batches[20:]} >= {24}

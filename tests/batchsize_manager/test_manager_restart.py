@@ -502,7 +502,7 @@ def test_jobs_that_have_ended_stay_readable(tmp_path, client):
             history(client(address), job="other")
         with open_state(tmp_path) as reader:
             (ended,) = reader.runs()
-            assert (ended.run, ended.policy, reader.members(ended.run)) == (told.run, "proportional", [])
+            assert (ended.run, ended.policy, ended.state.members) == (told.run, "proportional", ())
             assert "w left" in [saved.event for saved in reader.last_events(ended.run, 10)]
         again = Worker(address, "w", Tape())
         again.train(2)
@@ -553,7 +553,7 @@ def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client,
         waiting.client.close()
     with open_state(tmp_path) as reader:
         (run,) = reader.runs()
-        assert (run.job, run.attempt) == ("early", 4)
+        assert (run.job, run.state.attempt) == ("early", 4)
 
 
 def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wait_until):

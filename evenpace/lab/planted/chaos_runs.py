@@ -80,7 +80,7 @@ PLANTED = (
         "The history of a long job lacks iterations while",
         (
             Change(
-                "batchsize_manager/storage/archive.py",
+                "batchsize_manager/storage/past.py",
                 "if earlier and earlier[-1].iteration + 1 < begins:",
                 "if False:",
             ),
@@ -103,8 +103,8 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/storage/state_file.py",
-                "if new or version < FORMAT:",
-                "if True:",
+                "        if new:  # else nothing is",
+                '        execute("PRAGMA user_version=6")\n        if new:  # else nothing is',
             ),
         ),
         "tests/batchsize_manager/storage/test_state.py -k opened_on_a_full_disk",

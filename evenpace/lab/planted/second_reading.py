@@ -146,7 +146,7 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/service.py",
-                "self._once_kept(\n            lambda: call.reply(\n                _wire.LeaveReply(",
+                "managed.once_kept(\n            lambda: call.reply(\n                _wire.LeaveReply(",
                 "(lambda now: now())(\n            lambda: call.reply(\n                _wire.LeaveReply(",
             ),
         ),

@@ -175,10 +175,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "Samples are skipped or repeated after a restart",
-        (
-            Change("batchsize_manager/job/restoration.py", "    batches.restore(batch_changes)\n", ""),
-            Change("batchsize_manager/job/restoration.py", "if not batch_changes:", "if True:"),
-        ),
+        (Change("batchsize_manager/job/restoration.py", "    batches.restore(state.batch_changes)\n", ""),),
         "tests/batchsize_manager/job/test_recovery.py -k restored_where",
     ),
     Planted(

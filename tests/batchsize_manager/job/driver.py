@@ -1,5 +1,7 @@
 """Drives a job as a state machine: speaks for its workers, event by event on a made-up clock."""
 
+from dataclasses import replace
+
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
@@ -113,18 +115,13 @@ def backup(*names, replicas, **config):
     return Driver(*names, synchronisation=sync, **config)
 
 
-def restored(job, config, policy="even", now=100.0, records=None, attempt=None, members=None, **saved):
-    """A job made from what another would have kept."""
+def restored(job, config, policy="even", now=100.0, records=None, **changes):
+    """A job made from what another would have kept, but for changes of its state."""
     return restore_job(
-        job.spec,
+        replace(job.saved, **changes),
         config,
         make_job_policy(policy),
-        first_iteration=job.first_iteration,
-        attempt=job.attempts.number if attempt is None else attempt,
-        members=job.members.saved if members is None else members,
         records=job.history(0, 1000) if records is None else records,
         events=list(job.outbox.events),
         now=now,
-        batch_changes=job.planner.batches.changes,
-        **saved,
     )

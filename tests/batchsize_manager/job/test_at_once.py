@@ -88,12 +88,9 @@ def test_a_restarted_manager_knows_the_numbers():
     job = job_of(4, 8)
     iterate(job, w1=3)
     again = restore_job(
-        SPEC,
+        job.saved,
         JobConfig(workers=2),
         AsManyAsAllowed(),
-        first_iteration=0,
-        attempt=0,
-        members=job.members.saved,
         records=job.history(0, 10),
         now=0.0,
     )

@@ -2,6 +2,10 @@
 
 import pytest
 
+from batchsize_manager.job.effects import Over
+from batchsize_manager.job.job import Job
+from batchsize_manager.policies import make_job_policy
+from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, Driver
@@ -12,7 +16,8 @@ def test_effects_are_taken_once():
     driver = Driver("a", "b", total=16)
     effects = driver.job.take_effects()
     assert [worker for _, worker in effects.log] == ["a", "b"]
-    assert (effects.keep, effects.answer, effects.fit, effects.completed) == (True, True, False, [])
+    assert effects.state == driver.job.saved
+    assert (effects.answer, effects.fit, effects.completed, effects.over) == (True, False, [], None)
     assert not driver.job.take_effects()
 
 
@@ -25,7 +30,7 @@ def test_a_report_that_others_wait_for_has_no_effects_until_the_last():
     driver.finish("b")
     effects = driver.job.take_effects()
     assert effects.completed == driver.job.history(0, 10)
-    assert (effects.log, effects.keep, effects.answer, effects.fit) == ([], False, True, True)
+    assert (effects.log, effects.state, effects.answer, effects.fit) == ([], None, True, True)
 
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
@@ -67,7 +72,7 @@ def test_another_size_of_the_batch_has_to_be_kept():
     driver.job.take_effects()
     driver.finish("a", "b")
     effects = driver.job.take_effects()
-    assert (effects.log, effects.keep) == ([], True)
+    assert (effects.log, effects.state) == ([], driver.job.saved)
     assert driver.job.planner.batches.last_change.size == 24
 
 
@@ -79,7 +84,59 @@ def test_members_that_wait_are_answered_when_an_attempt_begins_and_when_it_can_g
     driver.job.take_effects()
     driver.job.recover("b", "b", 0, driver.now)
     effects = driver.job.take_effects()
-    assert (effects.answer, effects.keep, driver.job.must_recover("a", "a")) == (True, True, 1)
+    assert (effects.answer, effects.rewound, driver.job.must_recover("a", "a")) == (True, None, 1)
+    assert effects.state == driver.job.saved
     driver.job.rewind("b", "b", 1, 0, driver.now)
-    assert driver.job.take_effects().answer
+    effects = driver.job.take_effects()
+    assert (effects.answer, effects.rewound) == (True, 0)
     assert driver.next("b") is not None
+
+
+def test_a_job_is_kept_from_its_start_on():
+    """Before that its workers would join it again."""
+    driver = Driver("a", "b", total=16)
+    job = Job(driver.job.spec, driver.job.config, make_job_policy("even"))
+    job.join("a", "a", Bounds(), 0.0)
+    assert job.take_effects().state is None
+    job.join("b", "b", Bounds(), 0.0)
+    assert job.take_effects().state == job.saved
+
+
+def test_the_last_member_that_goes_leaves_what_was_learned():
+    """Also where the job goes on without members for long; its end comes once none are awaited."""
+    driver = Driver("a", "b", total=16, keep=60.0)
+    driver.finish("a", "b")
+    for name, last in (("a", False), ("b", True)):
+        driver.job.disconnect(name, name, driver.now)
+        driver.tick_at(driver.now + 2.0)
+        effects = driver.job.take_effects()
+        assert (effects.learnt, effects.over) == (last, None)
+    driver.tick_at(driver.now + 61.0)
+    effects = driver.job.take_effects()
+    assert (effects.learnt, effects.over) == (False, Over("all members have gone", failed=False))
+
+
+def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():
+    """Though members are left, and nothing was logged."""
+    driver = Driver("a", total=16)
+    driver.job.join("b", "b", Bounds(), 0.0, unreleasable=True)
+    driver.job.take_effects()
+    driver.job.recover("a", "a", 0, driver.now)
+    effects = driver.job.take_effects()
+    assert effects.over == Over("a cannot go on; restart the job from its checkpoint", failed=True)
+    assert effects.learnt
+
+
+def test_answers_of_which_a_restarted_manager_must_know_are_given_after_the_write():
+    """Those to newcomers and of attempts; a report is answered at once, since it can come again."""
+    driver = Driver("a", "b", total=16)
+    joined = driver.job.answer("a", "a", joins=True)
+    assert (joined.assignment.iteration, joined.after_write) == (0, True)
+    driver.finish("a")
+    assert driver.job.answer("a", "a", reported=0) is None
+    driver.finish("b")
+    reported = driver.job.answer("a", "a", reported=0)
+    assert (reported.assignment.iteration, reported.after_write) == (1, False)
+    driver.job.recover("b", "b", 0, driver.now)
+    recovers = driver.job.answer("a", "a", reported=0)
+    assert (recovers.recover, recovers.assignment, recovers.after_write) == (1, None, True)

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
+from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.plan import JobSpec
@@ -34,6 +37,11 @@ def is_there(member):
 def is_planned_for(member):
     """A member that is neither silent nor leaving."""
     return not member.suspended and member.last is None
+
+
+def as_if_beating(state):
+    """A state as if all members sent heartbeats: that a member begins to is no reason to write it."""
+    return replace(state, members=tuple(replace(member, beats=True) for member in state.members))
 
 
 class Shard:
@@ -165,6 +173,7 @@ class AnyFault(RuleBasedStateMachine):
         self.shard = Shard()
         self.workers = {}
         self.kept = []  # records
+        self.state = None  # as the effects had it last
         self.written = []  # the state of the job after each event, as the store has it
         self.unknown = set()  # incarnations that such a manager may not know
         self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
@@ -317,7 +326,9 @@ class AnyFault(RuleBasedStateMachine):
     def change_policy(self, policy):
         """Another policy takes over; what was given stands."""
         given = self.given()
-        self.job.operations.change_policy(make_policy(policy), "the policy", self.now)
+        self.job.operations.change_policy(
+            Balancing(policy, "ema", 0.1), make_policy(policy), "the policy", self.now
+        )
         self.policy = policy
         assert given <= self.given()
         self.settle_change()
@@ -609,10 +620,15 @@ class AnyFault(RuleBasedStateMachine):
 
     def settle(self):
         """Keep what the store would."""
-        self.kept += self.job.take_effects().completed
+        effects = self.job.take_effects()
+        if effects.rewound is not None:
+            self.kept = [record for record in self.kept if record.iteration < effects.rewound]
+        self.kept += effects.completed
         self.before = [*self.before[-2:], self.job.members.saved]
+        self.state = effects.state or self.state
         if self.job.members.started:
-            self.written.append(self.state_with(self.job.members.saved, self.kept))
+            assert as_if_beating(self.state) == as_if_beating(self.job.saved)
+            self.written.append(self.with_records(self.state, self.kept))
 
     def settle_change(self):
         """Keep what the store would before an operator is answered: the members as they are now, too."""
@@ -621,30 +637,21 @@ class AnyFault(RuleBasedStateMachine):
 
     def restart_manager(self, records, forgets_members):
         """Make the job anew from what was kept."""
-        self.restore(**self.state_with(self.before[0] if forgets_members else self.before[-1], records))
+        members = self.before[0] if forgets_members else self.before[-1]
+        self.restore(**self.with_records(replace(self.job.saved, members=members), records))
         for name in self.workers.keys() - set(self.job.members):
             del self.workers[name]  # it would be told that it is no member
 
-    def state_with(self, members, records):
-        """What the store has of the job as it is, but with these members and records."""
-        return {
-            "attempt": self.job.attempts.number,
-            "members": members,
-            "records": list(records),
-            "events": list(self.job.outbox.events),
-            "started": self.job.members.started,
-            "batch_changes": self.job.planner.batches.changes,
-            "total": self.job.planner.batches.total,
-            "paused": self.job.operations.paused,
-        }
+    def with_records(self, state, records):
+        """What the store has of the job: this state and these records, and the events so far."""
+        return {"state": state, "records": list(records), "events": list(self.job.outbox.events)}
 
-    def restore(self, **state):
-        """Make the job anew from what the store has."""
-        self.job = restore_job(
-            self.spec, self.config, make_policy(self.policy), first_iteration=0, now=self.now, **state
-        )
-        self.kept = list(state["records"])
-        self.before = [state["members"]]
+    def restore(self, state, **records):
+        """Make the job anew from what the store has, as text."""
+        state = from_json(JobState, to_json(state))
+        self.job = restore_job(state, self.config, make_policy(self.policy), now=self.now, **records)
+        self.kept = list(records["records"])
+        self.before = [state.members]
 
     # -- what always holds
 

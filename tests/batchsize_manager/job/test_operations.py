@@ -20,7 +20,9 @@ SPEEDS = {"a": 3.0, "b": 1.0}  # seconds for a batch of whatever size
 def policy_of(driver, name, **options):
     """Change a driver's policy."""
     policy = make_job_policy(name, PolicyOptions(**{"models": driver.job.planner.policy.models(), **options}))
-    return driver.job.operations.change_policy(policy, "the policy", driver.now)
+    return driver.job.operations.change_policy(
+        driver.job.operations.balancing, policy, "the policy", driver.now
+    )
 
 
 def learn(driver, iterations=6, noise=0.0):
@@ -207,7 +209,7 @@ def test_a_restored_job_has_the_size_that_was_wanted():
     drive(driver, 2, "a", "b")
     driver.next("a"), driver.next("b")
     driver.job.operations.change_batch_size(24, driver.now)
-    driver.job = restored(driver.job, JobConfig(workers=2), total=driver.job.planner.batches.total)
+    driver.job = restored(driver.job, JobConfig(workers=2))
     driver.rewind("a", 1, 5, 100.0)  # by themselves they went on to iteration 5
     driver.rewind("b", 1, 5, 100.0)
     part = driver.next("a")
@@ -439,7 +441,7 @@ def test_a_restored_job_is_still_paused():
     driver = Beating("a", "b")
     driver.finish("a", "b")
     driver.job.operations.pause(driver.now)
-    driver.job = restored(driver.job, JobConfig(workers=2), paused=True)
+    driver.job = restored(driver.job, JobConfig(workers=2))
     for name in "ab":
         driver.rewind(name, 1, 1, 100.0)
     assert (driver.job.state, driver.next("a")) == ("paused", None)

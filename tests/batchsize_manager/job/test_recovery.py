@@ -8,8 +8,7 @@ from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import surviving_records
 from batchsize_manager.job.job import Job
-from batchsize_manager.job.members import SavedMember
-from batchsize_manager.job.restoration import restore_job
+from batchsize_manager.job.state import SavedMember
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -237,8 +236,8 @@ def test_what_cannot_go_back_fails(config, unreleasable):
     """Workers that reduce gradients themselves, and modes without common versions, cannot be brought back."""
     job = Job(JobSpec(100, 10), config, make_policy("even"))
     job.join("a", "a", Bounds(), 0.0, unreleasable=unreleasable)
-    assert job.members.saved == [SavedMember("a", "a", Bounds(), unreleasable)]
-    assert "restart the job from its checkpoint" in restored(job, config, started=True).attempts.failure
+    assert job.members.saved == (SavedMember("a", "a", Bounds(), unreleasable),)
+    assert "restart the job from its checkpoint" in restored(job, config).attempts.failure
 
 
 def test_an_attempt_that_was_not_kept_is_gone_beyond():
@@ -323,28 +322,6 @@ def test_a_scaled_job_is_restored_where_its_batches_were():
     driver.rewind("d", 1, 3, 100.0)
     part = driver.next("d")
     assert (part.iteration, part.batch_start, part.total) == (3, 16 + 16 + 24, 32)
-
-
-def test_records_tell_where_scaled_batches_were():
-    """Where the changes were not kept, the records of complete iterations say as much as they can."""
-    config = JobConfig(workers=2, scale_batch=True)
-    driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
-    driver.finish("a", "b")
-    driver.join("c")
-    for _ in range(3):
-        driver.finish("a", "b", "c")
-    job = restore_job(
-        driver.job.spec,
-        config,
-        make_policy("even"),
-        first_iteration=0,
-        attempt=0,
-        members=driver.job.members.saved,
-        records=driver.job.history(1, 2),
-        now=0.0,
-    )
-    job.rewind("a", "a", job.must_recover("a", "a"), 4, 0.0)
-    assert job.next_assignment("a", "a").batch_start == 16 + 3 * 24
 
 
 def test_a_job_goes_on_at_a_position():

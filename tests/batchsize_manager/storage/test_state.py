@@ -17,29 +17,30 @@ from hypothesis import strategies as st
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.batch_sizes import BatchChange
-from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.storage import state_format, state_writer
 from batchsize_manager.storage.changes import (
     Begun,
     Completed,
-    Controlled,
     Ended,
     Learnt,
     Logged,
-    MembersChanged,
     Rewound,
+    Saved,
 )
+from batchsize_manager.storage.json_values import to_json
 from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import (
+    FORMAT,
     STATE_FILE,
     StateError,
     pack_at_once,
     pack_records,
     unpack_records,
 )
-from batchsize_manager.storage.state_reader import open_state
+from batchsize_manager.storage.state_reader import DamagedRun, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
 from idl.plan import JobSpec
@@ -65,9 +66,15 @@ BOUNDS = st.builds(
 )
 
 
+def state(*members, **changes):
+    """Return the state of a job with members."""
+    began = BatchChange(0, 0, 0, SPEC.total_batch_size)
+    return dataclasses.replace(JobState(SPEC, "bsp", (began,), 10, members=members), **changes)
+
+
 def begun(run="r", job="job"):
     """Return the beginning of a job."""
-    return Begun(run, job, SPEC, "proportional", "bsp", 0, None, 1.0)
+    return Begun(run, job, "proportional", state(), 1.0)
 
 
 def record(iteration, workers=2, **changes):
@@ -81,6 +88,11 @@ def record(iteration, workers=2, **changes):
 def completed(iteration, run="r", **changes):
     """Return a complete iteration as a change."""
     return Completed(run, record(iteration, **changes), 2.0)
+
+
+def members(reader, run):
+    """Return the members of a run in the file."""
+    return next(saved.state.members for saved in reader.runs() if saved.run == run)
 
 
 def iterations(folder, run="r"):
@@ -128,13 +140,28 @@ def test_packed_records_come_back_as_they_were(workers):
 
 RUNS = st.sampled_from("ab")
 MEMBERS = st.lists(
-    st.builds(SavedMember, NAMES, NAMES, BOUNDS, *[st.booleans()] * 2, st.just("") | NAMES),
+    st.builds(
+        SavedMember, NAMES, NAMES, BOUNDS, *[st.booleans()] * 2, st.just("") | NAMES, *[st.booleans()] * 2
+    ),
     max_size=5,
     unique_by=lambda m: m.worker,
+).map(tuple)
+SIZES = st.integers(1, SPEC.dataset_size)
+BATCH_CHANGES = st.builds(BatchChange, *[st.integers(0, 2**40)] * 3, SIZES)
+STATES = st.builds(
+    JobState,
+    st.just(SPEC),
+    st.sampled_from(["bsp", "asp"]),
+    st.lists(BATCH_CHANGES, min_size=1, max_size=3).map(tuple),
+    SIZES,
+    st.booleans(),
+    st.integers(0, 2**40),
+    st.booleans(),
+    st.none() | st.builds(Balancing, st.just("even"), st.just("ema"), st.floats(0, 0.5) | st.just(0)),
+    MEMBERS,
 )
-BATCH_CHANGES = st.builds(BatchChange, *[st.integers(0, 2**40)] * 4)
 CHANGES = st.one_of(
-    st.builds(MembersChanged, RUNS, st.integers(0, 2**40), MEMBERS, st.lists(BATCH_CHANGES, max_size=3)),
+    st.builds(Saved, RUNS, STATES),
     st.builds(
         lambda run, iteration, attempt, workers: Completed(
             run, IterationRecord.of(iteration, 1, 10, 0.5, workers, attempt, 20), 2.0
@@ -156,21 +183,19 @@ CHANGES = st.one_of(
 def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data):
     """The file holds the sum of changes to two jobs, in any transactions, however often it is reopened."""
     folder = tmp_path_factory.mktemp("state")
-    expected = {run: {"members": [], "records": {}, "events": [], "run": {"attempt": 0}} for run in "ab"}
-    expected["b"]["run"]["position"] = (7, 8)
+    expected = {run: {"records": {}, "events": [], "run": {"state": state()}} for run in "ab"}
     file = StateFile(folder / STATE_FILE)
-    file.apply([begun("a", "one"), dataclasses.replace(begun("b", "two"), position=(7, 8))])
+    file.apply([begun("a", "one"), begun("b", "two")])
     for batch in batches:
         file.apply(batch)
         for change in batch:
             of = expected[change.run]
             match change:
-                case MembersChanged(_, attempt, members, batch_changes):
-                    stay = [m for m in of["members"] if (m.worker, m.incarnation) in _keys(members)]
-                    new = [m for m in members if (m.worker, m.incarnation) not in _keys(stay)]
-                    latest = {(m.worker, m.incarnation): m for m in members}
-                    of["members"] = [latest[key] for key in [*_keys(stay), *_keys(new)]]
-                    of["run"] |= {"attempt": attempt, "batch_changes": batch_changes}
+                case Saved(_, saved):
+                    latest = {_key(m): m for m in saved.members}
+                    stay = [key for m in of["run"]["state"].members if (key := _key(m)) in latest]
+                    members = [latest.pop(key) for key in stay]
+                    of["run"]["state"] = dataclasses.replace(saved, members=(*members, *latest.values()))
                 case Completed(_, kept, _):
                     of["records"][kept.iteration] = kept
                 case Rewound(_, iteration):
@@ -189,7 +214,6 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
     with open_state(folder) as reader:
         for run in reader.runs():
             of = expected[run.run]
-            assert reader.members(run.run) == of["members"]
             assert reader.records(run.run, 0, 100) == [of["records"][i] for i in sorted(of["records"])]
             assert (
                 reader.records(run.run, 3, 1)
@@ -200,14 +224,13 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
             assert reader.last_records(run.run, 2) == [of["records"][i] for i in sorted(of["records"])[-2:]]
             assert [e.event for e in reader.last_events(run.run, 100)] == of["events"]
             assert {name: getattr(run, name) for name in of["run"]} == of["run"]
-            assert run.spec == SPEC
         assert [run.run for run in reader.unfinished()] == [
             run for run in "ab" if "ended" not in expected[run]["run"]
         ]
 
 
-def _keys(members):
-    return [(m.worker, m.incarnation) for m in members]
+def _key(member):
+    return member.worker, member.incarnation, member.cut_off
 
 
 def test_changes_are_written_all_or_none(tmp_path):
@@ -230,10 +253,9 @@ def test_changes_are_written_all_or_none(tmp_path):
     ("change", "job"),
     [
         (Rewound("unknown", 0), "run unknown"),
-        (Begun("r", "other", SPEC, "proportional", "bsp", 0, None, 1.0), "job other"),
+        (begun("r", "other"), "job other"),
         (Logged("r", "half of a pair: \ud800", 1.0), "job job"),
-        (Controlled("r", batch_size=2**63), "job job"),
-        (MembersChanged("r", 1, [SavedMember("w", "i", Bounds(1, 2**63))]), "job job"),
+        (Saved("r", state(SavedMember("\ud800", "i", Bounds()), attempt=1)), "job job"),
     ],
 )
 def test_a_change_that_cannot_be_written_costs_itself_alone(tmp_path, wait_until, change, job):
@@ -247,12 +269,12 @@ def test_a_change_that_cannot_be_written_costs_itself_alone(tmp_path, wait_until
         assert notice.startswith(job)
         assert f"{type(change).__name__} cannot be written to {path} and is left out" in notice
         kept.put(change)
-        kept.put(MembersChanged("r", 1, [SavedMember("a", "i", Bounds(1, 5))]))
+        kept.put(Saved("r", state(SavedMember("a", "i", Bounds(1, 5)))))
         kept.put(completed(2, run="s"))
         wait_until(lambda: iterations(tmp_path, "s") == [0, 2], "what can be written")
         assert (kept.notices(), kept.is_behind, kept.has_ended) == ([], False, False)
         with open_state(tmp_path) as reader:
-            assert [member.worker for member in reader.members("r")] == ["a"]
+            assert [member.worker for member in members(reader, "r")] == ["a"]
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
@@ -282,101 +304,44 @@ def test_a_crash_of_the_machine_leaves_a_sound_file(tmp_path):
     assert asked == [("wal",), (1,)]  # 1 is NORMAL; with OFF, 0, it waits for no disk
 
 
-def test_a_newer_format_is_refused(tmp_path):
-    """The error names both formats, for the manager and for readers."""
+@pytest.mark.parametrize("other", [1, 99])
+def test_another_format_is_refused(tmp_path, other):
+    """The error names both formats and what to do, for the manager and for readers."""
     StateFile(tmp_path / STATE_FILE).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as other:
-        other.execute("PRAGMA user_version=99")
-    with pytest.raises(
-        StateError, match="is of format 99, and this version of evenpace knows formats 1 to 5"
-    ):
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file:
+        file.execute(f"PRAGMA user_version={other}")
+    said = rf"is of format {other}, .* knows format {FORMAT} alone: run the version that wrote it, or give"
+    with pytest.raises(StateError, match=said):
         StateWriter(tmp_path)
-    with pytest.raises(StateError, match="format 99"), open_state(tmp_path):
+    with pytest.raises(StateError, match=said), open_state(tmp_path):
         pass
 
 
-OLD_SCHEMA = """
-CREATE TABLE runs (id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, job TEXT NOT NULL, spec TEXT NOT NULL,
-  policy TEXT NOT NULL, mode TEXT NOT NULL, first_iteration INTEGER NOT NULL, first_epoch INTEGER,
-  first_start INTEGER, attempt INTEGER NOT NULL DEFAULT 0, batch_changes TEXT NOT NULL DEFAULT '[]',
-  begun REAL NOT NULL, ended REAL, ending TEXT, learned BLOB NOT NULL DEFAULT x'');
-CREATE TABLE members (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, worker TEXT NOT NULL,
-  incarnation TEXT NOT NULL, minimum INTEGER NOT NULL, maximum INTEGER NOT NULL, granularity INTEGER NOT NULL,
-  unreleasable INTEGER NOT NULL, UNIQUE (run, worker));
-CREATE TABLE workers (run INTEGER NOT NULL, number INTEGER NOT NULL, name TEXT NOT NULL,
-  PRIMARY KEY (run, number)) WITHOUT ROWID;
-CREATE TABLE iterations (run INTEGER NOT NULL, iteration INTEGER NOT NULL, attempt INTEGER NOT NULL,
-  epoch INTEGER NOT NULL, start INTEGER NOT NULL, total INTEGER NOT NULL, duration REAL NOT NULL,
-  completed REAL NOT NULL, workers BLOB NOT NULL, PRIMARY KEY (run, iteration));
-CREATE TABLE events (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, said REAL NOT NULL, event TEXT NOT NULL);
-CREATE INDEX events_of_run ON events (run, id);
-PRAGMA application_id=1165381232;
-PRAGMA user_version=1;
-INSERT INTO runs (run, job, spec, policy, mode, first_iteration, attempt, begun) VALUES ('r', 'job',
-  '{"dataset_size": 1000, "total_batch_size": 10, "seed": 3, "shuffle": true, "drop_last": false}',
-  'even', 'bsp', 0, 2, 1.0);
-INSERT INTO members (run, worker, incarnation, minimum, maximum, granularity, unreleasable)
-  VALUES (1, 'w0', 'i0', 1, 50, 2, 0);
-INSERT INTO events (run, said, event) VALUES (1, 1.5, 'w0 joined');
-"""
-
-
-LATER_COLUMNS = {
-    2: """ALTER TABLE runs ADD COLUMN balancing TEXT; ALTER TABLE runs ADD COLUMN batch_size INTEGER;
-ALTER TABLE runs ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE members ADD COLUMN drained INTEGER NOT NULL DEFAULT 0; PRAGMA user_version=2;""",
-    3: """ALTER TABLE members ADD COLUMN device TEXT NOT NULL DEFAULT '';
-ALTER TABLE members ADD COLUMN cut_off INTEGER NOT NULL DEFAULT 0; PRAGMA user_version=3;""",
-}
-
-
-@pytest.mark.parametrize("made", [1, 2, 3])
-def test_a_file_of_an_earlier_format_is_read_and_taken_over(tmp_path, made):
-    """Reading an earlier format leaves it as it is; a manager migrates it, and loses nothing."""
-    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as old:
-        old.executescript(OLD_SCHEMA)
-        for later in range(2, made + 1):
-            old.executescript(LATER_COLUMNS[later])
-    member = SavedMember("w0", "i0", Bounds(1, 50, 2))
-
-    def check(reader):
-        (run,) = reader.unfinished()
-        assert (run.spec, run.policy, run.attempt) == (SPEC, "even", 2)
-        assert (run.balancing, run.batch_size, run.paused) == (None, None, False)
-        assert reader.members("r") == [member]
-        assert [event.event for event in reader.last_events("r", 9)] == ["w0 joined"]
-
-    def version():
-        with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file:
-            return file.execute("PRAGMA user_version").fetchone()[0]
-
-    with open_state(tmp_path) as reader:
-        check(reader)
-    assert version() == made
-    wanted = Controlled("r", Balancing("proportional", "arx", 0.25), 24, True)
-    for _ in range(2):
-        file = StateFile(tmp_path / STATE_FILE)
-        check(file.reader)
-        file.close()
-    assert version() == 5
+def test_a_worker_that_comes_back_comes_last(tmp_path):
+    """So it is in a job, where another member may have come meanwhile."""
+    member, other = SavedMember("w0", "i0", Bounds()), SavedMember("w1", "i1", Bounds())
+    cut_off = dataclasses.replace(member, cut_off=True)
     file = StateFile(tmp_path / STATE_FILE)
-    at_once = dataclasses.replace(member.bounds, at_once=4)
-    drained = dataclasses.replace(member, bounds=at_once, drained=True, device="GPU", beats=True)
-    file.apply([wanted, MembersChanged("r", 3, [drained]), completed(0)])
-    (run,) = file.reader.runs()
-    assert (run.policy, run.balancing, run.batch_size, run.paused) == (
-        "proportional",
-        wanted.balancing,
-        24,
-        True,
-    )
-    assert file.reader.members("r") == [drained]
-    other, cut_off = SavedMember("w1", "i1", Bounds()), dataclasses.replace(member, cut_off=True)
-    for members in ([other, cut_off], [other, member]):  # it comes last when it is back
-        file.apply([MembersChanged("r", 3, members)])
-        assert file.reader.members("r") == members
+    file.apply([begun()])
+    for there in ((member,), (other, cut_off), (other, member)):
+        file.apply([Saved("r", state(*there))])
+        assert members(file.reader, "r") == there
     file.close()
-    assert iterations(tmp_path) == [0]
+
+
+def test_a_state_that_lacks_a_later_field_has_its_default(tmp_path):
+    """So a field with a default can be added; one that is unknown, or not of its type, is damage."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun()])
+    execute = file._connection.execute
+    execute("UPDATE runs SET state = json_remove(state, '$.paused')")
+    assert file.reader.runs()[0].state == state()
+    for wrong in ("'$.later', 1", "'$.paused', 1", "'$.batch_size', 1001", "'$.attempt', -1"):
+        execute("UPDATE runs SET state = ?", (to_json(state()),))
+        execute(f"UPDATE runs SET state = json_set(state, {wrong})")
+        (run,) = file.reader.unfinished()
+        assert isinstance(run, DamagedRun)
+    file.close()
 
 
 def test_a_truncated_file_is_refused(tmp_path):
@@ -424,13 +389,13 @@ def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_un
     """A reader sees a change while the writer is open; the next writer restores it."""
     with opened(tmp_path) as kept:
         kept.put(begun())
-        kept.put(MembersChanged("r", 4, [SavedMember("w0", "i", Bounds(1, 5))]))
+        kept.put(Saved("r", state(SavedMember("w0", "i", Bounds(1, 5)), attempt=4)))
         for i in range(50):
             kept.put(completed(i))
         wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
     with opened(tmp_path) as kept:
         (run,) = kept.reader.unfinished()
-        assert (run.run, run.attempt, run.ended) == ("r", 4, None)
+        assert (run.run, run.state.attempt, run.ended) == ("r", 4, None)
         assert kept.reader.last_records("r", 3) == [record(i) for i in (47, 48, 49)]
 
 
@@ -531,7 +496,7 @@ def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, 
     other.execute("BEGIN IMMEDIATE")
     for i in range(150):
         kept.put(completed(i))  # of two workers, and so 3 each
-        kept.put(MembersChanged("r", i, [SavedMember(f"w{i}", "i", Bounds(1, 5))]))
+        kept.put(Saved("r", state(SavedMember(f"w{i}", "i", Bounds(1, 5)))))
     wait_until(kept.notices, "a notice")
     other.execute("ROLLBACK")
     wait_until(lambda: len(iterations(tmp_path)) == 150 - kept.left_out, "the records that were kept")
@@ -540,7 +505,7 @@ def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, 
     written = iterations(tmp_path)
     assert 50 <= len(written) <= 100
     with open_state(tmp_path) as reader:
-        assert reader.members("r") == [SavedMember("w149", "i", Bounds(1, 5))]
+        assert members(reader, "r") == (SavedMember("w149", "i", Bounds(1, 5)),)
     kept.put(completed(150))
     wait_until(lambda: iterations(tmp_path) == [*written, 150], "records are taken again")
 
@@ -551,7 +516,7 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
     with opened(tmp_path, Retention(runs=2)) as kept:
         for name in "abcdef":
             kept.put(begun(name))
-            kept.put(MembersChanged(name, 0, [SavedMember("w0", "i", Bounds(1, 5))]))
+            kept.put(Saved(name, state(SavedMember("w0", "i", Bounds(1, 5)))))
             kept.put(Logged(name, "hello", now))
             for i in range(700):
                 kept.put(completed(i, name))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsize_manager.job.members import SavedMember
+from batchsize_manager.job.batch_sizes import BatchChange
+from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.policies.solver import split
-from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Logged, MembersChanged
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Logged
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import STATE_FILE
 from idl.bounds import Bounds
@@ -73,11 +74,10 @@ def write_run(
     begun = time.time() - sum(record.duration for record in iterations) - 60
     names = list(iterations[-1].workers) if iterations else ["worker-0"]
     spec = JobSpec(10**9, EVEN * len(names), 3, True, False)
-    members = [SavedMember(name, f"{name}-1", BOUNDS) for name in names]
-    changes: list[Change] = [
-        Begun(run, job, spec, "proportional", "bsp", 0, None, begun),
-        MembersChanged(run, 0, members),
-    ]
+    members = tuple(SavedMember(name, f"{name}-1", BOUNDS) for name in names)
+    began = BatchChange(0, 0, 0, spec.total_batch_size)
+    state = JobState(spec, "bsp", (began,), spec.total_batch_size, members=members)
+    changes: list[Change] = [Begun(run, job, "proportional", state, begun)]
     changes += [Logged(run, event, begun + 1) for event in said]
     at = begun
     for record in iterations:

@@ -1,11 +1,10 @@
-"""A job restored from the archive: its plans are those of a twin that was never away.
+"""A job restored from a manager's state: its plans are those of a twin that was never away.
 
 The file itself is tested in `test_state`, workers whose manager is restarted in `test_manager_restart`.
 """
 
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.storage.archive import Archive
-from batchsize_manager.storage.retention import Retention
-from batchsize_manager.storage.state_format import STATE_FILE
+from batchsize_manager.restart import restore_jobs
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
@@ -50,7 +48,7 @@ class Manager:
         self.config = config
         self.learning = Learning(policy, options, None)
         self._limited_log = LimitedLog(logging.getLogger(__name__), 50, "%d more lines")
-        self.archive = Archive(folder, Retention(), self.learning, config, self._limited_log)
+        self.writer = StateWriter(folder)
 
     def begin(
         self, first: int = 0, position: tuple[int, int] | None = None, learned: bytes = b"", name: str = "job"
@@ -59,8 +57,14 @@ class Manager:
         policy = self.learning.make_policy(learned)
         job = Job(SPEC, self.config, policy, first, position=position)
         join(job)
-        balancing, once_kept = self.learning.balancing, self.archive.once_kept
-        return ManagedJob(name, f"run of {name}", job, balancing, once_kept, self._limited_log)
+        return ManagedJob(
+            name, f"run of {name}", job, self.learning.balancing, self.writer, self._limited_log
+        )
+
+    def restored(self) -> ManagedJob:
+        """Return the one job that is restored."""
+        ((restored,), _) = restore_jobs(self.writer, self.learning, self.config, self._limited_log)
+        return restored
 
     def change(self, managed: ManagedJob, **what: object) -> None:
         """Make a change that an operator asks for."""
@@ -76,7 +80,7 @@ def manager(
     try:
         yield started
     finally:
-        started.archive.close()
+        started.writer.close()
         started.learning.close()
 
 
@@ -135,9 +139,9 @@ def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, want
         first.change(managed, balancing=wanted)
         for one in (unchanged, managed):
             train(one.job, 2)
-        first.archive.keep(managed, managed.job.take_effects())
+        managed.note(managed.job.take_effects())
     with manager(tmp_path, policy, options) as second:
-        ((restored,), _) = second.archive.restore()
+        restored = second.restored()
     plans = plans_from(restored.job, 6)
     assert plans == plans_from(managed.job, 6)
     assert plans != plans_from(unchanged.job, 6)
@@ -148,9 +152,9 @@ def test_models_from_before_the_job_began_are_restored(tmp_path):
     models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
     with manager(tmp_path, "learned") as first:
         unaware, managed = first.begin(name="unaware"), first.begin(learned=pack_models(models))
-        first.archive.keep(managed, managed.job.take_effects())
+        managed.note(managed.job.take_effects())
     with manager(tmp_path, "learned") as second:
-        ((restored,), _) = second.archive.restore()
+        restored = second.restored()
     plans = plans_from(restored.job, 0)
     assert plans == plans_from(managed.job, 0)
     assert plans[0] != plans_from(unaware.job, 0)[0]
@@ -162,11 +166,11 @@ def test_models_of_a_replaced_policy_are_kept(tmp_path):
         managed = first.begin()
         train(managed.job, 4)
         first.change(managed, balancing=_wire.Balancing("proportional"))
-        first.archive.keep(managed, managed.job.take_effects())
+        managed.note(managed.job.take_effects())
     for _ in range(2):
         with manager(tmp_path, "learned") as later:
-            ((restored,), _) = later.archive.restore()
-            later.archive.learnt(restored)
+            restored = later.restored()
+            restored.keep_models()
     np.testing.assert_equal(
         restored.job.planner.policy.models()["learned"], managed.job.planner.policy.models()["learned"]
     )
@@ -184,24 +188,21 @@ def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
         managed = first.begin()
         train(managed.job, 3)
         first.change(managed, total_batch_size=24)
-        first.archive.keep(managed, managed.job.take_effects())
+        managed.note(managed.job.take_effects())
     with manager(tmp_path) as second:
-        ((restored,), _) = second.archive.restore()
+        restored = second.restored()
     plans = plans_from(restored.job, 5)
     assert plans[0][:3] == (0, 3 * 32 + 2 * 24, 24)
     assert plans == plans_from(managed.job, 5)
 
 
 def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
-    """The position is restored even if the manager was killed when it had written only the beginning."""
+    """The position is restored though no iteration of the job has shown it."""
     with manager(tmp_path) as first:
         managed = first.begin(7, (3, 55))
-        first.archive.keep(managed, managed.job.take_effects())
-    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
-        file.execute("DELETE FROM members")
-        file.execute("UPDATE runs SET batch_changes = '[]'")
+        managed.note(managed.job.take_effects())
     with manager(tmp_path) as second:
-        ((restored,), _) = second.archive.restore()
+        restored = second.restored()
     plans = plans_from(restored.job, 7)
     assert plans[0][:3] == (3, 55, 32)
     assert plans == plans_from(managed.job, 7)

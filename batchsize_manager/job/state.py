@@ -1,0 +1,74 @@
+"""The state of a job that outlives its manager, as one value: `Job.saved` makes it, `restore_job` takes it.
+
+Storage writes and reads it whatever its fields are. A field that is added has a default: where a file lacks
+it, it has that.
+"""
+
+from dataclasses import dataclass
+
+from batchsize_manager.balancing import Balancing
+from batchsize_manager.job.batch_sizes import BatchChange
+from idl import check
+from idl.bounds import Bounds
+from idl.plan import JobSpec
+
+_MOST = 2**53  # iterations, attempts and the like, with room for more
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMember:
+    """A member as it is kept."""
+
+    worker: str
+    incarnation: str
+    bounds: Bounds
+    unreleasable: bool = False  # the others could not go on without it
+    drained: bool = False  # an operator wants it released
+    device: str = ""  # of which kind it is
+    beats: bool = False  # it sends heartbeats
+    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """The state of a job that is kept.
+
+    Attributes:
+        spec: The data set and the batches.
+        mode: Mode of synchronisation; see `Synchronisation`.
+        batch_changes: Changes of the size of its batches; the first is where the job began.
+        batch_size: Samples of a whole batch, which an operator may have changed; see `Batches.total`.
+        started: Whether as many members as start the job have been in it at once.
+        attempt: The present attempt.
+        paused: Whether an operator has paused it.
+        balancing: The way in which an operator wanted batches to be split; None: the manager's own.
+        members: The members, in the order of their slices, and workers that may come back.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    spec: JobSpec
+    mode: str
+    batch_changes: tuple[BatchChange, ...]
+    batch_size: int
+    started: bool = True
+    attempt: int = 0
+    paused: bool = False
+    balancing: Balancing | None = None
+    members: tuple[SavedMember, ...] = ()
+
+    def __post_init__(self) -> None:
+        check.integer("attempt", self.attempt, 0, _MOST)
+        check.integer("batch_size", self.batch_size, 1, self.spec.dataset_size)
+        if not self.batch_changes:
+            raise ValueError("batch_changes: must have one at least, where the job began")
+        for change in self.batch_changes:
+            check.integer("batch_changes", change.size, 1, self.spec.dataset_size)
+            for place in (change.iteration, change.epoch, change.start):
+                check.integer("batch_changes", place, 0, _MOST)
+
+    @property
+    def first_iteration(self) -> int:
+        """The number of the job's first iteration."""
+        return self.batch_changes[0].iteration
