@@ -79,6 +79,9 @@ class ManagedJob:
     # By worker and incarnation.
     connections: dict[tuple[str, str], set[Connection]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.job.outbox.keeps_state = self.writer is not None
+
     @property
     def log_fields(self) -> dict[str, object]:
         """The fields that lines of log about this job have beside their message."""

@@ -369,7 +369,7 @@ class Job:
             outbox.effects.learnt |= bool(self.members)  # else it is kept already
         if outbox.changed:
             outbox.changed = False
-            outbox.effects.state = self.saved if self.members.started else None
+            outbox.effects.state = self.saved if self.members.started and outbox.keeps_state else None
         return outbox.take()
 
     @property
@@ -568,7 +568,7 @@ class Job:
             last = iterations.first_open + self.config.ahead
         while iterations.planned <= last and not self.attempts.failure:
             try:
-                iterations.add(self.planner.plan(iterations.planned, self.attempts.number, now))
+                iterations.add(self.planner.plan_next(iterations.planned, self.attempts.number, now))
             except InfeasibleError as error:
                 self.attempts.failure = str(error)
             self.outbox.effects.answer = True

@@ -112,8 +112,13 @@ class Planner:
         for record in records:
             self.observe(record.parts)
 
-    def plan(self, iteration: int, attempt: int, now: float) -> IterationProgress:
-        """Plan an iteration; all before it are planned.
+    def plan_next(self, iteration: int, attempt: int, now: float) -> IterationProgress:
+        """Take the next batch, release the members that it is faster without, and plan it for the others.
+
+        Args:
+            iteration: The iteration; all before it are planned.
+            attempt: The present attempt.
+            now: The time.
 
         Raises:
             InfeasibleError: The members cannot take the batch.
