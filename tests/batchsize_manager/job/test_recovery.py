@@ -44,7 +44,7 @@ def test_an_attempt_begins_where_the_shards_can_go_on():
     driver.finish("a", "b")
     assert [(r.iteration, r.attempt, r.start) for r in driver.job.history(1, 9)] == [(1, 0, 32), (2, 1, 64)]
     effects = driver.job.take_effects()
-    assert (effects.rewound, [record.iteration for record in effects.completed]) == (2, [0, 1, 2])
+    assert (effects.rewound, [r.iteration for r in effects.completed]) == (2, [0, 1, 2])
     assert [r.iteration for r in driver.job.iterations.history.latest(1)] == [2]
 
 
