@@ -22,7 +22,7 @@ from rpc.dial import dial
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
-_ANSWER_SECONDS, _NEWS_SECONDS = 30.0, 8.0
+_ANSWER_SECONDS = 10.0
 _KNOCK_SECONDS = 5.0
 _STDERR = 2
 _REFUSED = "InvalidAuthToken"  # in what Ray says
@@ -136,11 +136,7 @@ class JobHandle:
             UnavailableError: It has ended, or the whole cluster has.
         """
         asked = self._controller.news.remote(*((known.start, known.last) if known else ("", 0)))
-        try:
-            news: News = self._ask(asked, _NEWS_SECONDS)
-        except DeadlineExceededError:
-            self._check_cluster()
-            raise
+        news: News = self._ask(asked)
         return news
 
     def credentials(self) -> Mapping[str, bytes]:
@@ -185,12 +181,14 @@ class JobHandle:
                 "itself; on another one, --resume goes on with the job"
             ) from error
 
-    def _ask(self, reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+    def _ask(self, reference: Any) -> Any:
         try:
-            return ray.get(reference, timeout=seconds)
+            return ray.get(reference, timeout=_ANSWER_SECONDS)
         except (GetTimeoutError, ActorUnavailableError) as error:
+            self._check_cluster()
             raise DeadlineExceededError(
-                f"job {self.name!r}: its controller has not answered for {seconds:g} s; its node may be lost"
+                f"job {self.name!r}: its controller has not answered for {_ANSWER_SECONDS:g} s; its node may "
+                "be lost"
             ) from error
         except RayTaskError as error:
             raise error.cause from None  # an error of ours

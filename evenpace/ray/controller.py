@@ -50,6 +50,7 @@ RESULT_FILE = "result.json"
 
 _SAVED_FILE = "controller.json"
 _LOOK_SECONDS = 0.5  # between two looks at the processes
+_BUSY_LOOK_SECONDS, _BUSY_SECONDS = 0.1, 10.0  # likewise, and for how long after a process took a step
 _SILENT_SECONDS = 3.0  # without an answer, after which an actor counts as being placed again
 _END_SECONDS = 10.0  # that processes may take to end after SIGTERM: a shard writes its checkpoint
 _ALONE_SECONDS = 2.0  # that workers may, whose services have ended
@@ -140,6 +141,7 @@ class Controller:
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
+        self._changed = time.monotonic()  # when a process took a step towards running, or an end
         self._manager = ManagerCalls(submission.job, secrets)
         self._logs = submission.folder / "logs"
         self._prepared = False  # whether the folder is this job's
@@ -208,13 +210,15 @@ class Controller:
             try:
                 self._turn()
                 troubles = 0
+                calm = time.monotonic() - self._changed > _BUSY_SECONDS
             except Exception as error:
                 # Ray's own head may be away for a while, or a disk be full.
                 troubles += 1
                 log.exception("the controller of job %s is in trouble", self._submission.job)
                 if troubles > _TROUBLES:
                     self._end(Finish("failed", f"its controller failed: {error!r}"))
-            time.sleep(_LOOK_SECONDS)
+                calm = True
+            time.sleep(_LOOK_SECONDS if calm else _BUSY_LOOK_SECONDS)
         self._told_end.wait(_NEWS_SECONDS)
         ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
 
@@ -260,7 +264,10 @@ class Controller:
                 watched.asked = watched.handle.describe.remote(actor, watched.log_from)
         self._look_at_nodes()
         with self._lock:
+            before_that = self._seen
             self._seen = {name: self._see(watched) for name, watched in self._watched.items()}
+        if _steps(before_that) != _steps(self._seen):
+            self._changed = time.monotonic()
         placing = functools.cache(_placing)  # as many workers wait for the same
         self._waits = {name: self._why(name, placing) for name in self._supervisor.waited_for(self._seen)}
         addresses = self._addresses()
@@ -508,6 +515,11 @@ class Controller:
                 stream.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             log.warning("the log of %s cannot be written: %s", name, error)
+
+
+def _steps(seen: Mapping[str, Seen]) -> Mapping[str, tuple[Any, ...]]:
+    """Return how far processes are, by name."""
+    return {name: (one.phase, one.generation, one.address, one.actor) for name, one in seen.items()}
 
 
 def _placing(wanted: tuple[tuple[str, float], ...]) -> str:

@@ -13,6 +13,7 @@ from idl.errors import InvalidRequestError
 
 _LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from an end to the next start
+_LOSS_SECONDS = 20.0  # until Ray says that a node is lost, and some
 _WHILE_SECONDS = 120.0  # after which an end is the first again
 
 PAUSING = "pausing"
@@ -130,6 +131,27 @@ class Finish:
 Action = Create | Start | Drain | Remove | Pause | Resume | Finish
 
 
+@dataclass
+class _Suspect:
+    """A generation of a group of workers, of which at least one has ended otherwise than well.
+
+    Attributes:
+        name: The first of them.
+        seen: What was seen of it.
+        since: Since when that is known, in seconds since the job was submitted.
+        ended: The workers whose ends were seen.
+        was_lost: Whether one was lost with its node.
+        counted: Whether it counts as a failure.
+    """
+
+    name: str
+    seen: Seen
+    since: float
+    ended: set[str] = field(default_factory=set)
+    was_lost: bool = False
+    counted: bool = False
+
+
 class Supervisor:
     """The supervisor of one job: decides which processes are created, started and started again.
 
@@ -155,6 +177,7 @@ class Supervisor:
         self._generations: dict[str, int] = {}  # the highest seen, by process
         self._ends: set[tuple[str, str, int]] = set()  # that were seen: process, actor and generation
         self._recent_ends: dict[str, tuple[int, float]] = {}  # by process, how many and when the last was
+        self._suspects: dict[int, _Suspect] = {}  # by the group's generation
         self._due: dict[str, float] = {}  # when a process may be started again
         self._failures: dict[str, int] = {}
         self._group = 0  # the generation of the workers of all-reduce
@@ -251,23 +274,49 @@ class Supervisor:
         """Take in ends that are new, and return the end of a job that has too many failures."""
         for name in self.names:
             one = seen.get(name)
-            if one is None:
+            if one is None or (self._submission.all_reduce and name not in self._submission.services):
                 continue
             failure = self._is_failure(name, one)
             if not failure and (name not in self._submission.services or one.phase != "ended"):
                 continue
-            key, actor = name, one.actor
-            if self._submission.all_reduce and name not in self._submission.services:
-                key, actor = "group", ""  # its workers fail together
-            if (key, actor, one.generation) in self._ends:
+            if (name, one.actor, one.generation) in self._ends:
                 continue
-            self._ends.add((key, actor, one.generation))
-            self._back_off(key, now, at_once=not failure)
-            if failure:
-                self._failures[key] = self._failures.get(key, 0) + 1
-                if self.failures > self._submission.max_failures:
-                    return _failed_finish(name, one)
+            self._ends.add((name, one.actor, one.generation))
+            self._back_off(name, now, at_once=not failure)
+            if failure and (finish := self._count(name, name, one)) is not None:
+                return finish
+        return self._failed_group(seen, now) if self._submission.all_reduce else None
+
+    def _failed_group(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
+        """Take in that workers of a group have failed, as `_failed` does; they fail together.
+
+        Where one was lost with its node, the others fail for want of it, which is none. It may take a while
+        until the loss is seen: so a failure counts once the ends of all are seen, or after that while.
+        """
+        for name in self.workers:
+            one = seen.get(name)
+            if one is not None and one.phase == "lost" and one.status is None:
+                lost = max(self._asked.get(name, -1), self._generations.get(name, -1))
+                self._suspects.setdefault(lost, _Suspect(name, one, now)).was_lost = True
+            elif one is not None and (one.phase == "ended" or one.phase == "lost"):
+                if one.failed and not self._finishing and one.generation not in self._suspects:
+                    self._suspects[one.generation] = _Suspect(name, one, now)
+                    self._back_off("group", now, at_once=False)
+                if one.generation in self._suspects:
+                    self._suspects[one.generation].ended.add(name)
+        for suspect in self._suspects.values():
+            known = len(suspect.ended) == self._wanted or now - suspect.since > _LOSS_SECONDS
+            if suspect.counted or suspect.was_lost or not known:
+                continue
+            suspect.counted = True
+            if (finish := self._count("group", suspect.name, suspect.seen)) is not None:
+                return finish
         return None
+
+    def _count(self, key: str, name: str, one: Seen) -> Finish | None:
+        """Count a failure, and return the end of a job that has too many."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        return _failed_finish(name, one) if self.failures > self._submission.max_failures else None
 
     def _back_off(self, key: str, now: float, *, at_once: bool) -> None:
         """Have a process that has ended wait before it is started again, the longer the more often it has.

@@ -272,6 +272,28 @@ def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
     assert cluster.finish is None
 
 
+@pytest.mark.parametrize(
+    ("then", "failures"),
+    [
+        (lambda made: made.lose("w1"), 0),
+        (lambda made: made.end("w1", 1), 1),
+        (lambda made: None, 1),
+    ],
+)
+def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures):
+    """Its others fail before the loss is known; where nobody was lost, that is a failure of the group."""
+    made = Cluster(submission(3, shards=0)).until_all_run()
+    made.end("w0", 1)
+    made.end("w2", 1)
+    made.step(place=False)
+    assert made.supervisor.failures == 0
+    then(made)
+    for _ in range(50):
+        made.step()
+    assert made.supervisor.failures == failures
+    assert made.finish is None
+
+
 @pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 2.0), (10.0, 22.0)])
 def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_moment):
     """They are drained when what is left is needed for what they were given."""
