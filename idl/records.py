@@ -3,32 +3,74 @@
 import itertools
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values that a field of a report may have: numbers from `least` to `most`, or a text."""
+
+    least: float = 0
+    most: float = math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's report at the end of an iteration; see `ReportRequest` in the IDL."""
+    """A worker's report at the end of an iteration; `ReportRequest` of the IDL has the same fields.
 
-    iteration: int
-    batch_processing_time: float  # seconds
-    waiting_time: float = 0.0  # seconds, in the parameter server
-    cpu_usage: float = 0.0
-    memory_usage: float = 0.0
-    maximum: int | None = None  # samples that have proved to be all that the worker can take
-    attempt: int | None = None  # of the assignment that is finished; None: the present one
-    start: int | None = None  # likewise; None: the last that was given
-    at_once: int | None = None  # micro-batches that were computed at once, where fewer than assigned
-    shards: str | None = None  # the same for workers that use the same shards; None: not known
+    Attributes:
+        batch_processing_time: Seconds, waiting for others left out.
+        waiting_time: Seconds for which the parameter server kept the worker waiting.
+        cpu_usage: Share of the worker's CPUs that others take, 0 to 1.
+        memory_usage: Occupied share of the worker's memory, 0 to 1.
+        maximum: Samples that have proved to be all that the worker can take.
+        attempt: That of the assignment that is finished; None: the present one.
+        start: Likewise; None: the last that was given.
+        at_once: Micro-batches that were computed at once, where fewer than assigned.
+        shards: A text that is the same for workers that use the same shards; None: not known.
+    """
+
+    iteration: Annotated[int, Range()]
+    batch_processing_time: Annotated[float, Range()]
+    waiting_time: Annotated[float, Range()] = 0.0
+    cpu_usage: Annotated[float, Range(most=1)] = 0.0
+    memory_usage: Annotated[float, Range(most=1)] = 0.0
+    maximum: Annotated[int | None, Range(1)] = None
+    attempt: Annotated[int | None, Range()] = None
+    start: Annotated[int | None, Range()] = None
+    at_once: Annotated[int | None, Range(1)] = None
+    shards: Annotated[str | None, Range()] = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What there is to say of a field of `WorkerRecord`.
+
+    Attributes:
+        metric: Its name among the metrics, after "worker_".
+        unit: Its unit.
+        meaning: In words, for whoever looks at the metrics.
+        many: Its name where it is of all workers; the field's with an "s", if empty.
+        spared: Whether it is left out, on the wire and on disk, where all workers have the default.
+    """
+
+    metric: str
+    unit: str
+    meaning: str
+    many: str = ""
+    spared: bool = False
 
 
 class WorkerRecord(NamedTuple):
     """One worker's part in a complete iteration; policies observe that of each worker's own slice.
+
+    This is the table of what is measured: a field that is added, here and in the IDL, is kept, sent, and
+    shown among the metrics. One that `Report` has, too, is the worker's last word on the iteration.
 
     Attributes:
         batch_size: Samples, of all its parts together.
@@ -40,13 +82,35 @@ class WorkerRecord(NamedTuple):
         at_once: Micro-batches that it computed at once.
     """
 
-    batch_size: int
-    batch_processing_time: float
-    waiting_time: float = 0.0
-    cpu_usage: float = 0.0
-    memory_usage: float = 0.0
-    predicted_speed: float = math.nan
-    at_once: int = 1
+    batch_size: Annotated[
+        int, Measured("batch_samples", "samples", "size of the worker's part of the last complete batch")
+    ]
+    batch_processing_time: Annotated[
+        float, Measured("batch_processing_seconds", "seconds", "batch processing time of the worker's part")
+    ]
+    waiting_time: Annotated[
+        float, Measured("waiting_seconds", "seconds", "waiting time of the worker for the others")
+    ] = 0.0
+    cpu_usage: Annotated[
+        float, Measured("cpu_ratio", "ratio", "share of the worker's CPUs that others take")
+    ] = 0.0
+    memory_usage: Annotated[
+        float, Measured("memory_ratio", "ratio", "share of the worker's memory that is in use")
+    ] = 0.0
+    predicted_speed: Annotated[
+        float,
+        Measured("predicted_samples_per_second", "samples per second", "predicted speed of the worker"),
+    ] = math.nan
+    at_once: Annotated[
+        int,
+        Measured(
+            "micro_batches_at_once",
+            "micro-batches",
+            "number of micro-batches that the worker computed at once in the last complete iteration",
+            many="at_once",
+            spared=True,
+        ),
+    ] = 1
 
     @property
     def speed(self) -> float:
@@ -54,7 +118,42 @@ class WorkerRecord(NamedTuple):
         return self.batch_size / self.batch_processing_time if self.batch_size else math.nan
 
 
-_NUMBERS = len(WorkerRecord._fields) - 2  # of a worker, between its batch size and `at_once`
+@dataclass(frozen=True)
+class Column:
+    """A field of `WorkerRecord` as a column of `IterationRecord.values`, 8 bytes for each worker.
+
+    Attributes:
+        name: The field's name.
+        dtype: NumPy's type of its numbers, little-endian.
+        form: The same for `struct`.
+        default: The field's default, as such a number; zeros where it has none.
+        measured: What there is to say of it.
+    """
+
+    name: str
+    dtype: str
+    form: str
+    default: bytes
+    measured: Measured
+
+    @property
+    def many(self) -> str:
+        """Its name where it is of all workers."""
+        return self.measured.many or f"{self.name}s"
+
+
+def _columns() -> Iterator[Column]:
+    for name, hint in get_type_hints(WorkerRecord, include_extras=True).items():
+        kind, measured = get_args(hint)
+        form = "q" if kind is int else "d"
+        default = struct.pack(f"<{form}", WorkerRecord._field_defaults.get(name, 0))
+        yield Column(name, "<i8" if kind is int else "<f8", form, default, measured)
+
+
+COLUMNS = tuple(_columns())
+"""The columns of an iteration's record, in the order of the fields of `WorkerRecord`."""
+
+_PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +172,7 @@ class IterationRecord:
         duration: Seconds from its release, or from the completion of the one before it if that came later,
             until it was complete.
         workers: Names of the workers whose reports completed it.
-        values: Their numbers, column by column, little-endian: the batch sizes, (workers,) of i64, then the
-            other fields of `WorkerRecord`, (5, workers) of double, and `at_once`, (workers,) of i64.
+        values: Their numbers, one of `COLUMNS` after the other, (workers,) each.
     """
 
     iteration: int
@@ -99,45 +197,34 @@ class IterationRecord:
     ) -> "IterationRecord":
         """Make a record from its workers' parts, by name."""
         columns = zip(*parts.values(), strict=True)
-        form = f"<{len(parts)}q{_NUMBERS * len(parts)}d{len(parts)}q"
+        form = "<" + "".join(f"{len(parts)}{column.form}" for column in COLUMNS)
         values = struct.pack(form, *itertools.chain(*columns))
         return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return what a field of `WorkerRecord` is for each worker, (workers,)."""
+        place, workers = _PLACES[name], len(self.workers)
+        return np.frombuffer(self.values, COLUMNS[place].dtype, workers, offset=8 * workers * place)
 
     @property
     def batch_sizes(self) -> NDArray[np.int64]:
         """Samples, (workers,)."""
-        return np.frombuffer(self.values, "<i8", len(self.workers))
+        return self.column("batch_size")
 
     @property
     def batch_processing_times(self) -> NDArray[np.float64]:
         """Seconds, (workers,)."""
-        return self._numbers(0)
+        return self.column("batch_processing_time")
 
     @property
     def waiting_times(self) -> NDArray[np.float64]:
         """Seconds, (workers,)."""
-        return self._numbers(1)
-
-    @property
-    def cpu_usages(self) -> NDArray[np.float64]:
-        """Shares, (workers,)."""
-        return self._numbers(2)
-
-    @property
-    def memory_usages(self) -> NDArray[np.float64]:
-        """Shares, (workers,)."""
-        return self._numbers(3)
+        return self.column("waiting_time")
 
     @property
     def predicted_speeds(self) -> NDArray[np.float64]:
         """Samples per second, (workers,); NaN where nothing was predicted."""
-        return self._numbers(4)
-
-    @property
-    def at_once(self) -> NDArray[np.int64]:
-        """Micro-batches that were computed at once, (workers,)."""
-        workers = len(self.workers)
-        return np.frombuffer(self.values, "<i8", workers, offset=8 * workers * (1 + _NUMBERS))
+        return self.column("predicted_speed")
 
     @property
     def speeds(self) -> NDArray[np.float64]:
@@ -150,15 +237,13 @@ class IterationRecord:
     @property
     def parts(self) -> dict[str, WorkerRecord]:
         """The workers' parts, by name."""
-        columns = (self.batch_sizes, *map(self._numbers, range(_NUMBERS)), self.at_once)
-        parts = map(WorkerRecord._make, zip(*(column.tolist() for column in columns), strict=True))
-        return dict(zip(self.workers, parts, strict=True))
+        columns = (self.column(column.name).tolist() for column in COLUMNS)
+        return dict(zip(self.workers, map(WorkerRecord._make, zip(*columns, strict=True)), strict=True))
 
     def plain(self) -> dict[str, Any]:
         """The record as JSON has it: its fields, `workers` by name with their parts; None for NaN."""
         workers = {
-            name: part._asdict()
-            | {"predicted_speed": None if math.isnan(part.predicted_speed) else part.predicted_speed}
+            name: {key: None if value != value else value for key, value in part._asdict().items()}
             for name, part in sorted(self.parts.items())
         }
         return {
@@ -176,7 +261,3 @@ class IterationRecord:
         if other is None or other.workers is self.workers or other.workers != self.workers:
             return self
         return replace(self, workers=other.workers)
-
-    def _numbers(self, column: int) -> NDArray[np.float64]:
-        workers = len(self.workers)
-        return np.frombuffer(self.values, "<f8", workers, offset=8 * workers * (1 + column))

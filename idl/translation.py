@@ -6,8 +6,8 @@ or that was sent with another type, as None.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import idl
 from idl import check
@@ -15,7 +15,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Part, Tensor
 from idl.plan import Assignment, JobSpec, Resume
-from idl.records import IterationRecord, Report, WorkerRecord
+from idl.records import COLUMNS, IterationRecord, Report
 from idl.synchronisation import Synchronisation
 
 T = TypeVar("T")
@@ -25,10 +25,6 @@ _MAX_GROUPS = 10_000
 _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
-
-# Of an iteration's record on the wire, in the order that they have in `IterationRecord.values`.
-_COLUMNS = (*(f"{name}s" for name in WorkerRecord._fields[:-1]), "at_once")
-_ALONE = (1).to_bytes(8, "little")  # the figure of a worker that computes one micro-batch at once
 
 
 # -- assignments
@@ -204,27 +200,43 @@ def read_report(request: Any) -> Report:
     Raises:
         InvalidRequestError: A field is missing or out of its range.
     """
-    return Report(
-        check.integer("iteration", request.iteration, 0),
-        check.number("batch_processing_time", request.batch_processing_time, 0, math.inf),
-        check.number("waiting_time", request.waiting_time, 0, math.inf),
-        check.number("cpu_usage", request.cpu_usage, 0, 1),
-        check.number("memory_usage", request.memory_usage, 0, 1),
-        _optional("maximum", request.maximum, 1),
-        _optional("attempt", request.attempt, 0),
-        _optional("start", request.start, 0),
-        _optional("at_once", request.at_once, 1),
-        None if request.shards is None else check.text("shards", request.shards),
-    )
+    return Report(*[read(getattr(request, name)) for name, read in _REPORTED])
+
+
+def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
+    """Return what reads a field of a report, by its type and its range."""
+    kind, allowed = get_args(hint)
+    low, high = allowed.least, allowed.most
+    if kind is int:
+        return lambda value: check.integer(name, value, low)
+    if kind is float:
+        return lambda value: check.number(name, value, low, high)
+    if int in get_args(kind):
+        return lambda value: None if value is None else check.integer(name, value, low)
+    if float in get_args(kind):
+        return lambda value: None if value is None else check.number(name, value, low, high)
+    return lambda value: None if value is None else check.text(name, value)
+
+
+_REPORTED = [
+    (name, _reader(name, hint)) for name, hint in get_type_hints(Report, include_extras=True).items()
+]
+
+
+_SPARED = [column for column in COLUMNS if column.measured.spared]
 
 
 def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
     """Make a `History`, the answer to `history`."""
     numbers: dict[tuple[str, ...], int] = {}  # of the lists of workers
+    columns: dict[str, bytes | None]
     iterations = []
     for record in records:
         size = 8 * len(record.workers)
-        *columns, at_once = (record.values[size * i : size * (i + 1)] for i in range(len(_COLUMNS)))
+        columns = {c.many: record.values[size * i : size * (i + 1)] for i, c in enumerate(COLUMNS)}
+        for column in _SPARED:
+            if columns[column.many] == column.default * len(record.workers):
+                columns[column.many] = None
         iterations.append(
             idl.batchsize_manager.IterationRecord(
                 record.iteration,
@@ -234,8 +246,7 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
                 record.attempt,
                 record.duration,
                 numbers.setdefault(record.workers, len(numbers)),
-                *columns,
-                None if at_once == _ALONE * len(record.workers) else at_once,
+                **columns,
             )
         )
     return idl.batchsize_manager.History(run, [list(workers) for workers in numbers], iterations)
@@ -253,8 +264,9 @@ def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
     for one in struct.iterations or ():
         number = check.integer("iteration", one.iteration, 0)
         workers = names[check.integer("workers", one.workers, 0, len(names) - 1)]
-        columns = [getattr(one, name) or b"" for name in _COLUMNS]
-        columns[-1] = columns[-1] or _ALONE * len(workers)
+        columns = [
+            getattr(one, c.many) or (c.default * len(workers) if c.measured.spared else b"") for c in COLUMNS
+        ]
         if any(len(column) != 8 * len(workers) for column in columns):
             raise InvalidRequestError(
                 f"iteration {number}: each column must have 8 bytes for each of {len(workers)} workers, "

@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import idl
 from idl.bounds import Bounds
@@ -25,6 +26,7 @@ from idl.errors import (
     RewoundError,
 )
 from idl.plan import Assignment, JobSpec, Resume
+from idl.records import Report
 from idl.translation import (
     read_assignment,
     read_synchronisation,
@@ -36,9 +38,9 @@ from idl.translation import (
 )
 from rpc.client import Client
 from worker.heartbeat import Heartbeat
-from worker.messages import Finished, Joined
+from worker.messages import Joined
 
-__all__ = ["Finished", "Joined", "Membership"]
+__all__ = ["Joined", "Membership"]
 
 T = TypeVar("T")
 
@@ -48,6 +50,13 @@ _wire = idl.batchsize_manager
 
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
 _SILENT_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says so
+
+
+class _Finished(NamedTuple):
+    """A report that is not sent yet, and what returns its batch processing time."""
+
+    report: Report
+    seconds: Callable[[], float]
 
 
 class Membership:
@@ -103,7 +112,7 @@ class Membership:
         self._recover: int | None = None  # the attempt that the job is to recover into
         self._fenced = 0  # the last attempt that this worker has fenced the shards with
         self._fencing: threading.Thread | None = None
-        self._reports: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[_Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report whose answer the thread waits for
         self._leaving = False
         self._thread: threading.Thread | None = None
@@ -184,10 +193,16 @@ class Membership:
             twin = self._client.twin()
             self._heartbeat = Heartbeat(twin, self._identity, self._heartbeat_seconds, self, self._log_fields)
 
-    def report(self, finished: Finished) -> None:
-        """Report an iteration and wait for the answer; where the manager plans ahead, the thread does so."""
-        if finished.maximum is not None:
-            self._maximum = min(finished.maximum, self._maximum or finished.maximum)
+    def report(self, report: Report, seconds: Callable[[], float]) -> None:
+        """Report an iteration and wait for the answer; where the manager plans ahead, the thread does so.
+
+        Args:
+            report: The report, but for the batch processing time.
+            seconds: Returns that; called when the report is sent, since a GPU's time may be known late.
+        """
+        if report.maximum is not None:
+            self._maximum = min(report.maximum, self._maximum or report.maximum)
+        finished = _Finished(report, seconds)
         if self._lookahead:
             self._reports.put(finished)
         else:
@@ -375,27 +390,27 @@ class Membership:
     def _report_all(self) -> None:
         """Send one report after the other, in a thread, until this worker leaves or a report fails."""
         while (finished := self._reports.get()) is not None and not self._leaving:
-            if finished.attempt != self.attempt:
+            if finished.report.attempt != self.attempt:
                 continue
             try:
                 self._report(finished)
             except Exception as error:  # noqa: BLE001 - raised again by `next`, in the thread that trains
                 if self._leaving:
                     break
-                if finished.attempt != self.attempt:
+                if finished.report.attempt != self.attempt:
                     continue  # the job was rewound meanwhile
                 self.fail(error if isinstance(error, EvenpaceError) else _reporting_failed(error))
                 return
         self._report_last(finished)
 
-    def _report_last(self, finished: Finished | None) -> None:
+    def _report_last(self, finished: _Finished | None) -> None:
         """Send the reports that were not answered or not sent, of which `finished` is the first.
 
         They are answered at once, since they ask for no further assignment.
         """
         requests = [] if self._unanswered is None else [self._unanswered]
         while finished is not None:
-            if not requests or requests[-1].iteration != finished.iteration:
+            if not requests or requests[-1].iteration != finished.report.iteration:
                 requests.append(self._request(finished))
             finished = self._reports.get()  # the last is None, which `leave` has put
         deadline = time.monotonic() + _LAST_REPORTS_SECONDS
@@ -407,31 +422,33 @@ class Membership:
         except EvenpaceError as error:
             log.debug("the last reports: %s", error, extra=self._log_fields())
 
-    def _report(self, finished: Finished) -> None:
+    def _report(self, finished: _Finished) -> None:
         request = self._request(finished, self._last_assigned if self._lookahead else None)
         self._unanswered = request
         try:
             reply = self._call_patiently(
-                self._client, "report", request, wanted=lambda: finished.attempt == self.attempt
+                self._client, "report", request, wanted=lambda: finished.report.attempt == self.attempt
             )
         finally:
             if not self._leaving:
                 self._unanswered = None
-        if reply.reported_iteration != finished.iteration:
+        iteration = finished.report.iteration
+        if reply.reported_iteration != iteration:
             raise ProtocolError(
-                f"the manager answered for iteration {reply.reported_iteration}, not {finished.iteration}"
+                f"the manager answered for iteration {reply.reported_iteration}, not {iteration}"
             )
         if reply.recover is None and request.maximum == self._maximum:
             self._maximum = None
-        if self.attempt == finished.attempt:  # else the job was rewound meanwhile
+        if self.attempt == finished.report.attempt:  # else the job was rewound meanwhile
             self._note_reply(reply)
             if self._lookahead and reply.recover is not None:
                 self.must_recover(reply.recover)
         if reply.lost:
             self._on_lost(reply.lost)
 
-    def _request(self, finished: Finished, known: int | None = None) -> Any:
-        return wire_report(self._identity, finished.report(self._maximum), known)
+    def _request(self, finished: _Finished, known: int | None = None) -> Any:
+        report = replace(finished.report, batch_processing_time=finished.seconds(), maximum=self._maximum)
+        return wire_report(self._identity, report, known)
 
     def _note_reply(self, reply: Any) -> None:
         """Take the assignments, release or recovery of an answer."""

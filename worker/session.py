@@ -8,6 +8,7 @@ parameter server the workers all-reduce their gradients, by means of their frame
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ from idl.errors import InvalidRequestError, NotMemberError, RewoundError, Unavai
 from idl.exact_sums import add_to
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec, Resume
+from idl.records import Report
 from idl.synchronisation import Synchronisation
 from rpc.client import Client
 from rpc.places import Where
@@ -29,7 +31,7 @@ from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.counters import SessionTally
 from worker.iteration_times import Recorder, Scalars
 from worker.job_recovery import recover
-from worker.membership import Finished, Membership
+from worker.membership import Membership
 from worker.optimizer_state import OptimizerState
 from worker.resources.device import as_kind, cpu_kind
 from worker.resources.monitors import ResourceMonitor
@@ -584,18 +586,21 @@ class Session:
         memory = max(usage.memory, self.memory_usage()) if self.memory_usage else usage.memory
         begun = time.perf_counter()
         self._membership.report(
-            Finished(
+            Report(
                 done.iteration,
-                lambda: self.tally.count_processing(taken(), done.count),
-                self._waited,
-                usage.cpu,
-                memory,
-                self._maximum,
-                done.attempt,
-                done.start if done.batch_start is not None else None,  # no place in the batch without it
-                self.at_once if self.at_once < done.at_once else None,
-                self._shards.instances_digest if self._opened else None,
-            )
+                batch_processing_time=math.nan,
+                waiting_time=self._waited,
+                cpu_usage=usage.cpu,
+                memory_usage=memory,
+                maximum=self._maximum,
+                attempt=done.attempt,
+                start=done.start
+                if done.batch_start is not None
+                else None,  # no place in the batch without it
+                at_once=self.at_once if self.at_once < done.at_once else None,
+                shards=self._shards.instances_digest if self._opened else None,
+            ),
+            lambda: self.tally.count_processing(taken(), done.count),
         )
         self._waited, self._maximum = 0.0, None
         self.assignment = self._membership.next()

@@ -14,6 +14,11 @@ from idl.bounds import MOST_AT_ONCE, Bounds
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 
+_COMPUTED = {"batch_processing_time", "waiting_time", "at_once"}  # here, from the reports of all its parts
+_AS_REPORTED = [
+    name for name in WorkerRecord._fields if name not in _COMPUTED and name in Report.__dataclass_fields__
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -188,11 +193,10 @@ class IterationProgress:
                 waiting += max(0.0, between - report.batch_processing_time - report.waiting_time)
             earlier = later
         return WorkerRecord(
-            count,
-            seconds,
-            waiting,
-            report.cpu_usage,
-            report.memory_usage,
-            self.predicted_speeds.get(worker, math.nan),
-            min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
+            batch_size=count,
+            batch_processing_time=seconds,
+            waiting_time=waiting,
+            predicted_speed=self.predicted_speeds.get(worker, math.nan),
+            at_once=min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
+            **{name: value for name in _AS_REPORTED if (value := getattr(report, name)) is not None},
         )

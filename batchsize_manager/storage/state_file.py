@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.storage.changes import (
@@ -30,8 +32,7 @@ from batchsize_manager.storage.state_format import (
     check_pages,
     create_tables,
     explained,
-    pack_at_once,
-    pack_records,
+    pack_values,
 )
 from batchsize_manager.storage.state_reader import StateReader
 
@@ -149,7 +150,8 @@ class StateFile:
         run = next(run for run, size in self._sizes.items() if size > nbytes)
         number = self._id(run)
         rows = self._connection.execute(
-            "SELECT iteration, length(workers) FROM iterations WHERE run = ? ORDER BY iteration LIMIT ?",
+            "SELECT iteration, length(workers) + length(measured) FROM iterations WHERE run = ? "
+            "ORDER BY iteration LIMIT ?",
             (number, _PRUNED_AT_ONCE),
         )
         excess, last = self._sizes[run] - _SHORTENED * nbytes, -1
@@ -231,16 +233,18 @@ class StateFile:
                 self._set_state(run, state)
             case Completed(run, record, at):
                 number = self._id(run)
-                packed = pack_records(record, self._number_workers(run, record.workers))
+                workers = np.array(self._number_workers(run, record.workers), "<u4").tobytes()
+                measured = pack_values(record)
                 place = (record.attempt, record.epoch, record.start, record.total)
                 execute(
                     "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, record.iteration, *place, record.duration, at, packed, pack_at_once(record)),
+                    (number, record.iteration, *place, record.duration, at, workers, measured),
                 )
                 if run not in self._sizes:
                     self._sizes[run] = self._size(number)
                 else:
-                    self._sizes[run] += len(packed)  # too much, where the iteration was there before
+                    # Too much, where the iteration was there before.
+                    self._sizes[run] += len(workers) + len(measured)
             case Rewound(run, iteration):
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Logged(run, event, at):
@@ -268,7 +272,7 @@ class StateFile:
     def _size(self, number: int) -> int:
         """Return the bytes of the workers' records of a run."""
         row = self._connection.execute(
-            "SELECT total(length(workers)) FROM iterations WHERE run = ?", (number,)
+            "SELECT total(length(workers) + length(measured)) FROM iterations WHERE run = ?", (number,)
         ).fetchone()
         return int(row[0])
 

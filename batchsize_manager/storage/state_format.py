@@ -1,30 +1,23 @@
 """The format of a manager's state file: SQLite tables, and workers' records packed into blobs.
 
-The records of an iteration's workers are packed into one blob, 53 bytes each; nothing is pickled.
+The records of an iteration's workers are two blobs, of 52 bytes for each worker; nothing is pickled.
 """
 
 import contextlib
 import re
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from idl.errors import EvenpaceError
-from idl.records import IterationRecord
+from idl.records import COLUMNS, IterationRecord
 
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 6  # SQLite's user_version
+FORMAT = 7  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
-
-# A worker's record in an iteration; the last two: whether there is a predicted speed, and that speed or 0.
-_FIELDS = ("worker", "batch_size", "time", "waiting", "cpu", "memory", "predicted", "predicted_speed")
-_ROW = np.dtype(list(zip(_FIELDS, ("<u4", "<i8", "<f8", "<f8", "<f8", "<f8", "?", "<f8"), strict=True)))
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
 
@@ -62,8 +55,8 @@ CREATE TABLE iterations (
     total INTEGER NOT NULL,
     duration REAL NOT NULL,
     completed REAL NOT NULL,
-    workers BLOB NOT NULL,
-    at_once BLOB,  -- 8 bytes each, as in IterationRecord; NULL: 1 by each worker
+    workers BLOB NOT NULL,  -- their numbers, 4 bytes each, little-endian
+    measured BLOB NOT NULL,  -- IterationRecord.values
     PRIMARY KEY (run, iteration)
 );
 CREATE TABLE events (
@@ -146,45 +139,25 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pack_records(record: IterationRecord, numbers: Sequence[int]) -> bytes:
-    """Pack the parts of an iteration's workers; `numbers` are the workers' own, (workers,)."""
-    rows = np.empty(len(record.workers), _ROW)
-    speeds = record.predicted_speeds
-    predicted = ~np.isnan(speeds)
-    for name, column in zip(
-        _FIELDS,
-        (
-            *(numbers, record.batch_sizes, record.batch_processing_times, record.waiting_times),
-            *(record.cpu_usages, record.memory_usages, predicted, np.where(predicted, speeds, 0.0)),
-        ),
-        strict=True,
-    ):
-        rows[name] = column
-    return rows.tobytes()
+def pack_values(record: IterationRecord) -> bytes:
+    """Pack the columns of a record; of the last ones, those that may be spared are left out."""
+    workers, values = len(record.workers), record.values
+    for column in reversed(COLUMNS):
+        default = column.default * workers
+        if not column.measured.spared or not values.endswith(default):
+            break
+        values = values[: len(values) - len(default)]
+    return values
 
 
-def pack_at_once(record: IterationRecord) -> bytes | None:
-    """Pack the numbers of micro-batches that were computed at once; None where each worker computed one."""
-    return record.at_once.tobytes() if (record.at_once > 1).any() else None
-
-
-def unpack_records(packed: bytes, at_once: bytes | None) -> tuple[NDArray[np.uint32], bytes]:
-    """Unpack the same.
-
-    Args:
-        packed: What `pack_records` returned.
-        at_once: What `pack_at_once` returned.
-
-    Returns:
-        The workers' numbers, (workers,), and `IterationRecord.values`.
+def unpack_values(packed: bytes, workers: int) -> bytes:
+    """Return `IterationRecord.values`, from what `pack_values` returned.
 
     Raises:
-        ValueError: `packed` is not a whole number of records, or `at_once` has another number.
+        ValueError: There are not as many bytes as so many workers have.
     """
-    rows = np.frombuffer(packed, dtype=_ROW)
-    columns = [rows[name] for name in _FIELDS[1:6]]
-    columns.append(np.where(rows["predicted"], rows["predicted_speed"], np.nan))
-    columns.append(np.ones(len(rows), "<i8") if at_once is None else np.frombuffer(at_once, "<i8"))
-    if len(columns[-1]) != len(rows):
-        raise ValueError(f"{len(columns[-1])} numbers of micro-batches at once, but {len(rows)} workers")
-    return rows["worker"], b"".join([column.tobytes() for column in columns])
+    number, rest = divmod(len(packed), 8 * workers) if workers else (len(COLUMNS), len(packed))
+    missing = COLUMNS[number:]
+    if rest or number > len(COLUMNS) or not all(column.measured.spared for column in missing):
+        raise ValueError(f"{len(packed)} bytes of numbers for {workers} workers")
+    return packed + b"".join(column.default * workers for column in missing)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.storage.json_values import from_json
 from batchsize_manager.storage.state_format import (
@@ -23,7 +25,7 @@ from batchsize_manager.storage.state_format import (
     check_format,
     decoded,
     explained,
-    unpack_records,
+    unpack_values,
 )
 from idl import check
 from idl.records import IterationRecord
@@ -192,7 +194,7 @@ class StateReader:
 
     def _iterations(self, run: str, which: str, *values: int) -> list[Any]:
         return self._rows(
-            "SELECT iteration, epoch, start, total, attempt, duration, workers, at_once FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers, measured FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -206,16 +208,16 @@ class StateReader:
 
         def record(*row: Any) -> IterationRecord:
             nonlocal numbers, workers
-            iteration, epoch, start, total, attempt, duration, packed, at_once = row
+            iteration, epoch, start, total, attempt, duration, its_numbers, measured = row
             for name, value in zip(_NUMBERS, row, strict=False):
                 _count(name, value)
             check.integer("total", total, 1)
             check.number("duration", duration, 0.0, math.inf)
-            its_numbers, columns = unpack_records(packed, at_once)
-            if its_numbers.tobytes() != numbers:  # somebody has come or gone
-                workers = tuple(names[n] for n in its_numbers.tolist())
-                numbers = its_numbers.tobytes()
-            return IterationRecord(iteration, epoch, start, total, attempt, duration, workers, columns)
+            if its_numbers != numbers:  # somebody has come or gone
+                workers = tuple(names[n] for n in np.frombuffer(its_numbers, "<u4").tolist())
+                numbers = its_numbers
+            values = unpack_values(measured, len(workers))
+            return IterationRecord(iteration, epoch, start, total, attempt, duration, workers, values)
 
         return self._sound("iterations", run, record, rows)
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from idl.records import COLUMNS
 from rpc.counters import Histogram
 
 SERVICES = ("manager", "ps", "partitions")
@@ -138,17 +139,8 @@ def _described() -> Iterator[DescribedMetric]:
         of, "job_members_suspended", "job", "times", "times that a member was silent and others did its part"
     )
     workers = (
-        ("batch_samples", "samples", "size of the worker's part of the last complete batch"),
-        (
-            *("micro_batches_at_once", "micro-batches"),
-            "number of micro-batches that the worker computed at once in the last complete iteration",
-        ),
-        ("batch_processing_seconds", "seconds", "batch processing time of the worker's part"),
-        ("waiting_seconds", "seconds", "waiting time of the worker for the others"),
+        *((one.metric, one.unit, one.meaning) for one in (column.measured for column in COLUMNS)),
         ("samples_per_second", "samples per second", "measured speed of the worker"),
-        ("predicted_samples_per_second", "samples per second", "predicted speed of the worker"),
-        ("cpu_ratio", "ratio", "share of the worker's CPUs that others take"),
-        ("memory_ratio", "ratio", "share of the worker's memory that is in use"),
     )
     for name, unit, meaning in workers:
         yield gauge(of, f"worker_{name}", "job worker", unit, f"{meaning}; for jobs of few workers")

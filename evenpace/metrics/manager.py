@@ -14,7 +14,7 @@ from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
 from idl.measures import prediction_error, waiting_share
-from idl.records import IterationRecord
+from idl.records import COLUMNS, IterationRecord
 from rpc.server import Server
 
 _STATES = ("gathering", "running", "paused", "recovering", "failed")
@@ -94,16 +94,8 @@ def last_iteration(families: Families, job: str, record: IterationRecord, most_w
     error = float(prediction_error(predicted, shown))
     if np.isfinite(error):
         families.set("job_prediction_error_ratio", error, job)
-    figures = {
-        "batch_samples": record.batch_sizes,
-        "micro_batches_at_once": record.at_once,
-        "batch_processing_seconds": processing,
-        "waiting_seconds": waiting,
-        "cpu_ratio": record.cpu_usages,
-        "memory_ratio": record.memory_usages,
-        "predicted_samples_per_second": predicted,
-        "samples_per_second": shown,
-    }
+    figures = {column.measured.metric: record.column(column.name) for column in COLUMNS}
+    figures["samples_per_second"] = shown
     for name, values in figures.items():
         known = values[np.isfinite(values)]
         if not len(known):

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenpace.overview.statistics import Array
-from idl.records import IterationRecord
+from idl.records import COLUMNS, IterationRecord
 
-QUANTITIES = 7
-SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED, AT_ONCE = range(QUANTITIES)
+QUANTITIES = len(COLUMNS)
+_NAMES = [column.name for column in COLUMNS]
+SIZE, TIME, WAIT = map(_NAMES.index, ("batch_size", "batch_processing_time", "waiting_time"))
+CPU, MEMORY, AT_ONCE = map(_NAMES.index, ("cpu_usage", "memory_usage", "at_once"))
+PREDICTED = _NAMES.index("predicted_speed")
 
 _ROWS = 2000  # iterations kept at most
 _FEWEST_ROWS = 100  # iterations kept whatever the number of workers: what `RecentFigures` computes from
@@ -114,13 +117,8 @@ class Recent:
             self._make_room()
         row = self._values[self._end]
         row[...] = np.nan
-        row[SIZE, columns] = iteration.batch_sizes
-        row[TIME, columns] = iteration.batch_processing_times
-        row[WAIT, columns] = iteration.waiting_times
-        row[CPU, columns] = iteration.cpu_usages
-        row[MEMORY, columns] = iteration.memory_usages
-        row[PREDICTED, columns] = iteration.predicted_speeds
-        row[AT_ONCE, columns] = iteration.at_once
+        for quantity, name in enumerate(_NAMES):
+            row[quantity, columns] = iteration.column(name)
         self._numbers[self._end] = iteration.iteration
         self._end += 1
         self._begin = max(self._begin, self._end - self.most)

@@ -40,8 +40,8 @@ def test_parts_come_back_as_they_were(parts):
     (record,) = records_of([parts])
     assert repr(record.parts) == repr(parts)  # which tells NaN from NaN no better than 1 from 1
     assert record.batch_sizes.tolist() == [part.batch_size for part in parts.values()]
-    assert record.at_once.tolist() == [part.at_once for part in parts.values()]
-    assert record.memory_usages.tolist() == [part.memory_usage for part in parts.values()]
+    assert record.column("at_once").tolist() == [part.at_once for part in parts.values()]
+    assert record.column("memory_usage").tolist() == [part.memory_usage for part in parts.values()]
     for speed, part in zip(record.speeds, parts.values(), strict=True):
         known = part.batch_size and part.batch_processing_time
         assert math.isnan(speed) if not known else speed == part.batch_size / part.batch_processing_time

@@ -13,13 +13,14 @@ from evenpace.lab.proxy import Proxy
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError
 from idl.plan import JobSpec
+from idl.records import Report
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
 from tests.services import in_threads, manager_service, serving, shard_service
 from tests.worker.least_squares import Worker, trained_alone
 from worker.heartbeat import Heartbeat
-from worker.membership import Finished, Membership
+from worker.membership import Membership
 
 _wire = idl.batchsize_manager
 
@@ -63,7 +64,7 @@ def test_who_freezes_before_its_first_heartbeat_is_missed():
         in_threads(*(partial(member.join, spec, Bounds(), None) for member in members.values()))
         missing, own = (members[name].next() for name in ("frozen", "w"))
         members["w"].start_heartbeat()
-        members["w"].report(Finished(own.iteration, lambda: 1.0, 0.0, 0.0, 0.0, None))
+        members["w"].report(Report(own.iteration, 0.0, attempt=0), lambda: 1.0)
         piece = members["w"].next()
         assert (piece.iteration, piece.start, piece.count) == (0, missing.start, missing.count)
         for member in members.values():

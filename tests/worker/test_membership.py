@@ -22,10 +22,11 @@ from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, Resume
+from idl.records import Report
 from rpc.client import Client
 from tests.services import join_request, manager_service, serving
 from worker import membership as membership_module
-from worker.membership import Finished, Membership
+from worker.membership import Membership
 
 SPEC = JobSpec(dataset_size=1000, total_batch_size=12)
 
@@ -59,7 +60,7 @@ def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[
     parts = [m.next() for m in members]
     reports = [
         lambda m=m, part=part, i=i: m.report(
-            Finished(part.iteration, lambda: 0.1, 0.0, 0.0, 0.0, (maxima or {}).get(i))
+            Report(part.iteration, 0.0, maximum=(maxima or {}).get(i), attempt=0), lambda: 0.1
         )
         for i, (m, part) in enumerate(zip(members, parts, strict=True))
         if part is not None

@@ -15,7 +15,7 @@ from batchsize_manager.policies import make_policy
 from evenpace.lab.bench.threaded_server import serve
 from idl.bounds import Bounds
 from idl.plan import JobSpec
-from idl.records import Report
+from idl.translation import read_report
 
 _wire = idl.batchsize_manager
 
@@ -46,13 +46,7 @@ class Handler:
         with self._changed:
             assert self._job is not None
             identity = request.identity
-            report = Report(
-                request.iteration,
-                request.batch_processing_time,
-                request.waiting_time,
-                request.cpu_usage,
-                request.memory_usage,
-            )
+            report = read_report(request)
             self._job.report(identity.worker, identity.incarnation, report, time.monotonic())
             return self._wait(identity, request.iteration)
 

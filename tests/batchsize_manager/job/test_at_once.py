@@ -54,7 +54,7 @@ def test_running_out_of_memory_lowers_the_number_at_once_and_not_the_share():
     assert iterate(job) == iterate(job) == [(24, 4), (24, 3)]
     assert "w1 can compute 3 micro-batches at once at most" in job.outbox.events
     records = job.history(0, 10)
-    assert [record.at_once.tolist() for record in records] == [[4, 3], [4, 3], [4, 3]]
+    assert [record.column("at_once").tolist() for record in records] == [[4, 3], [4, 3], [4, 3]]
 
 
 def test_a_plan_that_was_made_before_does_not_raise_it_again():

@@ -36,9 +36,8 @@ from batchsize_manager.storage.state_format import (
     FORMAT,
     STATE_FILE,
     StateError,
-    pack_at_once,
-    pack_records,
-    unpack_records,
+    pack_values,
+    unpack_values,
 )
 from batchsize_manager.storage.state_reader import DamagedRun, open_state
 from batchsize_manager.storage.state_writer import StateWriter
@@ -131,11 +130,14 @@ def locked_file(tmp_path, monkeypatch):
 def test_packed_records_come_back_as_they_were(workers):
     """Unpacked records equal the packed ones to the last bit, in their order."""
     kept = IterationRecord.of(0, 0, 1, 1.0, workers)
-    numbers = [7 * i for i in reversed(range(len(workers)))]
+    assert unpack_values(pack_values(kept), len(workers)) == kept.values
 
-    its_numbers, values = unpack_records(pack_records(kept, numbers), pack_at_once(kept))
 
-    assert (its_numbers.tolist(), values) == (numbers, kept.values)
+@pytest.mark.parametrize("size", [0, 8, 40, 47, 49, 57, 64, 112])
+def test_numbers_of_another_length_are_damaged(size):
+    """Of one worker there are six numbers, or seven where it computed several micro-batches at once."""
+    with pytest.raises(ValueError, match=f"{size} bytes of numbers for 1 workers"):
+        unpack_values(bytes(size), 1)
 
 
 RUNS = st.sampled_from("ab")
@@ -575,7 +577,7 @@ def test_a_running_job_is_shortened_as_it_is_written(tmp_path):
 def _bytes(folder):
     """Return the bytes of the workers' records in the file."""
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE, timeout=120)) as file:
-        return file.execute("SELECT total(length(workers)) FROM iterations").fetchone()[0]
+        return file.execute("SELECT total(length(workers) + length(measured)) FROM iterations").fetchone()[0]
 
 
 def _run_names(folder):

@@ -234,7 +234,7 @@ def trained(at_once):
                     optimizer.step()
             observer = Observer(manager, shards)
             observer.poll()
-            seen = [record.at_once.tolist()[0] for record in observer.iterations]
+            seen = [record.column("at_once").tolist()[0] for record in observer.iterations]
     return b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()), seen
 
 
