@@ -5,15 +5,15 @@ import logging
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, AuthenticationError, GetTimeoutError, RayError, RayTaskError
 
 from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names
+from evenpace.ray.nodes import ask_head
 from evenpace.ray.secrets import make_secrets
 from evenpace.ray.submission import Submission
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
@@ -25,10 +25,9 @@ _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
 _ANSWER_SECONDS = 10.0
 _KNOCK_SECONDS = 5.0
 _STDERR = 2
-_REFUSED = "InvalidAuthToken"  # in what Ray says
 _NO_TOKEN = (
-    "it asks for another token; set RAY_AUTH_MODE=token, and copy ~/.ray/auth_token from its head to this "
-    "machine"
+    "it asks for a token, and this machine has none, or another one: set RAY_AUTH_MODE=token, and copy "
+    "~/.ray/auth_token from its head"
 )
 
 
@@ -61,21 +60,20 @@ def connection(
         options |= {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
     if working_dir is not None:
         options["runtime_env"] = {"working_dir": str(working_dir)}
-    said: Callable[[], str] = str
     try:
-        if address is not None:
-            _knock(address)
-        with _quiet() as said:
-            ray.init(
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                **options,
-            )
+        if address is not None and _knock(address):
+            with _quiet():
+                ask_head(address)
+        ray.init(
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            **options,
+        )
     except (RayError, RuntimeError, OSError, ValueError) as error:
         where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
-        why = _NO_TOKEN if _REFUSED in said() else str(error)
+        why = _NO_TOKEN if isinstance(error, AuthenticationError) else error
         raise UnavailableError(f"cannot reach {where}: {why}") from error
     finally:
         for number, handler in handlers.items():
@@ -86,25 +84,8 @@ def connection(
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[Callable[[], str]]:
-    """Keep from the standard error what Ray's compiled part says there; yields what returns it."""
-    with tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
-        saved = os.dup(_STDERR)
-        os.dup2(file.fileno(), _STDERR)
-        text = ""
-        try:
-            yield lambda: text
-        finally:
-            os.dup2(saved, _STDERR)
-            os.close(saved)
-            file.seek(0)
-            text = file.read().decode(errors="replace")
-
-
-def _knock(address: str) -> None:
-    """Check that something listens at HOST:PORT, since Ray itself tries for minutes.
+def _knock(address: str) -> bool:
+    """Check that something listens at HOST:PORT; return whether the address is of this form.
 
     Raises:
         OSError: Nothing does.
@@ -112,8 +93,23 @@ def _knock(address: str) -> None:
     try:
         where = Address.parse(address)
     except InvalidRequestError:
-        return  # one of Ray's own forms, such as "auto"
+        return False  # one of Ray's own forms, such as "auto"
     dial(where, _KNOCK_SECONDS, None).close()
+    return True
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep from the standard error what Ray's native part says there, besides raising an error."""
+    sys.stderr.flush()
+    saved = os.dup(_STDERR)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(saved, _STDERR)
+        os.close(saved)
 
 
 class JobHandle:

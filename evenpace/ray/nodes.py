@@ -1,6 +1,8 @@
-"""The nodes that are about to go. Ray has no public call for it: this module alone knows one."""
+"""What Ray has no public calls for; this module alone knows them."""
 
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._private.state import state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it is native
 
 
 def draining_nodes() -> dict[str, float]:
@@ -10,3 +12,15 @@ def draining_nodes() -> dict[str, float]:
     """
     nodes: dict[str, int] = state.get_draining_nodes()
     return {node: milliseconds / 1000 for node, milliseconds in nodes.items()}
+
+
+def ask_head(address: str) -> None:
+    """Ask the head of the cluster at an address once, where `ray.init` would ask for twenty seconds.
+
+    Raises:
+        AuthenticationError: It asks for a token, and this process has none, or another one.
+        RayError: It does not answer as a head.
+    """
+    # Else Ray's native part ends the whole process where it misses the token.
+    ensure_token_if_auth_enabled(create_token_if_missing=False)
+    GcsClient(address=address)

@@ -204,14 +204,14 @@ def test_the_doctor_looks_at_a_cluster(head, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.release
-def test_another_token_is_refused_in_words(head, tmp_path):
-    """Ray says it in twenty lines."""
-    environment = {"HOME": str(tmp_path), "RAY_AUTH_MODE": ""}
+@pytest.mark.parametrize("mode", ["", "token"])
+def test_another_token_is_refused_in_words(head, tmp_path, mode):
+    """At once, and in one line, whether this machine has none or sends none."""
+    environment = {"HOME": str(tmp_path), "RAY_AUTH_MODE": mode}
     with Jobs(tmp_path, environment, head.address).run("attach") as command:
         assert command.end() == 1
         assert command.out.read_text().count("\n") == 1
-        assert "it asks for another token; set RAY_AUTH_MODE=token" in command.text
+        assert "it asks for a token, and this machine has none, or another one: set" in command.text
 
 
 def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
