@@ -114,8 +114,8 @@ PLANTED = (
         (
             Change(
                 "worker/membership.py",
-                'self._client, "report", request, wanted=lambda: finished.attempt == self.attempt',
-                'self._client, "report", request',
+                "wanted=lambda: finished.report.attempt == self.attempt",
+                "wanted=lambda: True",
             ),
         ),
         "tests/worker/test_lookahead.py -k attempt_is_over",
