@@ -19,6 +19,7 @@ from rpc.address import Address
 
 if TYPE_CHECKING:
     from evenpace.ray.cluster import JobHandle
+    from evenpace.ray.job_page import JobPage
 
 
 def _words(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -138,11 +139,11 @@ def submit(
             environment=_pairs("env", environment),
         )
     _check_options(job)
-    with cluster.connection(address, cpus=job.cpus, working_dir=working_dir) as where:
+    with _page(http) as page, cluster.connection(address, cpus=job.cpus, working_dir=working_dir) as where:
         handle = cluster.submit(job)
         click.echo(f"job {job.job} on the Ray cluster at {where}; its folder is {job.folder}", err=True)
         if not detach:
-            _follow(handle, leave=address is not None, where=where, http=http)
+            _follow(handle, leave=address is not None, where=where, page=page)
 
 
 @click.command()
@@ -168,7 +169,7 @@ def attach(
     """
     from evenpace.ray import cluster
 
-    with cluster.connection(address or "auto") as where:
+    with _page(http) as page, cluster.connection(address or "auto") as where:
         if name is None:
             for job in cluster.jobs():
                 click.echo(job)
@@ -179,27 +180,31 @@ def attach(
             return
         if end:
             handle.cancel()
-        _follow(handle, leave=True, where=where, http=http)
+        _follow(handle, leave=True, where=where, page=page)
 
 
-def _follow(handle: "JobHandle", *, leave: bool, where: str, http: Address | None) -> None:
+def _page(http: Address | None) -> "contextlib.AbstractContextManager[JobPage | None]":
+    """Return the page about a job at an address, which is bound before anything is asked of a cluster."""
+    from evenpace.ray.job_page import JobPage
+
+    return contextlib.nullcontext() if http is None else JobPage(http)
+
+
+def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | None") -> None:
     """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status.
 
     Args:
         handle: The job.
         leave: Whether Ctrl-C leaves it.
         where: The cluster's address.
-        http: The address of a page about it; None for none.
+        page: A page about it.
     """
     from evenpace.cli.job_lines import JobLines
     from evenpace.ray.following import follow
-    from evenpace.ray.job_page import JobPage
 
-    with contextlib.ExitStack() as stack:
-        page = None
-        if http is not None:
-            page = stack.enter_context(JobPage(http, handle.credentials()))
-        lines = stack.enter_context(JobLines(page))
+    if page is not None:
+        page.trust(handle.credentials())
+    with JobLines(page) as lines:
         try:
             finish = follow(handle, lines)
         except KeyboardInterrupt:

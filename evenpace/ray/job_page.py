@@ -21,20 +21,19 @@ class JobPage:
     change the job need its token.
 
     Args:
-        http: The address to listen on, of this machine's loopback.
-        credentials: The files of `JobHandle.credentials`.
+        http: The address to listen on, of this machine's loopback; it is bound at once.
 
     Raises:
         InvalidRequestError: Others could reach the address.
         AddressInUseError, ConnectionLostError: It cannot be listened on.
     """
 
-    def __init__(self, http: Address, credentials: Mapping[str, bytes]) -> None:
+    def __init__(self, http: Address) -> None:
         check_plain(http)
         self._stack = contextlib.ExitStack()
         with self._stack:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="evenpace-page-"))
-            self._access = Access.write(Path(folder), credentials)
+            self._access = Access(Path(folder))
             self._page = PageProcess(http, ("--plain-http", *self._access.options), announced=False)
             self._stack.callback(self._page.stop)
             self._stack = self._stack.pop_all()
@@ -47,6 +46,10 @@ class JobPage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def trust(self, credentials: Mapping[str, bytes]) -> None:
+        """Take the files of `JobHandle.credentials`; to be called before `follow`."""
+        Access.write(self._access.folder, credentials)
 
     def follow(self, news: News) -> str:
         """Ask the manager where it is now; the first time that it is known, the page begins.

@@ -14,6 +14,7 @@ from idl.errors import InvalidRequestError
 _LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from an end to the next start
 _LOSS_SECONDS = 20.0  # until Ray says that a node is lost, and some
+_MOST_DOUBLINGS = 10  # beyond which the wait is the longest
 _WHILE_SECONDS = 120.0  # after which an end is the first again
 
 PAUSING = "pausing"
@@ -329,7 +330,7 @@ class Supervisor:
         times, last = self._recent_ends.get(key, (0, -math.inf))
         times = times + 1 if now - last < _WHILE_SECONDS else 1
         self._recent_ends[key] = times, now
-        doublings = times - (2 if at_once else 1)
+        doublings = min(times - (2 if at_once else 1), _MOST_DOUBLINGS)
         wait = min(_FIRST_BACKOFF * 2**doublings, _LONGEST_BACKOFF) if doublings >= 0 else 0.0
         self._due[key] = now + wait
 

@@ -42,6 +42,11 @@ def submit(tmp_path, monkeypatch):
         (["--shards", "2", "--all-reduce", "train.py"], "give --shards or --all-reduce, not both"),
         (["--shards", "0", "train.py"], "0 is not in the range x>=1"),
         (["--detach", "train.py"], "--detach needs --address"),
+        (
+            ["--http", "0.0.0.0:4380", "train.py"],
+            "others could reach the page at 0.0.0.0:4380 without TLS: choose an address of 127.0.0.1",
+        ),
+        (["--http", "127.0.0.1:0", "--detach", "--address", "a:1", "train.py"], "give --detach or --http"),
         (["--name", "a job", "train.py"], "job 'a job': must be 1 to 63 letters"),
         (["--cpus-per-worker", "-1", "train.py"], "-1"),
         (["--start-timeout", "inf", "train.py"], "inf"),

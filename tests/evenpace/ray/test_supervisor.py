@@ -322,6 +322,16 @@ def test_a_service_that_crashes_again_and_again_is_started_ever_later(cluster):
     assert cluster.supervisor.failures == 0
 
 
+def test_a_service_may_crash_for_days(cluster):
+    """However often, it is started again after the longest wait."""
+    for _ in range(1100):
+        cluster.end("manager", -11)
+        before = cluster.now
+        while cluster.seen["manager"].phase != "running":
+            cluster.step()
+    assert cluster.now - before == 30.5
+
+
 def test_services_leave_a_node_while_the_job_is_paused(cluster):
     """They end once the workers have finished what they were given; it goes on when all listen again."""
     cluster.change("ps-0", goes_in=0.0)
