@@ -154,7 +154,7 @@ def test_the_fuller_memory_is_reported(wait_until):
         for _ in go_through(session, 3):
             pass
         wait_until(lambda: seen.poll() and len(seen.iterations) == 3, "the last report")
-    machine, device, again = (record.memory_usages[0] for record in seen.iterations)
+    machine, device, again = (record.column("memory_usage")[0] for record in seen.iterations)
     assert device == 1.0
     assert 0 < machine < 1
     assert 0 < again < 1
