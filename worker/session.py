@@ -594,9 +594,8 @@ class Session:
                 memory_usage=memory,
                 maximum=self._maximum,
                 attempt=done.attempt,
-                start=done.start
-                if done.batch_start is not None
-                else None,  # no place in the batch without it
+                # Without the batch's begin it is no place in the batch.
+                start=done.start if done.batch_start is not None else None,
                 at_once=self.at_once if self.at_once < done.at_once else None,
                 shards=self._shards.instances_digest if self._opened else None,
             ),

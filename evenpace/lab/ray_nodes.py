@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.1
 _STARTED = "Ray runtime started"  # in a node's log
 _ID = "--node_id="  # in the command line of Ray's own process
 _CHECKS = 3  # that a node may miss
-SILENCE = 3.0  # seconds
+_SILENCE = 3.0  # seconds
 
 
 class RayNode:
@@ -60,7 +60,7 @@ class RayNode:
         cpus: int = 1,
         resources: Mapping[str, float] | None = None,
         environment: Mapping[str, str] | None = None,
-        silence: float | None = SILENCE,
+        silence: float | None = _SILENCE,
     ) -> None:
         if head is None:
             port, client_port = free_ports(2)

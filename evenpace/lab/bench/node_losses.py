@@ -6,7 +6,7 @@ node of their own, and there is a spare one for what is lost.
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.progress import track
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import NodesConfig
+from evenpace.lab.bench.costs import summary
 from evenpace.lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
 from evenpace.lab.terminal import make_table
 
@@ -146,17 +147,11 @@ def run(config: NodesConfig, json_path: Path | None) -> dict[str, Any]:
         "iterations": iterations,
         "error": error,
         "equal": error <= TOLERANCE,
-        "costs": {name: _summary(its) for name, its in costs.items()},
+        "costs": {name: summary(its) | {"each": its} for name, its in costs.items()},
     }
     _show(console, figures)
     terminal.give(figures, json_path, console)
     return figures
-
-
-def _summary(its: Sequence[dict[str, float]]) -> dict[str, Any]:
-    still = [cost["still_s"] for cost in its]
-    most = {key: max(cost[key] for cost in its) for key in ("redone", "attempts")}
-    return {"still_s": statistics.median(still), "longest_s": max(still), **most, "each": list(its)}
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:

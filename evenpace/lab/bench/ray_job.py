@@ -91,8 +91,8 @@ class RayCluster:
         name = f"{kind}-{next(self._numbers)}"
         node = RayNode(name, self.folder, self.head, cpus=0, resources={kind: count})
         with self._starting:
+            self.nodes.append(node)  # so that it is killed, however its start ends
             node.start()
-        self.nodes.append(node)
         return node
 
     def kill(self, node: RayNode) -> None:

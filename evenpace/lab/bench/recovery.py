@@ -9,7 +9,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rich.progress import track
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import RecoveryConfig
+from evenpace.lab.bench.costs import summary
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.job_progress import Progress
@@ -200,17 +201,11 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
     figures = asdict(config) | {
         "load_average": [before, os.getloadavg()[0]],
         "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
-        "costs": {name: _summary(its) for name, its in costs.items()},
+        "costs": {name: summary(its) for name, its in costs.items()},
     }
     _show(console, figures)
     terminal.give(figures, json_path, console)
     return figures
-
-
-def _summary(its: Sequence[dict[str, float]]) -> dict[str, float]:
-    still = [cost["still_s"] for cost in its]
-    most = {key: max(cost[key] for cost in its) for key in ("redone", "attempts")}
-    return {"still_s": statistics.median(still), "longest_s": max(still), **most}
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ from evenpace.reports import style
 from idl.errors import InvalidRequestError, UnavailableError
 
 _COLUMNS = ["time_s", "event", "node"]
-_CALM_SECONDS = 20.0  # before the trace, in which nothing changes
+_CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
 _CHECKPOINT_EVERY = 20  # versions
 _PLOTTED_SECONDS = 5.0  # over which the picture's rates are
 
@@ -98,13 +99,24 @@ class _Life:
 
 
 class _Market:
-    """Nodes that join and are lost, each without waiting for others."""
+    """Nodes that join and are lost, each without waiting for others; a context manager.
+
+    At its end it waits for what is under way, so that no node is started after the cluster's end.
+    """
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="market")
         self._joining: dict[str, Future[_Life]] = {}
         self._rest: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
 
     def join(self, name: str) -> None:
         """Start a node."""
@@ -163,7 +175,7 @@ def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> d
     pace = 60 * config.minutes / trace[-1].time  # seconds for each of the trace's
     console = Console()
     before = os.getloadavg()[0]
-    with RayCluster(config.silence) as cluster:
+    with RayCluster(config.silence) as cluster, _Market(cluster) as market:
         cluster.add(STEADY, 1 + config.shards)
         job = RayJob(
             cluster,
@@ -172,7 +184,6 @@ def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> d
             _CHECKPOINT_EVERY,
             arguments=("--per-sample", str(config.per_sample)),
         )
-        market = _Market(cluster)
         first = [event for event in events if event.time == 0]
         for event in first:
             market.join(event.node)
@@ -180,7 +191,8 @@ def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> d
         job.submit()
         job.all_train([f"w{number}" for number in range(len(first))])
         calm = _Window(job)
-        job.until("nothing changes", calm.lasted(_CALM_SECONDS))
+        long_enough = calm.lasted(_CALM_SECONDS)
+        job.until("nothing changes", lambda: long_enough() and len(calm.reached) > _CALM_STEPS)
         calm_share = calm.rate / (len(first) / config.per_sample)
         window = _Window(job)
         with make_progress(console) as bar:
@@ -249,6 +261,7 @@ class _Window:
         self._computed = job.progress.computed_samples
         self.began = self.ended = time.monotonic()
         self.reached = [(self.began, self._first)]  # when which version was
+        self.computed = 0  # samples, those that were computed again included; known at the end
 
     def lasted(self, seconds: float) -> Callable[[], bool]:
         """Return whether the window has lasted so long, as a condition that notes the job's progress."""
@@ -316,7 +329,7 @@ def _plot(config: SpotConfig, lives: Sequence[_Life], window: _Window, path: Pat
         could.append(there / config.per_sample / _PLOTTED_SECONDS)
         versions = [version for at, version in window.reached if begin < at <= end]
         first = max(version for at, version in window.reached if at <= begin)
-        did.append(SPEC.total_batch_size * (max(versions, default=first) - first) / _PLOTTED_SECONDS)
+        did.append(_samples(first, max(versions, default=first)) / _PLOTTED_SECONDS)
     with rc_context(style.STYLE):
         figure = Figure(figsize=(7.5, 3.2), layout="constrained")
         axes = figure.subplots()
