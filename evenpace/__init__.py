@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from evenpace._packages import check_packages
-from evenpace._version import __version__ as __version__
+from idl.version import __version__ as __version__
 
 check_packages()
 

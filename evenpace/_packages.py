@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-PACKAGES = ("idl", "rpc", "predictors", "batchsize_manager", "ps", "worker")
+PACKAGES = ("idl", "rpc", "predictors", "batchsize_manager", "ps", "worker", "scheduler")
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenpace._packages import check_folder
-from evenpace.cpu_limits import LimitKind, limit_cpu
 from idl.errors import InvalidRequestError
+from worker.resources.cpu_limits import LimitKind, limit_cpu
 from worker.session import Session
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 import idl
-from evenpace.overview.client import ManagerClient
+from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
 from idl.layout import shard_bounds, shard_parts
 from idl.records import IterationRecord

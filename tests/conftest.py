@@ -164,7 +164,7 @@ def pusher(shard) -> Iterator[ShardWorker]:
 def time_to_start() -> Iterator[None]:
     """Give a service enough time to listen on a busy machine, as the waits of tests do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenpace.processes._START_SECONDS", 240.0)
+        patch.setattr("rpc.processes._START_SECONDS", 240.0)
         yield
 
 

@@ -27,7 +27,6 @@ from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import service
-from evenpace.processes import Process
 from ps.config import ParameterServerConfig
 from ps.service import ParameterServerService
 from rpc import codec, tokens
@@ -35,6 +34,7 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
+from rpc.processes import Process
 from rpc.server import Security, Server
 from rpc.service import Service
 

@@ -15,7 +15,8 @@ BELOW = {
     "batchsize_manager": {"predictors", "rpc", "idl"},
     "ps": {"rpc", "idl"},
     "worker": {"rpc", "idl"},
-    "evenpace": {"worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
+    "scheduler": {"worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
+    "evenpace": {"scheduler", "worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
 }
 
 

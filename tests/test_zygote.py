@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from evenpace.processes import LISTENING
+from rpc.processes import LISTENING
 from tests import zygote
 
 COMMAND = (sys.executable, "-m", "evenpace")

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from evenpace._version import __version__
 from evenpace.cli.bench import bench
 from evenpace.cli.bench_hostile import bench_hostile
 from evenpace.cli.bench_load import bench_load
@@ -34,6 +33,7 @@ from evenpace.cli.submit import attach, submit
 from evenpace.cli.trace import trace
 from evenpace.cli.unequal_figures import fig6, fig7, fig8
 from idl.errors import EvenpaceError
+from idl.version import __version__
 
 _EXTRAS = {
     **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),

@@ -28,7 +28,7 @@ def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
     @as_client
     @functools.wraps(function)
     def command(manager: Where, credentials: Credentials | None, **others: Any) -> None:
-        from evenpace.overview.client import ManagerClient
+        from batchsize_manager.client import ManagerClient
 
         with user_mistakes(), ManagerClient(manager, credentials) as client:
             click.echo(function(client, **others))
@@ -166,7 +166,7 @@ def _resize(address: str | None, name: str, workers: int) -> None:
 
     More are used as soon as there are nodes for them; those that are too many are drained.
     """
-    from evenpace.ray import cluster
+    from scheduler.ray import cluster
 
     with cluster.connection(address or "auto"):
         cluster.find(name).resize(workers)

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from evenpace.overview.phrases import samples
-from evenpace.ray.controller import News
 from evenpace.ray.job_page import JobPage
+from scheduler.ray.controller import News
 
 _REPEAT_SECONDS = 30.0  # between lines of progress that say nothing else, where the output is no terminal
 _CHANGE_SECONDS = 2.0  # between lines of progress that say something new

@@ -10,7 +10,7 @@ import click
 from evenpace.cli.options import F, user_mistakes
 
 if TYPE_CHECKING:
-    from evenpace.logs import Form, LogSetup
+    from rpc.logs import Form, LogSetup
 
 
 def log_options(function: F) -> Callable[..., Any]:
@@ -38,7 +38,7 @@ def log_options(function: F) -> Callable[..., Any]:
     )
     @functools.wraps(function)
     def command(log_format: "Form", log_level: str, log_file: Path | None, **others: Any) -> Any:
-        from evenpace.logs import LogSetup
+        from rpc.logs import LogSetup
 
         with user_mistakes():
             click.get_current_context().obj = LogSetup(

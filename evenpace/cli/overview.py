@@ -16,7 +16,7 @@ from rpc.credentials import Credentials
 from rpc.places import Where
 
 if TYPE_CHECKING:
-    from evenpace.overview.client import ManagerClient
+    from batchsize_manager.client import ManagerClient
     from evenpace.overview.feed import Feed, FollowedJob
 
 _TIMEOUT = 5.0  # seconds for each answer
@@ -46,7 +46,7 @@ def status(job: str | None, manager: Where, as_json: bool, credentials: Credenti
 
     Status 0 if the manager answers, else 1. Where it asks for tokens, showing all jobs needs one of all jobs.
     """
-    from evenpace.overview.client import ManagerClient
+    from batchsize_manager.client import ManagerClient
 
     with ManagerClient(manager, credentials, _TIMEOUT) as client:
         feed = _look(client, job, manager)
@@ -77,8 +77,8 @@ def top(
     Keys: up and down choose a job, Enter shows it, b goes back, q ends. While the manager cannot be
     reached, it says since when, and goes on once it can.
     """
+    from batchsize_manager.client import ManagerClient
     from evenpace.cli.top import watch
-    from evenpace.overview.client import ManagerClient
 
     with ManagerClient(manager, credentials, _TIMEOUT) as client:
         if once or not sys.stdout.isatty() or _console().is_dumb_terminal:

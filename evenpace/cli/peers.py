@@ -106,6 +106,6 @@ def _end_with_parent(
 
 def announce(address: Any) -> None:
     """Print the address on which a service listens, for the process that started it."""
-    from evenpace.processes import LISTENING
+    from rpc.processes import LISTENING
 
     click.echo(f"{LISTENING}{address}")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batchsize_manager.planning_config import Task
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured
 from evenpace.cli.values import positive_number
-from evenpace.planning_config import Task
 
 if TYPE_CHECKING:
     from batchsize_manager.learning.profiles import Profile
-    from evenpace.planning import Forecast, Recommendation
+    from batchsize_manager.planning import Forecast, Recommendation
 
 
 @click.command()
@@ -40,7 +40,7 @@ def plan(task: Task, paths: tuple[Path, ...], json_path: Path | None, devices: t
     from rich.console import Console
 
     from batchsize_manager.learning.profiles import read_profiles
-    from evenpace.planning import recommend
+    from batchsize_manager.planning import recommend
     from evenpace.reports import files
 
     with user_mistakes():

@@ -134,7 +134,7 @@ def _opened(state: Path | None, manager: Where | None, credentials: Credentials 
         with open_state(state) as reader:
             yield StoredRuns(reader, f"the manager's state in {state}")
         return
-    from evenpace.overview.client import ManagerClient
+    from batchsize_manager.client import ManagerClient
 
     assert manager is not None
     with ManagerClient(manager, credentials) as client:

@@ -23,7 +23,7 @@ def certs() -> None:
 @click.option("--force", is_flag=True, help="Replace one that is there: what it has issued is worth nothing.")
 def certs_init(folder: Path, days: int, force: bool) -> None:
     """Make a certificate authority in DIR. Its key, ca-key.pem, must never leave that folder."""
-    from evenpace.certificates import create_authority
+    from rpc.certificates import create_authority
 
     with user_mistakes():
         click.echo(f"authority: {create_authority(folder, days, force=force)}")
@@ -44,7 +44,7 @@ def certs_init(folder: Path, days: int, force: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace one that is there, such as one that expires.")
 def certs_issue(folder: Path, name: str, hosts: tuple[str, ...], days: int, force: bool) -> None:
     """Issue a certificate by the authority in DIR: the folder DIR/NAME is what --tls takes."""
-    from evenpace.certificates import issue
+    from rpc.certificates import issue
 
     with user_mistakes():
         files = issue(folder, name, hosts, days, force=force)
@@ -57,7 +57,7 @@ def certs_issue(folder: Path, name: str, hosts: tuple[str, ...], days: int, forc
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_FILE)
 def certs_show(files: tuple[Path, ...]) -> None:
     """Say whose certificates are in files, what for, and until when they are valid."""
-    from evenpace.certificates import describe
+    from rpc.certificates import describe
 
     for file in files:
         for found in describe(file):

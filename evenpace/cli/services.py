@@ -13,7 +13,6 @@ from evenpace.cli.logs import always_log
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import MANAGER, announce, as_client, as_server, with_parent
 from evenpace.cli.settings import ADDRESS, configured, option
-from evenpace.cpu_limits import LimitKind
 from evenpace.dashboard.config import PageConfig
 from evenpace.observing import Observing
 from idl.synchronisation import STALENESS
@@ -23,6 +22,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
 from worker.config import SessionConfig
+from worker.resources.cpu_limits import LimitKind
 
 
 def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,13 +13,13 @@ from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import RAY_ADDRESS
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.settings import ADDRESS, configured
-from evenpace.ray.submission import Submission, name_now
 from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
 from rpc.address import Address
+from scheduler.ray.submission import Submission, name_now
 
 if TYPE_CHECKING:
-    from evenpace.ray.cluster import JobHandle
     from evenpace.ray.job_page import JobPage
+    from scheduler.ray.cluster import JobHandle
 
 
 def _words(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def submit(
     Without --address, a cluster is started on this machine for this job. Otherwise Ctrl-C leaves the job,
     which goes on: `evenpace attach` follows it again. Status 0 once the job is done, 1 if it failed.
     """
-    from evenpace.ray import cluster
+    from scheduler.ray import cluster
 
     if all_reduce and shards is not None:
         raise click.UsageError("give --shards or --all-reduce, not both")
@@ -167,7 +167,7 @@ def attach(
 
     Ctrl-C leaves the job, which goes on.
     """
-    from evenpace.ray import cluster
+    from scheduler.ray import cluster
 
     with _page(http) as page, cluster.connection(address or "auto") as where:
         if name is None:
@@ -200,7 +200,7 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | No
         page: A page about it.
     """
     from evenpace.cli.job_lines import JobLines
-    from evenpace.ray.following import follow
+    from scheduler.ray.following import follow
 
     if page is not None:
         page.trust(handle.credentials())
@@ -223,7 +223,7 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | No
 
 def _write_access(handle: "JobHandle", folder: Path) -> None:
     """Write what commands need that ask a job's manager, and print their options."""
-    from evenpace.ray.access import Access
+    from scheduler.ray.access import Access
 
     manager = handle.news().manager
     if manager is None:
@@ -255,9 +255,9 @@ def _amounts(option: str, given: Sequence[str]) -> Mapping[str, float]:
 
 def _check_options(job: Submission) -> None:
     """Check the options of all processes before anything is started."""
-    from evenpace.ray.commands import task
-    from evenpace.ray.process_actor import LISTEN
-    from evenpace.ray.secrets import JobSecrets
+    from scheduler.ray.commands import task
+    from scheduler.ray.process_actor import LISTEN
+    from scheduler.ray.secrets import JobSecrets
 
     commands = {"manager": manager, "ps": ps, "worker": worker}
     for name in (*job.services[:2], job.worker(0)):

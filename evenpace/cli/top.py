@@ -17,9 +17,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from batchsize_manager.client import ManagerClient
 from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
 from evenpace.overview import phrases
-from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
 from idl.errors import EvenpaceError
 

@@ -12,8 +12,8 @@ A change is an object with exactly one of these:
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.config import PageConfig
-from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.credentials import Credentials

@@ -14,7 +14,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
-from evenpace._version import __version__
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.event_stream import EventStream, Viewers
@@ -30,6 +29,7 @@ from idl.errors import (
     UnauthorisedError,
     UnavailableError,
 )
+from idl.version import __version__
 from predictors import PREDICTORS
 
 STATIC = Path(__file__).with_name("static")

@@ -65,7 +65,7 @@ def from_here(address: Address, credentials: Credentials | None) -> Address:
     loopback = "::1" if address.host == "::" else "127.0.0.1"
     if credentials is None or credentials.certificate is None:
         return Address(loopback, address.port)
-    from evenpace.certificates import describe
+    from rpc.certificates import describe
 
     hosts = [host for host in describe(credentials.certificate)[0].hosts if not host.startswith("*")]
     known = [host for host in (loopback, "127.0.0.1", "localhost") if host in hosts]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.identity import job_of
-from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed, FollowedJob
 from evenpace.overview.figures import JobFigures, Timeline
 from idl.errors import EvenpaceError

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from evenpace.dashboard.listening import address_of, listen
-from evenpace.processes import command_line, end_process
 from rpc.address import Address
+from rpc.processes import command_line, end_process
 from rpc.server import Security
 
 log = logging.getLogger(__name__)

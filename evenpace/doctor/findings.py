@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from evenpace.ray.submission import STORAGE
 from idl.settings import Setting, check_settings
 from rpc.credentials import Credentials
 from rpc.places import Where
+from scheduler.ray.submission import STORAGE
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = get_args(Level)  # the worst last

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evenpace._version import __version__
 from evenpace.doctor.findings import Finding, Subject, note, ok, problem, warning
+from idl.version import __version__
 
 _PROBE_SECONDS = 50.0
 _CLOCKS_APART = 1.0  # seconds

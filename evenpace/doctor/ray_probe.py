@@ -85,8 +85,8 @@ def look(address: str, storage: str) -> dict[str, Any]:
     """
     import ray
 
-    from evenpace.ray import cluster
-    from evenpace.ray.nodes import draining_nodes
+    from scheduler.ray import cluster
+    from scheduler.ray.nodes import draining_nodes
 
     with cluster.connection(address) as where:
         draining = draining_nodes()

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpace.certificates import describe
 from evenpace.doctor.findings import Finding, Subject, ok, problem, warning
 from idl.errors import EvenpaceError
+from rpc.certificates import describe
 from rpc.tokens import ALL_JOBS, Token
 
 _SOON = datetime.timedelta(days=30)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import idl
-from evenpace._version import __version__
+from batchsize_manager.client import ManagerClient
 from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
 from evenpace.doctor.reach import reach, shake_hands
-from evenpace.overview.client import ManagerClient
 from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
@@ -24,6 +23,7 @@ from idl.errors import (
     UnauthorisedError,
     UnavailableError,
 )
+from idl.version import __version__
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

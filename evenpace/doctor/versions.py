@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from evenpace._packages import check_folder, check_packages
-from evenpace._version import __version__
 from evenpace.doctor.findings import Finding, Subject, note, ok, problem, warning
+from idl.version import __version__
 
 _NAME = "evenpace"
 _NOT_OURS = ("dev", "fuzz")  # extras for evenpace's developers

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evenpace.cpu_limits import LimitKind, remove_leftovers
 from evenpace.lab.proxy import Proxy
-from evenpace.processes import Process, command_line
 from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.processes import Process, command_line
+from worker.resources.cpu_limits import LimitKind, remove_leftovers
 
 LOOPBACK = "127.0.0.1"
 MANAGER = "manager"
@@ -36,7 +36,7 @@ class Surroundings:
 
     Attributes:
         prefix: Command to start it through, which becomes it, such as `nsenter`.
-        program: Program that runs the command line, as `evenpace.processes.command_line` takes it.
+        program: Program that runs the command line, as `rpc.processes.command_line` takes it.
         environment: Variables added to those of this process.
     """
 
@@ -52,7 +52,7 @@ class CpuShare:
     Attributes:
         cores: Cores that it may use from its first iteration on; None for no limit.
         cpu: CPU to which it is bound; None for any.
-        kind: Kind of the limit, as `evenpace.cpu_limits.limit_cpu` takes it.
+        kind: Kind of the limit, as `worker.resources.cpu_limits.limit_cpu` takes it.
     """
 
     cores: float | None = None

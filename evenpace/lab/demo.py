@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from evenpace.cpu_limits import LimitKind, limit_cpu
+from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.config import check_http
 from evenpace.dashboard.listening import address_of, listen
 from evenpace.lab.demo_config import DemoConfig
@@ -25,7 +25,6 @@ from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
-from evenpace.overview.client import ManagerClient
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
 from evenpace.reports.run_list import LiveRuns
@@ -35,6 +34,7 @@ from idl.errors import InvalidRequestError
 from idl.measures import waiting_share
 from idl.records import IterationRecord
 from rpc.address import Address
+from worker.resources.cpu_limits import LimitKind, limit_cpu
 
 _SNAPSHOTS = 20  # snapshots of the parameters in each run, about, for the curves of loss and accuracy
 _RECENT = 10  # last iterations that the live table covers

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from evenpace.cpu_limits import LimitKind
 from idl.errors import InvalidRequestError
 from idl.settings import Setting
+from worker.resources.cpu_limits import LimitKind
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -57,7 +57,7 @@ ImageData = Annotated[str, Setting("", metavar="digits|mnist:DIR|cifar10:DIR")]
 """A set of images, as `evenpace.lab.data.load` takes it."""
 
 Limit = Annotated[LimitKind, Setting("")]
-"""How CPU shares are kept to; see `evenpace.cpu_limits.limit_cpu`."""
+"""How CPU shares are kept to; see `worker.resources.cpu_limits.limit_cpu`."""
 
 Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
 """Where an experiment's files go."""

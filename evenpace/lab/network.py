@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from evenpace.duty_cycle import start_time
 from idl.errors import EvenpaceError
+from worker.resources.duty_cycle import start_time
 
 _TOOLS = ("ip", "tc", "nsenter")
 _RANGES = ("10.213.0.0/16", "172.30.0.0/16", "192.168.0.0/16")  # private; one free /24 of these is taken

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.learning.profiles import Profile, Step
 from evenpace.lab.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings, free_ports
 from evenpace.lab.profile_config import ProfileConfig
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import Process
 from idl.errors import EvenpaceError, InvalidRequestError
 from idl.records import WorkerRecord
+from rpc.processes import Process
 
 _JOB, _WORKER = "default", "profiled"
 _ENOUGH = 2  # batch sizes begun, of which the last does not fit

@@ -19,8 +19,8 @@ from typing import Self
 import psutil
 
 from evenpace.lab.cluster import free_ports
-from evenpace.processes import Process
 from idl.errors import UnavailableError
+from rpc.processes import Process
 from rpc.tokens import write_secret
 
 _OBJECT_STORE = 80 * 2**20  # bytes; the least that Ray takes

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from evenpace._version import __version__
 from evenpace.metrics.catalogue import Families
+from idl.version import __version__
 from rpc.server import Server
 
 Fill = Callable[[Families], None]

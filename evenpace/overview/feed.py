@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenpace.overview.client import ManagerClient
+from batchsize_manager.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from idl.errors import InvalidRequestError
 

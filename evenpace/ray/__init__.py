@@ -8,7 +8,7 @@ from evenpace.ray.trainer import (
     Trainer,
     TrainingFailedError,
 )
-from evenpace.ray.training import Checkpoint, get_checkpoint, report
+from scheduler.ray.training import Checkpoint, get_checkpoint, report
 
 __all__ = [
     "Checkpoint",

@@ -9,9 +9,9 @@ from typing import Self
 
 from evenpace.dashboard.config import check_plain
 from evenpace.dashboard.page_process import PageProcess
-from evenpace.ray.access import Access
-from evenpace.ray.controller import News
 from rpc.address import Address
+from scheduler.ray.access import Access
+from scheduler.ray.controller import News
 
 
 class JobPage:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenpace.ray.submission import STORAGE, Scale, Submission, name_now
-from evenpace.ray.training import LOOP_FILE, SCRIPT, SCRIPT_FILE, Checkpoint
 from idl.errors import EvenpaceError
+from scheduler.ray.submission import STORAGE, Scale, Submission, name_now
+from scheduler.ray.training import LOOP_FILE, SCRIPT, SCRIPT_FILE, Checkpoint
 
 
 class TrainingFailedError(EvenpaceError):
@@ -153,8 +153,8 @@ class Trainer:
         import ray
 
         from evenpace.cli.job_lines import JobLines
-        from evenpace.ray import cluster
-        from evenpace.ray.following import follow
+        from scheduler.ray import cluster
+        from scheduler.ray.following import follow
 
         with contextlib.ExitStack() as stack:
             if not ray.is_initialized():

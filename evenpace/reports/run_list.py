@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.storage.state_reader import StateReader
-from evenpace.overview.client import ManagerClient
 from evenpace.reports.run_source import LiveRun, RunSource, StoredRun
 from idl.errors import InvalidRequestError
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.storage.state_reader import SavedRun, StateReader
-from evenpace.overview.client import ManagerClient
 from idl.errors import EvenpaceError
 from idl.records import IterationRecord
 from idl.translation import read_spec

@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from evenpace._version import __version__
 from evenpace.tracing.ids import ROUND, Path, TraceKey, span_id, trace_id
 from idl.errors import InvalidRequestError
+from idl.version import __version__
 
 _WAITING_SPANS = 4096
 _BATCH_SPANS = 512

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import idl
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_reader import open_state
-from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnauthorisedError
 from idl.layout import Group, Layout

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import idl
 from evenpace.lab.cluster import service
 from evenpace.metrics.catalogue import METRICS
-from evenpace.processes import Process
 from rpc.client import Client
+from rpc.processes import Process
 from tests import ROOT
 from tests.scripts import train_until_told
 

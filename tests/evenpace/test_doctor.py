@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
-from evenpace import certificates
 from evenpace.doctor import checkup as running
 from evenpace.doctor import (
     clock,
@@ -41,11 +41,10 @@ from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import LISTENING, end_process
-from rpc import tokens
+from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
+from rpc.processes import LISTENING, end_process
 from rpc.server import Security
 from tests import zygote
 from tests.disks import fill

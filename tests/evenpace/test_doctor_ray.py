@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from evenpace._version import __version__
 from evenpace.doctor.ray_cluster import judge
+from idl.version import __version__
 
 ABOUT, STORAGE = "Ray auto", "/mnt/results"
 

@@ -6,10 +6,10 @@ import socket
 import pytest
 from click.testing import CliRunner
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.cli import cli
 from evenpace.metrics.manager import manager_collector
-from evenpace.overview.client import ManagerClient
 from rpc.server import Security, Server, ServerLimits
 from tests.services import MemberWorker, address_of_our_own, serving
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from evenpace.metrics.catalogue import METRICS
-from evenpace.processes import end_process
+from rpc.processes import end_process
 from tests import ROOT
 from tests.evenpace.observed import JOB, described, observed_cluster
 from tests.services import address_of_our_own

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 import evenpace
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
-from evenpace.processes import end_process
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
+from rpc.processes import end_process
 from tests import EXAMPLES
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service

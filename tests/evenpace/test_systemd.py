@@ -10,10 +10,9 @@ import sys
 import click
 import pytest
 
-from evenpace import certificates
 from evenpace.cli import cli
-from evenpace.processes import LISTENING, end_process
-from rpc import tokens
+from rpc import certificates, tokens
+from rpc.processes import LISTENING, end_process
 from tests.docs.documents import ROOT
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))

@@ -10,18 +10,18 @@ import pytest
 
 import idl
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.processes import LISTENING, end_process, state
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from rpc.client import Client
 from rpc.limits import ServerLimits
+from rpc.processes import LISTENING, end_process, state
 from tests.services import serving
 
 PATIENCE = 1.0  # seconds that the service below gives its peers
 
 SERVICE = f"""
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.processes import LISTENING
+from rpc.processes import LISTENING
 from evenpace.serve import serve
 from rpc.address import Address
 from rpc.limits import ServerLimits

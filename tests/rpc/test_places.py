@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import idl
-from evenpace import certificates
 from idl.errors import ConnectionLostError, InvalidRequestError, UnauthorisedError, UnavailableError
+from rpc import certificates
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 import idl
-from evenpace import certificates
 from idl.errors import (
     InvalidRequestError,
     NotMemberError,
     ProtocolError,
     UnauthorisedError,
 )
+from rpc import certificates, codec
 from rpc import client as client_module
-from rpc import codec
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

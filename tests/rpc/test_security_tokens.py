@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace import certificates
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
-from rpc import tokens
+from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

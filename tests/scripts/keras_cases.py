@@ -23,8 +23,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchsize_manager.client import ManagerClient
 from evenpace.lab.cluster import LocalCluster
-from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
 from worker.keras.loader import DataLoader

@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
-from evenpace.overview.client import ManagerClient
+from batchsize_manager.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address

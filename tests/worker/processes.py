@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpace.processes import end_process
+from rpc.processes import end_process
 from tests.scripts import freeze_and_run, train_least_squares
 
 LEAST_SQUARES = Path(train_least_squares.__file__)

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from evenpace import certificates
+from batchsize_manager.client import ManagerClient
 from evenpace.observer import Observer
-from evenpace.overview.client import ManagerClient
-from rpc import tokens
+from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.places import Places

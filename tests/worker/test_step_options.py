@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.overview.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout

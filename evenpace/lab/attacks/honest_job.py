@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from evenpace.lab.attacks import honest_worker
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
-from evenpace.processes import ProcessFailedError
 from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError
 from rpc.credentials import Credentials
+from rpc.processes import ProcessFailedError
 
 JOB = "honest"
 WORKERS = 4

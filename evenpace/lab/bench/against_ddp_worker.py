@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import evenpace
-from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.workloads import common
 from evenpace.lab.workloads.by_name import Training
 from evenpace.launch import pin
 from idl.plan import JobSpec, permutation
 from worker.parent import end_with_parent
+from worker.resources.cpu_limits import limit_cpu
 from worker.torch.ddp import balance
 from worker.torch.optimizer import distribute
 

@@ -15,9 +15,9 @@ from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.connected_workers import SAMPLES_PER_WORKER
 from evenpace.lab.bench.load_rounds import Rounds
 from evenpace.lab.bench.load_workers import GeneratorConfig
-from evenpace.processes import Process, end_process
 from idl.errors import UnavailableError
 from rpc.address import Address
+from rpc.processes import Process, end_process
 
 _START_SECONDS = 600.0  # seconds until all workers have joined, at most
 _ENDED = "ended"  # key of a process's exit status, which is put after its last line

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpace.certificates import create_authority, issue
+from rpc.certificates import create_authority, issue
 from rpc.credentials import Credentials
 
 

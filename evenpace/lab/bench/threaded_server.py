@@ -10,7 +10,7 @@ from thriftpy2.server import TThreadedServer
 from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TCyFramedTransportFactory, TServerSocket
 
-from evenpace.processes import LISTENING
+from rpc.processes import LISTENING
 from worker.parent import end_with_parent
 
 

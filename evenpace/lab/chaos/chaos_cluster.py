@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from batchsize_manager.client import ManagerClient
 from evenpace.lab.chaos import clocks, disks, journalling_worker
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.disks import Disk
@@ -19,10 +20,9 @@ from evenpace.lab.chaos.reference_training import MICRO_BATCH
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.proxy import Proxy
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import Process
 from idl.errors import EvenpaceError
 from rpc.address import Address
+from rpc.processes import Process
 
 _STATUS_SECONDS = 1.0  # seconds for the manager to answer about a worker, and until it is asked again
 

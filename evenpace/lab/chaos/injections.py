@@ -16,7 +16,7 @@ from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Proxy, ProxyLink
-from evenpace.processes import Process, state
+from rpc.processes import Process, state
 
 _CLOCK_TOLERANCE = 5.0  # seconds between the jump that was set and the one that the process sees, at most
 _STOPPING_SECONDS = 60.0  # seconds until a process is seen stopped, at most

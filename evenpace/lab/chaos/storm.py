@@ -23,7 +23,7 @@ from evenpace.lab.chaos.injections import (
     clock_jump,
 )
 from evenpace.lab.proxy import ProxyLink
-from evenpace.processes import state
+from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
 _EVIDENCE_SECONDS = 60.0  # seconds that a fault may last longer, until there is evidence of it

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from evenpace.processes import Process
+from rpc.processes import Process
 
 _RESTART_SECONDS = (0.2, 2.0)  # seconds after which a process is started again, unless a fault says otherwise
 _STOP_SECONDS = 60.0  # seconds for a process to end by itself, before it is killed, which is a violation

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.lab.cluster import CpuShare, LocalCluster
-from evenpace.logs import options_in_force
 from idl.errors import EvenpaceError
 from rpc.address import Address
+from rpc.logs import options_in_force
 
 _IMAGES = {"manager": "evenpace-manager", "ps": "evenpace-ps", "worker": "evenpace-worker-contention"}
 _PERIOD_US = 10_000  # of the CPU quota; the default of 100 ms would make short iterations pure noise

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from batchsize_manager.client import ManagerClient
 from evenpace.lab.cluster import LOOPBACK, LocalCluster, Surroundings, free_ports
 from evenpace.lab.experiments import figure_plots
 from evenpace.lab.experiments.config import MappingConfig
@@ -28,11 +29,10 @@ from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
 from evenpace.observer import Observer
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import Process
 from evenpace.reports import files
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
+from rpc.processes import Process
 
 _SCRIPT = Path(__file__).with_name("train_workload.py")
 _POLL_SECONDS = 0.02  # seconds between two looks at the job

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.cpu_limits import LimitKind
 from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.workloads.by_name import Training
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
+from worker.resources.cpu_limits import LimitKind
 
 _POLL_SECONDS = 0.05  # seconds between two looks at the job
 _SCRIPT = Path(__file__).with_name("train_workload.py")
@@ -36,7 +36,7 @@ class RunConfig:
         iterations: Of a synchronous scheme.
         total_batch_size: Samples of an iteration, over all workers.
         tolerance: The manager's.
-        limit_kind: See `evenpace.cpu_limits.limit_cpu`.
+        limit_kind: See `worker.resources.cpu_limits.limit_cpu`.
         shards: Processes of the parameter server.
     """
 

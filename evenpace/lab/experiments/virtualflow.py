@@ -24,11 +24,11 @@ from typing import Any
 from rich.console import Console
 
 from batchsize_manager.learning.profiles import Profile, Step
+from batchsize_manager.planning import Forecast, Recommendation, recommend
+from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.step_times import StepTimes
 from evenpace.lab.bench.step_times import GpuCurves, read_step_times
 from evenpace.lab.terminal import make_table
-from evenpace.planning import Forecast, Recommendation, recommend
-from evenpace.planning_config import Task
 from evenpace.reports import files
 
 _TOTAL = 8192  # samples, as in Table 4

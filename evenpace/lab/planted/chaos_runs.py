@@ -91,12 +91,12 @@ PLANTED = (
         "A worker that was limited by stopping and continuing",
         (
             Change(
-                "evenpace/duty_cycle.py",
+                "worker/resources/duty_cycle.py",
                 "            time.sleep(wait)\n",
                 "            if signal.sigtimedwait(_ENDING, wait) is not None:\n                return\n",
             ),
         ),
-        "tests/evenpace/test_cpu_limits.py -k stopped_itself",
+        "tests/worker/resources/test_cpu_limits.py -k stopped_itself",
     ),
     Planted(
         "A manager that was killed is not started again while",

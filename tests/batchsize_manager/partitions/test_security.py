@@ -5,8 +5,8 @@ import time
 import pytest
 
 import idl
-from evenpace import certificates
 from idl.errors import ConnectionLostError, InvalidRequestError, ProtocolError, UnauthorisedError
+from rpc import certificates
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

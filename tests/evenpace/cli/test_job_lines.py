@@ -3,8 +3,8 @@
 import pytest
 
 from evenpace.cli.job_lines import JobLines, progress
-from evenpace.ray.controller import News, Progress
-from evenpace.ray.supervisor import Finish
+from scheduler.ray.controller import News, Progress
+from scheduler.ray.supervisor import Finish
 
 RUNNING = Progress("running", 1234, 2500)
 

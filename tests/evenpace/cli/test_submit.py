@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.ray import cluster
+from scheduler.ray import cluster
 
 
 class ReachedError(Exception):

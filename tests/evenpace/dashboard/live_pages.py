@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import idl
-from evenpace.processes import Process
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.processes import Process
 from tests.services import ANYWHERE
 
 _wire = idl.batchsize_manager

@@ -14,11 +14,11 @@ import tomllib
 import psutil
 import pytest
 
+from batchsize_manager.client import ManagerClient
 from evenpace.dashboard import event_stream
 from evenpace.dashboard.event_stream import EventStream, Viewers
 from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.load_generators import Generators
-from evenpace.overview.client import ManagerClient
 from evenpace.overview.job_view import JobView
 from rpc.address import Address
 from tests import ROOT

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from evenpace.overview.client import ManagerClient
+from batchsize_manager.client import ManagerClient
 from rpc import tokens
 from rpc.credentials import Credentials
 from tests import ROOT

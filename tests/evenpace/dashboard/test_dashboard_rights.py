@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.certificates import create_authority, issue
 from evenpace.dashboard import actions
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.hosts import host_name, own_names
@@ -18,6 +17,7 @@ from evenpace.dashboard.rights import rights
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.address import Address
+from rpc.certificates import create_authority, issue
 from rpc.credentials import Credentials
 from rpc.server import Security
 from tests.evenpace.dashboard.live_pages import Uneven, managed_page, page_of

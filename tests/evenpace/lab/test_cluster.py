@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-from evenpace.processes import Process
+from rpc.processes import Process
 from tests.services import has_ended
 
 SERVE = """

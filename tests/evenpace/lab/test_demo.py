@@ -11,9 +11,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from evenpace import duty_cycle
 from evenpace.cli import cli
 from tests.services import has_ended
+from worker.resources import duty_cycle
 
 KEYS = {
     "shares",

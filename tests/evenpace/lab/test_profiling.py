@@ -12,8 +12,8 @@ from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.profile_config import ProfileConfig
 from evenpace.lab.profiling import batch_sizes, is_out_of_memory, profile
 from evenpace.observer import Observer
-from evenpace.processes import ProcessFailedError
 from evenpace.reports import files
+from rpc.processes import ProcessFailedError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IN_LITTLE_MEMORY = SCRIPTS / "train_in_little_memory.py"

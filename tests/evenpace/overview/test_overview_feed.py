@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 import idl
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.overview.client import ManagerClient
 from evenpace.overview.feed import Feed
 from idl.errors import EvenpaceError
 from tests.services import MemberWorker, address_of_our_own, manager_service, serving

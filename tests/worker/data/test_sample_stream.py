@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from evenpace.overview.client import ManagerClient
+from batchsize_manager.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from batchsize_manager.client import ManagerClient
 from evenpace.observer import Observer
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import end_process
 from idl.plan import JobSpec, permutation
+from rpc.processes import end_process
 from tests import EXAMPLES
 from tests.scripts import connect_and_run
 from tests.scripts import train_ddp as script

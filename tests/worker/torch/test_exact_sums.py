@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from batchsize_manager.client import ManagerClient
 from evenpace.observer import Observer
-from evenpace.overview.client import ManagerClient
-from evenpace.processes import end_process
 from idl.errors import InvalidRequestError
 from idl.exact_sums import FixedPoint
+from rpc.processes import end_process
 from tests.scripts import train_micro_batches
 from tests.services import address_of_our_own, is_frozen, manager_process, shard_process
 from tests.worker.processes import processes

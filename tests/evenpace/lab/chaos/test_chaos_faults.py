@@ -30,9 +30,9 @@ from evenpace.lab.chaos.injections import (
 )
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Proxy
-from evenpace.processes import Process, state
 from rpc.address import Address
 from rpc.dial import reset_when_closed
+from rpc.processes import Process, state
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

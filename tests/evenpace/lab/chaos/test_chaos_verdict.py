@@ -29,10 +29,10 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
 from evenpace.lab.chaos.verdict import CALM, judge
 from evenpace.observer import Observer
-from evenpace.processes import Process
 from idl.plan import permutation
 from ps.shard import Shard
 from ps.shard_job import ShardJob
+from rpc.processes import Process
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig

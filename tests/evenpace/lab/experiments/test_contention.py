@@ -11,10 +11,10 @@ import time
 import psutil
 import pytest
 
-from evenpace.cpu_limits import limit_cpu
 from evenpace.lab.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
 from evenpace.lab.experiments.contention_schedule import Schedule, Task
 from tests.services import cpu_seconds
+from worker.resources.cpu_limits import limit_cpu
 
 needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
 

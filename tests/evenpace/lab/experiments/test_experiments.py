@@ -17,8 +17,8 @@ from evenpace.lab.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.lab.traces import read_trace
 from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from evenpace.observer import Observer
-from evenpace.processes import ProcessFailedError
 from predictors import PREDICTORS
+from rpc.processes import ProcessFailedError
 from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from evenpace._version import __version__
-from evenpace.certificates import CA_KEY_FILE, issue
-from evenpace.processes import Process, command_line
-from evenpace.ray.supervisor import Phase, Seen
 from idl.errors import EvenpaceError
+from idl.version import __version__
 from rpc.address import Address
+from rpc.certificates import CA_KEY_FILE, issue
+from rpc.processes import Process, command_line
 from rpc.tokens import write_secret
+from scheduler.ray.supervisor import Phase, Seen
 
 FOLDER, LISTEN = "{folder}", "{listen}"
 """What a command has in place of the actor's folder, and of HOST:PORT to listen on."""

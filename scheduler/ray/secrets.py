@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evenpace.certificates import CA_KEY_FILE, create_authority, issue
-from evenpace.ray.process_actor import TLS
 from rpc import tokens
+from rpc.certificates import CA_KEY_FILE, create_authority, issue
 from rpc.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from rpc.tokens import TokenKeys, new_key
+from scheduler.ray.process_actor import TLS
 
 TOKEN_KEY_FILE, TOKEN_FILE = "tokens.key", "token"
 _DAYS = 365

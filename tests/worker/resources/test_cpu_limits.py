@@ -15,13 +15,12 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from evenpace import duty_cycle
-from evenpace.cpu_limits import limit_cpu
-from evenpace.duty_cycle import PERIOD, Budget
 from tests import ROOT
 from tests.services import cpu_seconds, has_ended
-from worker.resources import cgroups
+from worker.resources import cgroups, duty_cycle
 from worker.resources.cgroups import Cgroup
+from worker.resources.cpu_limits import limit_cpu
+from worker.resources.duty_cycle import PERIOD, Budget
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SPIN_TWICE = f"import threading\nthreading.Thread(target=exec, args=('while True: pass',)).start()\n{SPIN}"
@@ -162,7 +161,7 @@ def cycle(start):
     with contextlib.ExitStack() as ended:
 
         def cycle(pid, share):
-            command = [sys.executable, "-m", "evenpace.duty_cycle", str(pid), str(share)]
+            command = [sys.executable, "-m", "worker.resources.duty_cycle", str(pid), str(share)]
             cycler = ended.enter_context(subprocess.Popen(command, cwd=ROOT))
             ended.callback(cycler.kill)
             return cycler
@@ -359,7 +358,7 @@ def test_a_duty_cycler_ends_with_its_parent(start):
     """A duty cycler whose launcher is killed continues the process and ends."""
     child = start(SPIN)
     launcher = start(
-        "import sys, time\nfrom evenpace.cpu_limits import limit_cpu\n"
+        "import sys, time\nfrom worker.resources.cpu_limits import limit_cpu\n"
         "limit = limit_cpu(int(sys.argv[1]), 0.02, 'orphan', 'duty-cycle')\n"
         "print(flush=True)\ntime.sleep(600)",
         str(child.pid),

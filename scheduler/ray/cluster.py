@@ -12,13 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, AuthenticationError, GetTimeoutError, RayError, RayTaskError
 
-from evenpace.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names
-from evenpace.ray.nodes import ask_head
-from evenpace.ray.secrets import make_secrets
-from evenpace.ray.submission import Submission
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from rpc.address import Address
 from rpc.dial import dial
+from scheduler.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names
+from scheduler.ray.nodes import ask_head
+from scheduler.ray.secrets import make_secrets
+from scheduler.ray.submission import Submission
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
@@ -141,7 +141,7 @@ class JobHandle:
         return files
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what workers have reported; see `evenpace.ray.training.read_reports`."""
+        """Return what workers have reported; see `scheduler.ray.training.read_reports`."""
         reports: list[dict[str, Any]] = self._ask(self._controller.reports.remote())
         return reports
 

@@ -6,7 +6,7 @@ import tempfile
 import psutil
 import pytest
 
-from tests.evenpace.ray.submitted import Jobs
+from tests.scheduler.ray.submitted import Jobs
 from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")

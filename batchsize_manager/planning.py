@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchsize_manager.learning.profiles import Profile
+from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.solver import InfeasibleError, TimeCurves, split, split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves
 from batchsize_manager.policies.waves import WaveCurves, Waves
-from evenpace.planning_config import Task
 from idl.bounds import Bounds
 from idl.cuts import Cuts
 

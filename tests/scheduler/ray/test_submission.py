@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.ray.submission import Scale, Submission
+from scheduler.ray.submission import Scale, Submission
 
 
 @pytest.mark.parametrize(

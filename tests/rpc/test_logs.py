@@ -19,8 +19,8 @@ import idl
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.cluster import LocalCluster
-from evenpace.logs import LogSetup, options_in_force
 from rpc.limited_log import LimitedLog
+from rpc.logs import LogSetup, options_in_force
 from tests.services import MemberWorker, Raw, ShardWorker, join_request, manager_service, serving
 from tests.wire import answer, framed
 

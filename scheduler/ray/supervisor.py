@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from evenpace.ray.submission import MANAGER, Submission
 from idl.errors import InvalidRequestError
+from scheduler.ray.submission import MANAGER, Submission
 
 _LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from an end to the next start

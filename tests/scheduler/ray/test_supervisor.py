@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.ray.submission import MANAGER, Scale, Submission
-from evenpace.ray.supervisor import (
+from idl.errors import InvalidRequestError
+from scheduler.ray.submission import MANAGER, Scale, Submission
+from scheduler.ray.supervisor import (
     PAUSING,
     Create,
     Drain,
@@ -20,7 +21,6 @@ from evenpace.ray.supervisor import (
     Start,
     Supervisor,
 )
-from idl.errors import InvalidRequestError
 
 STEP = 0.5  # seconds between two decisions
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from evenpace.certificates import CA_KEY_FILE, issue
+from batchsize_manager.client import ManagerClient
 from evenpace.cli.services import manager, ps, worker
-from evenpace.overview.client import ManagerClient
-from evenpace.ray.access import Access
-from evenpace.ray.commands import resources, task
-from evenpace.ray.process_actor import FOLDER, LISTEN, TLS, make_folder
-from evenpace.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, make_secrets
-from evenpace.ray.submission import MANAGER, Scale, Submission
-from evenpace.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
 from idl.errors import InvalidRequestError, UnauthorisedError
+from rpc.certificates import CA_KEY_FILE, issue
 from rpc.credentials import CA_FILE
 from rpc.server import Security
 from rpc.tokens import write_secret
+from scheduler.ray.access import Access
+from scheduler.ray.commands import resources, task
+from scheduler.ray.process_actor import FOLDER, LISTEN, TLS, make_folder
+from scheduler.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, make_secrets
+from scheduler.ray.submission import MANAGER, Scale, Submission
+from scheduler.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
 from tests import ROOT
 from tests.services import manager_service, serving
 
@@ -190,7 +190,7 @@ def test_a_process_takes_the_resources_that_it_was_given():
 def test_folders_of_processes_that_were_killed_are_removed(tmp_path, monkeypatch):
     """And no others, whatever the processes' ids: these say nothing in another container."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = "from evenpace.ray.process_actor import make_folder; print(make_folder(), flush=True); input()"
+    program = "from scheduler.ray.process_actor import make_folder; print(make_folder(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from batchsize_manager.learning.profiles import Profile, Step
+from batchsize_manager.planning import recommend
+from batchsize_manager.planning_config import Task
 from evenpace.cli import cli
 from evenpace.lab.experiments.virtualflow import interpolation_errors, published_profile, run
-from evenpace.planning import recommend
-from evenpace.planning_config import Task
 from evenpace.reports import files
 from tests import SHARED_DATA
 

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from evenpace.ray import Checkpoint, get_checkpoint, report
-from evenpace.ray.training import (
+from idl.errors import InvalidRequestError
+from scheduler.ray.training import (
     FOLDER_VARIABLE,
     LOOP_FILE,
     SCRIPT,
@@ -18,7 +19,6 @@ from evenpace.ray.training import (
     WORKER_VARIABLE,
     read_reports,
 )
-from idl.errors import InvalidRequestError
 
 WORKERS, TIMES, OLD = 4, 8, 3000
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from evenpace.ray.process_actor import FOLDER, LISTEN, TLS, Task
-from evenpace.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, JobSecrets
-from evenpace.ray.submission import MANAGER, Submission
-from evenpace.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
+from scheduler.ray.process_actor import FOLDER, LISTEN, TLS, Task
+from scheduler.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, JobSecrets
+from scheduler.ray.submission import MANAGER, Submission
+from scheduler.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
 
 _SERVICE = ("--listen", LISTEN, "--tls", f"{FOLDER}/{TLS}", "--token-key", f"{FOLDER}/{TOKEN_KEY_FILE}")
 

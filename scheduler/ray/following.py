@@ -3,10 +3,10 @@
 import time
 from typing import Protocol
 
-from evenpace.ray.cluster import JobHandle
-from evenpace.ray.controller import News
-from evenpace.ray.supervisor import Finish
 from idl.errors import DeadlineExceededError
+from scheduler.ray.cluster import JobHandle
+from scheduler.ray.controller import News
+from scheduler.ray.supervisor import Finish
 
 _POLL_SECONDS = 0.5
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import ROOT
 from tests.evenpace.dashboard.live_pages import Page
-from tests.evenpace.ray.submitted import Jobs, left_folders
+from tests.scheduler.ray.submitted import Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evenpace.logs import options_in_force
 from idl.errors import EvenpaceError, UnavailableError
 from rpc.address import Address
+from rpc.logs import options_in_force
 
 _START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
 _STOP_SECONDS = 5.0  # for processes to end by themselves, before they are killed

@@ -23,7 +23,7 @@ FOLDER_VARIABLE, WORKER_VARIABLE = "EVENPACE_RAY_FOLDER", "EVENPACE_RAY_WORKER"
 """Variables of a worker: the job's folder, and the worker's name."""
 
 SCRIPT_FILE, LOOP_FILE = "train.py", "train_loop.pickle"
-SCRIPT = "from evenpace.ray.training import run_loop\n\nrun_loop()\n"
+SCRIPT = "from scheduler.ray.training import run_loop\n\nrun_loop()\n"
 """The script of a worker that calls a training function, which lies beside it."""
 
 _REPORTS, _CHECKPOINTS = "reports", "checkpoints"

@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 import idl
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.overview.client import ManagerClient
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.client import Client

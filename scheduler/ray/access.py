@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpace.ray.process_actor import TLS, write_files
-from evenpace.ray.secrets import TOKEN_FILE
 from rpc.credentials import Credentials
+from scheduler.ray.process_actor import TLS, write_files
+from scheduler.ray.secrets import TOKEN_FILE
 
 _MANAGER_FILE = "manager.address"
 

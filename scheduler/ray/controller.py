@@ -19,14 +19,16 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from evenpace._version import __version__
-from evenpace.ray.commands import resources, task
-from evenpace.ray.manager_calls import ManagerCalls, Progress
-from evenpace.ray.nodes import draining_nodes
-from evenpace.ray.process_actor import Described, ProcessActor
-from evenpace.ray.secrets import JobSecrets
-from evenpace.ray.submission import MANAGER, Submission
-from evenpace.ray.supervisor import (
+from idl.errors import InvalidRequestError
+from idl.version import __version__
+from rpc.tokens import write_secret
+from scheduler.ray.commands import resources, task
+from scheduler.ray.manager_calls import ManagerCalls, Progress
+from scheduler.ray.nodes import draining_nodes
+from scheduler.ray.process_actor import Described, ProcessActor
+from scheduler.ray.secrets import JobSecrets
+from scheduler.ray.submission import MANAGER, Submission
+from scheduler.ray.supervisor import (
     Action,
     Create,
     Drain,
@@ -38,9 +40,7 @@ from evenpace.ray.supervisor import (
     Start,
     Supervisor,
 )
-from evenpace.ray.training import read_reports
-from idl.errors import InvalidRequestError
-from rpc.tokens import write_secret
+from scheduler.ray.training import read_reports
 
 NAMESPACE = "evenpace"
 """Ray's namespace of our actors."""

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from evenpace.overview.client import ManagerClient
-from evenpace.ray.access import Access
-from evenpace.ray.process_actor import make_folder
-from evenpace.ray.secrets import JobSecrets
-from evenpace.ray.supervisor import PAUSING
+from batchsize_manager.client import ManagerClient
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
+from scheduler.ray.access import Access
+from scheduler.ray.process_actor import make_folder
+from scheduler.ray.secrets import JobSecrets
+from scheduler.ray.supervisor import PAUSING
 
 _ASK_SECONDS = 1.0  # between two questions
 _ANSWER_SECONDS = 5.0

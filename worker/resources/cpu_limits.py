@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 from uuid import uuid4
 
-from evenpace import duty_cycle
-from worker.resources import cgroups
+from worker.resources import cgroups, duty_cycle
 from worker.resources.cgroups import Cgroup
 
 # The kernel's default of 100 ms makes short iterations pure noise; it grants no less than 1 ms.

@@ -1,6 +1,6 @@
 """A small process that holds another to a share of CPU by stopping and continuing it, without cgroups.
 
-    python -m evenpace.duty_cycle PID SHARE [--period SECONDS]
+    python -m worker.resources.duty_cycle PID SHARE [--period SECONDS]
 
 It runs on the standard library alone (Linux): it must keep time while the launcher is busy, and must not
 use the CPU time that the limited process has been denied.
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         be limited.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m evenpace.duty_cycle",
+        prog="python -m worker.resources.duty_cycle",
         description="Hold a process of yours to a share of CPU by stopping and continuing it.",
     )
     parser.add_argument("pid", type=int, help="the process's id")

@@ -1,0 +1,1 @@
+"""Jobs on a cluster: what an engine, today Ray, needs to run their processes where a cluster has room."""
