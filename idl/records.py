@@ -5,7 +5,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,23 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """The column for a measured value in tables of workers: on the page, in terminals and in reports.
+
+    Attributes:
+        title: Heading of the column, in lower case.
+        over: Whether the worker's value is the median over the last iterations, or that of the last one.
+        form: How the number is written.
+    """
+
+    title: str
+    over: Literal["median", "last"] = "median"
+    form: Literal["number", "percent", "seconds"] = "number"
+
+
+@dataclass(frozen=True)
 class Measured:
-    """What there is to say of a field of `WorkerRecord`.
+    """Description of a field of `WorkerRecord`.
 
     Attributes:
         metric: Its name among the metrics, after "worker_".
@@ -57,6 +72,7 @@ class Measured:
         meaning: In words, for whoever looks at the metrics.
         many: Its name where it is of all workers; the field's with an "s", if empty.
         spared: Whether it is left out, on the wire and on disk, where all workers have the default.
+        shown: Its column in tables; None where it has none, or what is shown is computed from it.
     """
 
     metric: str
@@ -64,13 +80,15 @@ class Measured:
     meaning: str
     many: str = ""
     spared: bool = False
+    shown: Shown | None = None
 
 
 class WorkerRecord(NamedTuple):
     """One worker's part in a complete iteration; policies observe that of each worker's own slice.
 
     This is the table of what is measured: a field that is added, here and in the IDL, is kept, sent, and
-    shown among the metrics. One that `Report` has, too, is the worker's last word on the iteration.
+    shown among the metrics and, if it says how, in tables. One that `Report` has, too, is the worker's last
+    word on the iteration.
 
     Attributes:
         batch_size: Samples, of all its parts together.
@@ -92,10 +110,22 @@ class WorkerRecord(NamedTuple):
         float, Measured("waiting_seconds", "seconds", "waiting time of the worker for the others")
     ] = 0.0
     cpu_usage: Annotated[
-        float, Measured("cpu_ratio", "ratio", "share of the worker's CPUs that others take")
+        float,
+        Measured(
+            "cpu_ratio",
+            "ratio",
+            "share of the worker's CPUs that others take",
+            shown=Shown("CPU taken", form="percent"),
+        ),
     ] = 0.0
     memory_usage: Annotated[
-        float, Measured("memory_ratio", "ratio", "share of the worker's memory that is in use")
+        float,
+        Measured(
+            "memory_ratio",
+            "ratio",
+            "share of the worker's memory that is in use",
+            shown=Shown("memory", "last", "percent"),
+        ),
     ] = 0.0
     predicted_speed: Annotated[
         float,

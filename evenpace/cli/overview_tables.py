@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpace.overview import phrases
+from evenpace.overview.columns import SHOWN
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures
+from idl.records import Shown as ShownColumn
 
 _STATES = {"running": "green", "failed": "bold red", "recovering": "yellow", "paused": "yellow"}
 _VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
@@ -22,6 +24,7 @@ _LONGEST_NAME = 24  # characters
 _UNCUT = 0.97  # share of the bars that have their true height
 _BARS_KEPT = 400  # bars, more than a terminal has columns
 _UNKNOWN = "-"
+_FORMS = {"percent": "{:.0%}", "number": "{:,.3g}"}  # of measured values, by `Shown.form`
 _GAP = 2  # characters between columns, as rich has it
 _JOB_COLUMNS = (
     *("job", "state", "iteration", "epoch", "members", "policy"),
@@ -138,7 +141,7 @@ def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = 
         titles.append("at once")
     titles += ["time", "ms/sample", "speed"]
     if width >= _WIDE:
-        titles += ["waits", "CPU taken"]
+        titles += ["waits", *(shown.title for shown in SHOWN.values())]
     for title in titles:
         right = title not in ("worker", "state", "verdict")
         table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
@@ -158,8 +161,7 @@ def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = 
             "ms/sample": Text(_UNKNOWN if each is None else f"{each * 1e3:.3g}"),
             "speed": Text(_number(one.relative_to_others, "{:.2f}×")),
             "waits": Text(_number(one.waiting_share, "{:.0%}")),
-            "CPU taken": Text(_number(one.cpu_usage, "{:.0%}")),
-        }
+        } | {shown.title: Text(_measured(getattr(one, name), shown)) for name, shown in SHOWN.items()}
         table.add_row(*(cells[title] for title in titles), Text(f"{one.verdict_text}; {one.balanced_text}"))
     return table
 
@@ -217,6 +219,12 @@ def _that_fit(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
 
 def _policy(summary: Any) -> str:
     return f"{summary.policy} ({summary.predictor})" if summary.predictor else str(summary.policy)
+
+
+def _measured(value: float | None, shown: ShownColumn) -> str:
+    if value is None:
+        return _UNKNOWN
+    return phrases.seconds(value) if shown.form == "seconds" else _FORMS[shown.form].format(value)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from evenpace.dashboard.manager_poller import ManagerPoller
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.worker_table import TableRows, cut
+from evenpace.overview.columns import SHOWN
 from evenpace.overview.feed import FollowedJob
 from idl.errors import (
     EvenpaceError,
@@ -108,6 +110,7 @@ class Api:
                 "policies": list(POLICIES),
                 "predicting": sorted(POLICIES_WITH_PREDICTOR),
                 "predictors": list(PREDICTORS),
+                "columns": [asdict(shown) | {"name": name} for name, shown in SHOWN.items()],
                 "error": self._poller.error,
             }
         )

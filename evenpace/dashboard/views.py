@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from evenpace.overview.columns import SHOWN
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures, Timeline, WorkerFigures
 
@@ -79,7 +80,7 @@ def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
     seen = {worker.worker for worker in figures.workers}
     for name, member in members.items():
         if name not in seen:
-            nothing: dict[str, Any] = dict.fromkeys(WorkerFigures.__dataclass_fields__)
+            nothing: dict[str, Any] = dict.fromkeys([*WorkerFigures.__dataclass_fields__, *SHOWN])
             spread = {"minimum": None, "median": None, "maximum": None}
             texts = {"verdict": "", "verdict_text": "has finished no iteration yet", "balanced_text": ""}
             rows.append(

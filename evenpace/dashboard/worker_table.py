@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evenpace.overview.columns import SHOWN
 from idl.errors import InvalidRequestError
 
 MOST_ROWS = 200
 _MOST_TEXT = 200  # characters of a filter; no worker's name is longer
 SORTED_BY = (
     *("worker", "state", "verdict", "seconds_per_sample", "relative_to_best", "relative_to_others", "speed"),
-    *("batch_size", "batch_processing_time", "waiting_share", "cpu_usage", "memory_usage"),
-    *("prediction_error", "won_per_iteration"),
+    *("batch_size", "batch_processing_time", "waiting_share", *SHOWN, "prediction_error"),
+    "won_per_iteration",
 )
 VERDICTS = ("chronic", "passing", "leader", "even")
 

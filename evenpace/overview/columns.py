@@ -12,10 +12,11 @@ from evenpace.overview.statistics import Array
 from idl.records import COLUMNS, IterationRecord
 
 QUANTITIES = len(COLUMNS)
-_NAMES = [column.name for column in COLUMNS]
-SIZE, TIME, WAIT = map(_NAMES.index, ("batch_size", "batch_processing_time", "waiting_time"))
-CPU, MEMORY, AT_ONCE = map(_NAMES.index, ("cpu_usage", "memory_usage", "at_once"))
-PREDICTED = _NAMES.index("predicted_speed")
+NAMES = [column.name for column in COLUMNS]
+SIZE, TIME, WAIT = map(NAMES.index, ("batch_size", "batch_processing_time", "waiting_time"))
+CPU, PREDICTED, AT_ONCE = map(NAMES.index, ("cpu_usage", "predicted_speed", "at_once"))
+SHOWN = {column.name: column.measured.shown for column in COLUMNS if column.measured.shown is not None}
+"""The columns of workers' tables that show a measured value as it is, by the value's name."""
 
 _ROWS = 2000  # iterations kept at most
 _FEWEST_ROWS = 100  # iterations kept whatever the number of workers: what `RecentFigures` computes from
@@ -117,7 +118,7 @@ class Recent:
             self._make_room()
         row = self._values[self._end]
         row[...] = np.nan
-        for quantity, name in enumerate(_NAMES):
+        for quantity, name in enumerate(NAMES):
             row[quantity, columns] = iteration.column(name)
         self._numbers[self._end] = iteration.iteration
         self._end += 1

@@ -4,7 +4,10 @@ Times are in seconds, speeds in samples per second; None is a value that is not 
 Figures of an *even* split are estimates; `even_split` says how they are made.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from evenpace.overview.columns import SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +19,11 @@ class Spread:
     maximum: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerFigures:
-    """Figures of one worker over the last iterations, at most 100 of them.
+    """Figures of one worker over the last iterations, at most 100 of them; made by `worker_figures`.
+
+    It also has each of the measured values that tables show (`SHOWN`), by name: the median, or the last.
 
     Attributes:
         worker: Name of the worker.
@@ -33,8 +38,6 @@ class WorkerFigures:
         speed: Median, in samples per second.
         relative_to_best: Its speed relative to its own best, the 95th percentile over the whole job.
         relative_to_others: Its speed relative to the median of the members' speeds.
-        cpu_usage: Median share of its CPUs that others take, 0 to 1.
-        memory_usage: Last share of its memory in use, 0 to 1.
         predicted_speed: Speed predicted for the last iteration.
         real_speed: Speed measured in the last iteration.
         prediction_error: Error of the predictions of its speed, as `idl.measures` defines it.
@@ -57,8 +60,6 @@ class WorkerFigures:
     speed: float | None
     relative_to_best: float | None
     relative_to_others: float | None
-    cpu_usage: float | None
-    memory_usage: float | None
     predicted_speed: float | None
     real_speed: float | None
     prediction_error: float | None
@@ -66,6 +67,20 @@ class WorkerFigures:
     verdict_text: str
     balanced_text: str
     won_per_iteration: float | None
+
+
+_WithMeasured = make_dataclass(
+    "WorkerFigures",
+    [(name, float | None) for name in SHOWN],
+    bases=(WorkerFigures,),
+    frozen=True,
+    kw_only=True,
+)
+
+
+def worker_figures(**values: Any) -> WorkerFigures:
+    """Make the figures of a worker: the attributes of `WorkerFigures`, and each name in `SHOWN`."""
+    return _WithMeasured(**values)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

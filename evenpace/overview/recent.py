@@ -7,9 +7,9 @@ import numpy as np
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview import phrases
 from evenpace.overview.best import Best, rates
-from evenpace.overview.columns import AT_ONCE, CPU, MEMORY, PREDICTED, SIZE, TIME, WAIT, Recent, Slots
+from evenpace.overview.columns import AT_ONCE, CPU, NAMES, PREDICTED, SHOWN, SIZE, TIME, WAIT, Recent, Slots
 from evenpace.overview.even_split import with_even_shares
-from evenpace.overview.figures import JobFigures, Spread, WorkerFigures
+from evenpace.overview.figures import JobFigures, Spread, WorkerFigures, worker_figures
 from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
@@ -32,10 +32,10 @@ class RecentFigures:
         self._names = [names[column] for column in columns.tolist()]
         self._whole = whole
         self._rows = whole.rows[-len(values) :] if len(values) else whole.rows[:0]
-        self._sizes, self._times, self._waits, self._cpu, self._memory, self._predicted, self._at_once = (
-            values[:, quantity][:, columns]
-            for quantity in (SIZE, TIME, WAIT, CPU, MEMORY, PREDICTED, AT_ONCE)
+        self._sizes, self._times, self._waits, self._cpu, self._predicted, self._at_once = (
+            values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, PREDICTED, AT_ONCE)
         )
+        self._shown = {name: values[:, NAMES.index(name)][:, columns] for name in SHOWN}
         curves = curves.at(columns)
         busy = (self._sizes > 0) & (self._times > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -104,7 +104,10 @@ class RecentFigures:
             shares = waiting_share(_sums(self._waits), _sums(self._times))[order]
             to_best = median(self._rates[:, order]) / self._best[order]
             to_others = speeds[order] / members_speed
-        cpu, memory = median(self._cpu[:, order]), self._memory[last, order]
+        shown = {
+            name: median(values[:, order]) if SHOWN[name].over == "median" else values[last, order]
+            for name, values in self._shown.items()
+        }
         at_once = self._at_once[last, order]
         errors = prediction_error(self._predicted[:, order], self._speeds[:, order], axis=0)
         won = median(self._even_times[:, order] - self._times[:, order])
@@ -118,7 +121,7 @@ class RecentFigures:
                 state = "working" if member[worker] else "gone"
             gain = number(won[i])
             listed.append(
-                WorkerFigures(
+                worker_figures(
                     worker=name,
                     state=state,
                     batch_size=int(sizes[i]),
@@ -131,8 +134,6 @@ class RecentFigures:
                     speed=number(speeds[worker]),
                     relative_to_best=number(to_best[i]),
                     relative_to_others=number(to_others[i]),
-                    cpu_usage=number(cpu[i]),
-                    memory_usage=number(memory[i]),
                     predicted_speed=number(predicted_last[i]),
                     real_speed=number(speed_last[i]),
                     prediction_error=number(errors[i]),
@@ -140,6 +141,7 @@ class RecentFigures:
                     verdict_text=verdicts.text(worker),
                     balanced_text=balanced(float(sizes[i]), float(even_sizes[i]), gain),
                     won_per_iteration=gain,
+                    **{name: number(values[i]) for name, values in shown.items()},
                 )
             )
         return listed

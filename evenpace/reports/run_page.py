@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evenpace.overview.columns import SHOWN
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
 from evenpace.reports.run_data import RunReport
@@ -45,6 +46,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
         verdicts=VERDICTS,
         cards=_cards(report),
         rows=figures.workers[:_ROWS],
+        shown=SHOWN,
         more_rows=max(0, len(figures.workers) - _ROWS),
         came_and_went=came_and_went[:_ROWS],
         more_came=max(0, len(came_and_went) - _ROWS),

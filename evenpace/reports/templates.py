@@ -7,6 +7,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evenpace.reports import files, numbers
 
+_MEASURED = {  # by `Shown.form`
+    "percent": lambda value: numbers.text(value, ".0%"),
+    "seconds": numbers.seconds,
+    "number": numbers.quantity,
+}
+
 
 def write_page(template: str, path: Path, **values: Any) -> None:
     """Render a template of this folder to a file, in one step.
@@ -30,5 +36,6 @@ def write_page(template: str, path: Path, **values: Any) -> None:
         quantity=numbers.quantity,
         factor=lambda value: numbers.text(value, ".2f"),
         share=lambda value: numbers.text(value, ".3g"),
+        measured=lambda value, column: _MEASURED[column.form](value),
     )
     files.replace(path, environment.get_template(template).render(values).encode())

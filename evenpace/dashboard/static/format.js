@@ -25,6 +25,11 @@ export function percent(value) {
   return `${Math.abs(shown) < 10 ? shown.toFixed(1) : Math.round(shown)}%`;
 }
 
+// A measured value, in the form that the page's list of columns names.
+export function measured(value, form) {
+  return { percent, seconds, number }[form](value);
+}
+
 export function times(value) {
   return value == null ? NONE : `${value.toFixed(2)}×`;
 }

@@ -1,14 +1,14 @@
 // Who slows whom: the table of workers, a part at a time; filtered, sorted and cut by the server.
-import { number, percent, seconds, times } from "./format.js";
+import { measured, number, percent, seconds, times } from "./format.js";
 import { Fragment, html, useEffect, useRef, useState } from "./lib.js";
 import { ask, ofJob } from "./live.js";
 import { Range, Share, Verdict } from "./marks.js";
-import { sentence } from "./sentence.js";
+import { capital, sentence } from "./sentence.js";
 import { WorkerDetails } from "./worker.js";
 
 const ROWS = 25;
 const FEW = 8; // workers, up to which nobody needs a filter
-const COLUMNS = [
+const FIRST = [
   ["worker", "Worker", false],
   ["verdict", "Verdict", false],
   ["seconds_per_sample", "Time per sample", true],
@@ -16,10 +16,8 @@ const COLUMNS = [
   ["relative_to_others", "Of the others", false],
   ["batch_size", "Batch", true],
   ["waiting_share", "Waits", true],
-  ["cpu_usage", "CPU taken", true],
-  ["memory_usage", "Memory", true],
-  ["won_per_iteration", "Won or given", true],
 ];
+const LAST = ["won_per_iteration", "Won or given", true];
 
 export function Workers({ job, page, picked, pick, change }) {
   const [sort, setSort] = useState({ by: "seconds_per_sample", descending: true });
@@ -29,6 +27,8 @@ export function Workers({ job, page, picked, pick, change }) {
   const [part, setPart] = useState(null);
   const [open, setOpen] = useState(null);
   const turn = useRef(0);
+  const shown = page?.columns ?? []; // measured values
+  const columns = [...FIRST, ...shown.map(({ name, title }) => [name, capital(title), true]), LAST];
 
   useEffect(() => {
     const mine = ++turn.current;
@@ -66,13 +66,13 @@ export function Workers({ job, page, picked, pick, change }) {
         <option value="">any</option>
         ${["chronic", "passing", "leader", "even"].map((name) => html`<option key=${name}>${name}</option>`)}
       </select></label>
-      <label class="narrow">Sorted by <select value=${sort.by} onChange=${(event) => by(event.target.value, COLUMNS.find((c) => c[0] === event.target.value)[2])()}>
-        ${COLUMNS.map(([column, title]) => html`<option key=${column} value=${column}>${title}</option>`)}
+      <label class="narrow">Sorted by <select value=${sort.by} onChange=${(event) => by(event.target.value, columns.find((c) => c[0] === event.target.value)[2])()}>
+        ${columns.map(([column, title]) => html`<option key=${column} value=${column}>${title}</option>`)}
       </select></label>
     </form>
     <table class="workers" role="table" aria-labelledby="workers-title">
       <thead role="rowgroup"><tr role="row">
-        ${COLUMNS.map(
+        ${columns.map(
           ([column, title, first]) => html`<th key=${column} role="columnheader" scope="col"
               aria-sort=${sort.by === column ? (sort.descending ? "descending" : "ascending") : undefined}>
             <button type="button" onClick=${by(column, first)}>${title}<span class="arrow" aria-hidden="true">${
@@ -84,10 +84,10 @@ export function Workers({ job, page, picked, pick, change }) {
       <tbody role="rowgroup">
         ${part?.rows.map(
           (row) => html`<${Fragment} key=${row.worker}>
-            <${Row} row=${row} inMicroBatches=${job.micro_batch != null} most=${most} open=${open === row.worker}
+            <${Row} row=${row} shown=${shown} inMicroBatches=${job.micro_batch != null} most=${most} open=${open === row.worker}
               toggle=${() => setOpen(open === row.worker ? null : row.worker)} />
             ${open === row.worker &&
-            html`<tr role="row" class="more"><td role="cell" colspan=${COLUMNS.length}>
+            html`<tr role="row" class="more"><td role="cell" colspan=${columns.length}>
               <${WorkerDetails} row=${row} job=${job} page=${page} change=${change} picked=${picked} pick=${pick} />
             </td></tr>`}
           <//>`,
@@ -121,7 +121,7 @@ function Won({ value }) {
   return html`${seconds(Math.abs(value))}<span class="note">${value >= 0 ? "won" : "given"} per iteration</span>`;
 }
 
-function Row({ row, inMicroBatches, most, open, toggle }) {
+function Row({ row, shown, inMicroBatches, most, open, toggle }) {
   return html`<tr role="row" class=${row.state === "gone" ? "gone" : ""}>
     <th role="rowheader" scope="row">
       <button type="button" class="who" aria-expanded=${open} onClick=${toggle}>${row.worker}</button>
@@ -134,8 +134,7 @@ function Row({ row, inMicroBatches, most, open, toggle }) {
     <td role="cell" data-name="Batch">${number(row.batch_size)}<span class="note">even: ${number(row.even_batch_size)}</span>
       ${inMicroBatches && html`<span class="note">${number(row.at_once)} at once</span>`}</td>
     <td role="cell" data-name="Waits">${percent(row.waiting_share)}</td>
-    <td role="cell" data-name="CPU taken">${percent(row.cpu_usage)}</td>
-    <td role="cell" data-name="Memory">${percent(row.memory_usage)}</td>
+    ${shown.map(({ name, title, form }) => html`<td role="cell" key=${name} data-name=${capital(title)}>${measured(row[name], form)}</td>`)}
     <td role="cell" data-name="Won or given"><${Won} value=${row.won_per_iteration} /></td>
   </tr>`;
 }

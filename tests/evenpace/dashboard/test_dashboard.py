@@ -20,6 +20,7 @@ from evenpace.dashboard.event_stream import EventStream, Viewers
 from evenpace.lab.bench.config import LoadConfig
 from evenpace.lab.bench.load_generators import Generators
 from evenpace.overview.job_view import JobView
+from idl.records import COLUMNS
 from rpc.address import Address
 from tests import ROOT
 from tests.evenpace.dashboard.live_pages import Page, Uneven, managed_page, page_of
@@ -80,6 +81,19 @@ def test_a_job_is_shown_as_its_records_say(page, run, wait_until):
     whole = view.timeline(1000, ["worker-3"], 0)
     assert timeline["iterations"] == whole.iterations
     assert timeline["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
+
+
+def test_the_table_has_a_column_for_each_measured_value_that_says_how_it_is_shown(page, run):
+    """The page says which there are; rows have their numbers, and may be sorted by them."""
+    columns = page.get("/api/page")["columns"]
+    assert [(column["name"], column["title"], column["form"]) for column in columns] == [
+        (column.name, shown.title, shown.form)
+        for column in COLUMNS
+        if (shown := column.measured.shown) is not None
+    ]
+    for name in (column["name"] for column in columns):
+        numbers = [row[name] for row in page.get(f"/api/jobs/shared/workers?sort={name}")["rows"]]
+        assert numbers == sorted(numbers, reverse=True)
 
 
 def test_a_job_in_micro_batches_tells_their_size_and_how_many_are_computed_at_once(page, run, wait_until):
