@@ -6,6 +6,7 @@ A change is an object with exactly one of these:
     {"total_batch_size": SAMPLES}
     {"bounds": {"worker": NAME, "minimum": SAMPLES, "maximum": SAMPLES, "granularity": SAMPLES}}
     {"drain": {"worker": NAME}}
+    {"remove": {"worker": NAME}}
     {"paused": true or false}
 """
 
@@ -79,6 +80,11 @@ def _drain(value: Any) -> Change:
     return lambda manager, job: manager.drain(job, worker)
 
 
+def _remove(value: Any) -> Change:
+    worker = _text(_fields(value, "remove", {"worker"}, set())["worker"], "worker")
+    return lambda manager, job: manager.remove(job, worker)
+
+
 def _paused(value: Any) -> Change:
     if not isinstance(value, bool):
         raise InvalidRequestError(f"paused {value!r}: must be true or false")
@@ -90,6 +96,7 @@ _PARSERS: Mapping[str, Callable[[Any], Change]] = {
     "total_batch_size": _total_batch_size,
     "bounds": _bounds,
     "drain": _drain,
+    "remove": _remove,
     "paused": _paused,
 }
 

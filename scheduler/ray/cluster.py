@@ -15,10 +15,10 @@ from ray.exceptions import ActorUnavailableError, AuthenticationError, GetTimeou
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from rpc.address import Address
 from rpc.dial import dial
-from scheduler.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names
+from scheduler.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names, process_actor
 from scheduler.ray.nodes import ask_head
 from scheduler.ray.secrets import make_secrets
-from scheduler.ray.submission import Submission
+from scheduler.ray.submission import MANAGER, Submission
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
@@ -196,8 +196,9 @@ def submit(submission: Submission) -> JobHandle:
     """Start a job on the cluster that this process is connected to.
 
     Raises:
-        InvalidRequestError: There is a job of this name.
+        InvalidRequestError: There is a job of this name, or Ray refuses an amount of a resource.
     """
+    check_resources(submission)
     controller = ray.remote(Controller).options(
         name=actor_name(submission.job),
         namespace=NAMESPACE,
@@ -216,6 +217,19 @@ def submit(submission: Submission) -> JobHandle:
             f"job {submission.job!r}: one of this name runs on the cluster; "
             f"`evenpace attach {submission.job}` follows it, another --name starts another"
         ) from error
+
+
+def check_resources(submission: Submission) -> None:
+    """Check that Ray accepts the amounts of resources that a job's processes are to have.
+
+    Raises:
+        InvalidRequestError: It refuses one; the message has Ray's reason.
+    """
+    for kind, name in (("service", MANAGER), ("worker", "w0")):
+        try:
+            process_actor(name, submission)
+        except ValueError as error:
+            raise InvalidRequestError(f"resources of each {kind}: {error}") from error
 
 
 def find(name: str) -> JobHandle:

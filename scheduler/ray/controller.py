@@ -105,6 +105,30 @@ class _Watched:
     status: int | None = None  # 1 for an actor that could not even begin
 
 
+def process_actor(name: str, submission: Submission) -> Any:
+    """Return the class of a process's actor, with the resources that Ray sets aside for it.
+
+    Raises:
+        ValueError: Ray refuses an amount, such as half of what is given out as a whole.
+    """
+    wanted = dict(resources(name, submission))
+    service = name in submission.services
+    return ray.remote(ProcessActor).options(
+        name=actor_name(submission.job, name),
+        namespace=NAMESPACE,
+        # Else they would end with the controller.
+        lifetime="detached",
+        num_cpus=wanted.pop("CPU", 0),
+        num_gpus=wanted.pop("GPU", 0),
+        resources=wanted,
+        max_concurrency=4,
+        # The loss of a node is to cost little, and workers are not to share cores while others are idle.
+        scheduling_strategy="SPREAD",
+        max_restarts=-1 if service else 0,
+        max_task_retries=-1 if service else 0,
+    )
+
+
 def actor_name(job: str, process: str | None = None) -> str:
     """Return the name of a job's controller, or of the actor of one of its processes."""
     return job if process is None else f"{job}/{process}"
@@ -378,25 +402,10 @@ class Controller:
 
     def _create(self, name: str) -> None:
         """Make the actor of a process, unless Ray still knows one of its name that has died."""
-        wanted = dict(resources(name, self._submission))
-        service = name in self._submission.services
-        actor = ray.remote(ProcessActor).options(
-            name=actor_name(self._submission.job, name),
-            namespace=NAMESPACE,
-            # Else they would end with the controller.
-            lifetime="detached",
-            num_cpus=wanted.pop("CPU", 0),
-            num_gpus=wanted.pop("GPU", 0),
-            resources=wanted,
-            max_concurrency=4,
-            # The loss of a node is to cost little, and workers are not to share cores while others are idle.
-            scheduling_strategy="SPREAD",
-            max_restarts=-1 if service else 0,
-            max_task_retries=-1 if service else 0,
-        )
+        actor = process_actor(name, self._submission)
         try:
             handle = actor.remote(task(name, self._submission, self._secrets))
-        except ValueError as error:
+        except ValueError as error:  # the name is taken
             log.warning("%s cannot be created yet: %s", name, error)
             return
         self._watched[name] = _Watched(handle)

@@ -31,6 +31,15 @@ export function WorkerDetails({ row, job, page, change, picked, pick }) {
     });
   }
 
+  function remove() {
+    change({
+      title: `Remove ${row.worker}?`,
+      text: "Only where its machine is gone for good: the others take its samples at once, and should it still run, its script ends with an error.",
+      verb: "Remove",
+      body: { remove: { worker: row.worker } },
+    });
+  }
+
   return html`<div class="worker">
     <p>${capital(sentence(row))}</p>
     <dl class="small">
@@ -53,6 +62,7 @@ export function WorkerDetails({ row, job, page, change, picked, pick }) {
       <label>Steps of <input type="number" min="1" required value=${bounds.granularity} onInput=${set("granularity")} /></label>
       <button>Set bounds …</button>
       <button type="button" class="risky" onClick=${drain}>Drain …</button>
+      <button type="button" class="risky" onClick=${remove}>Remove …</button>
     </form>`}
   </div>`;
 }

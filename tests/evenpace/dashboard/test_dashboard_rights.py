@@ -125,6 +125,7 @@ def test_a_change_cannot_look_like_a_form(page, headers, status):
         ({"policy": {"policy": "even", "tolerance": "x"}}, "tolerance 'x'"),
         ({"bounds": {"worker": "w", "minimum": 5, "maximum": 1, "granularity": 1}}, "at least the minimum"),
         ({"drain": {}}, "object with worker"),
+        ({"remove": {"worker": ""}}, "worker ''"),
     ],
 )
 def test_bad_changes_are_refused_with_what_is_allowed(page, change, said):
@@ -144,7 +145,7 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=8,
 )
-_names = st.sampled_from(["policy", "total_batch_size", "bounds", "drain", "paused"])
+_names = st.sampled_from(["policy", "total_batch_size", "bounds", "drain", "remove", "paused"])
 _parts = st.sampled_from(["worker", "minimum", "maximum", "granularity", "policy", "predictor", "tolerance"])
 
 
@@ -183,6 +184,16 @@ def test_without_tokens_this_machine_may_change_its_jobs(page, wait_until):
         status, value = page.change("nobody", PAUSE, **{"X-Forwarded-For": "127.0.0.1"})
         assert (status, "Read-only" in value["error"]) == (403, True)
         assert page.ask("/api/page", headers={"X-Forwarded-For": "::1"})[1]["change"] == "none"
+
+
+def test_a_worker_that_is_gone_is_taken_out_from_the_page(page, wait_until):
+    """The manager takes it out, as `evenpace job remove` has it do."""
+    worker = MemberWorker(page.manager, "left-behind")
+    wait_until(lambda: page.shows("left-behind"), "the job")
+    status, value = page.change("left-behind", {"remove": {"worker": "good"}})
+    assert (status, "an operator has taken good out" in str(value)) == (200, True), value
+    wait_until(lambda: not page.get("/api/jobs/left-behind")["members"], "the job without it")
+    worker.client.close()
 
 
 def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until):

@@ -43,6 +43,7 @@ def jobs(head, tmp_path):
     return Jobs(tmp_path, head.environment, head.address)
 
 
+@pytest.mark.release  # the documentation tests run one, too
 def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
     """Without an address, a cluster is started on this machine, and nothing of it is left."""
     before = {process.pid for process in psutil.process_iter()}
@@ -253,6 +254,7 @@ def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):
     assert "manager is started again" in jobs.log("group")
 
 
+@pytest.mark.release  # the documentation tests run one, too
 def test_a_function_is_trained(head, tmp_path):
     """`Trainer.fit` calls it on each worker, and returns what was reported last, and the last checkpoint."""
     program = tmp_path / "program.py"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idl.errors import InvalidRequestError
 from scheduler.ray.submission import Scale, Submission
 
 
@@ -96,3 +97,15 @@ def test_a_cluster_of_the_jobs_own_has_cpus_for_all_workers(workers, cpus):
     """The whole CPUs of a job hold all its workers, and there is always one."""
     job = Submission(workers=Scale(1, workers), cpus_per_worker=cpus)
     assert max(1, workers * cpus) <= job.cpus < max(1, workers * cpus) + 1
+
+
+@pytest.mark.parametrize(
+    ("of", "resources"), [("worker", {"neuron_cores": 1.5}), ("service", {"disk": 0.00001})]
+)
+def test_an_amount_that_ray_refuses_is_an_error_before_anything_starts(of, resources):
+    """The message has Ray's reason; else the process would wait for its place for good."""
+    cluster = pytest.importorskip("scheduler.ray.cluster", reason="Ray is not installed")
+    name, amount = next(iter(resources.items()))
+    submission = Submission(Path("train.py"), name="odd", **{f"resources_per_{of}": resources})
+    with pytest.raises(InvalidRequestError, match=f"resources of each {of}: .*({name}|{amount})"):
+        cluster.check_resources(submission)
