@@ -102,6 +102,8 @@ struct ReportRequest {
                                     // assigned; at least 1, holds for good
  13: optional string shards         // a text that is the same for two workers if they use the same shards, in the same
                                     // order, such as a digest of the shards' instances. Workers that use others are refused
+ 14: optional common.GradientNorms norms  // of the last step whose norms the worker knows: this iteration's or the one's
+                                    // before; of all contributions to it, or of the worker's own
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
@@ -221,6 +223,7 @@ struct IterationRecord {
  12: binary memory_usages           // share of its memory that is in use, 0 to 1
  13: binary predicted_speeds        // samples per second, before the iteration; NaN where nothing was predicted
  14: optional binary at_once        // micro-batches that were computed at once; left out: 1 by each
+ 15: optional common.GradientNorms norms  // of the last step whose norms were known: this iteration's or the one's before
 }
 
 struct History {

@@ -121,3 +121,17 @@ struct Synchronisation {
   4: optional bool exact                    // bsp, in a job with micro-batches: gradients are pushed as sums in fixed
                                             // point; see parameter_server.thrift. Left out: false
 }
+
+/**
+ * The squared norms of the gradients that a step was taken with, statistics left out. g_i is the mean gradient of
+ * contribution i, of a worker or of a micro-batch, over its b_i samples; g = sum(b_i g_i) / sum(b_i). From them
+ * follows the gradient noise: S = (weighted - samples * squared) / (contributions - 1) estimates the trace of the
+ * covariance of one sample's gradient, and squared - S / samples the squared norm of the true gradient.
+ */
+struct GradientNorms {
+  1: i64 iteration                  // that the step was taken in
+  2: i64 contributions              // the number of contributions with samples
+  3: i64 samples                    // sum(b_i)
+  4: double weighted                // sum(b_i |g_i|^2), finite
+  5: double squared                 // |g|^2, finite
+}

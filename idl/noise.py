@@ -9,8 +9,10 @@ G and the covariance Σ of one sample's gradient, E|g_i|² = |G|² + tr(Σ)/b_i,
 |G|² and tr(Σ) by a one-way analysis of variance, whose estimates have the smallest variance under any split.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -202,6 +204,23 @@ class GradientNorms:
         squared = (whole.weighted - between) / whole.samples
         return replace(whole, squared=0.0 if squared < 0 else squared)
 
+    @property
+    def is_finite(self) -> bool:
+        """True if both norms are numbers that the wire may carry."""
+        return math.isfinite(self.weighted) and math.isfinite(self.squared)
+
+    def and_contributions(self, other: "GradientNorms") -> "GradientNorms":
+        """Return the norms with another part of the contributions to the same weighted sum.
+
+        The sum's own norm is the same in both, but for rounding.
+        """
+        return replace(
+            self,
+            contributions=self.contributions + other.contributions,
+            samples=self.samples + other.samples,
+            weighted=self.weighted + other.weighted,
+        )
+
     def __add__(self, other: "GradientNorms") -> "GradientNorms":
         """Return the norms over both parts of the elements, of the same contributions.
 
@@ -227,6 +246,50 @@ class GradientNorms:
         return self.squared - self.var / self.samples if self.contributions > 1 else math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class StepNorms:
+    """The norms of the gradients that a step was taken with: that of an iteration, by its number."""
+
+    iteration: int
+    norms: GradientNorms
+
+    @classmethod
+    def summed(cls, parts: Sequence["StepNorms | None"]) -> "StepNorms | None":
+        """Return the norms over all elements, of which shards have a part each.
+
+        Returns:
+            None unless all know those of the same contributions to the same step.
+        """
+        known = [part for part in parts if part is not None]
+        if len({(p.iteration, p.norms.contributions, p.norms.samples) for p in known}) != 1:
+            return None
+        if len(known) < len(parts):
+            return None
+        return cls(known[0].iteration, functools.reduce(operator.add, (part.norms for part in known)))
+
+    @classmethod
+    def joined(cls, iteration: int, total: int, told: Iterable["StepNorms | None"]) -> "StepNorms | None":
+        """Return the norms of an iteration's whole step from those that its workers tell.
+
+        Each worker tells those of all contributions, as shards know them, or of its own alone.
+
+        Args:
+            iteration: The iteration.
+            total: Samples of its batch.
+            told: What each worker told, of any iteration.
+
+        Returns:
+            None unless they are of the whole batch.
+        """
+        parts = [one.norms for one in told if one is not None and one.iteration == iteration]
+        for part in parts:
+            if part.samples == total:
+                return cls(iteration, part)
+        if not parts or sum(part.samples for part in parts) != total:
+            return None
+        return cls(iteration, functools.reduce(GradientNorms.and_contributions, parts))
+
+
 _PAIRS = tuple(combinations_with_replacement(range(4), 2))
 
 
@@ -234,9 +297,9 @@ _PAIRS = tuple(combinations_with_replacement(range(4), 2))
 class NoiseEstimate:
     """The state of an estimate of the noise over iterations: plain numbers, always finite.
 
-    `sqr` and `var` are each a mean of the iterations' own estimates, and the noise scale is the ratio of these
-    means; a mean of ratios would be biased, and have no variance. Older iterations count exponentially less.
-    An iteration weighs as much as it says, which is what makes batches of different sizes one series:
+    `sqr` and `var` are each a mean of the iterations' own estimates, and the noise scale is the ratio of
+    these means; a mean of ratios would be biased, and have no variance. Older iterations count exponentially
+    less. An iteration weighs as much as it says, which is what makes batches of different sizes one series:
 
     - For `var` its weight is n - 1. With Gaussian gradients the variance of S is 2 tr(Σ²)/(n - 1), under any
       split and for any B.

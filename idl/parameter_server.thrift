@@ -138,6 +138,8 @@ struct PushReply {
   2: i64 iteration
   4: optional list<i64> checkpoints // the versions of which this shard has checkpoints, ascending
   5: optional i64 checkpointed      // the last version of which it has written a checkpoint, or failed to; -1: none
+  6: optional common.GradientNorms norms  // of the shard's last step, over its part of the elements; left out where they
+                                    // are not known, as in ssp and asp. The sum over all shards is the whole gradients'
 }
 
 struct PullRequest {

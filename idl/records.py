@@ -4,11 +4,13 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+
+from idl.noise import StepNorms
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Report:
         start: Likewise; None: the last that was given.
         at_once: Micro-batches that were computed at once, where fewer than assigned.
         shards: A text that is the same for workers that use the same shards; None: not known.
+        norms: Of the last step whose norms the worker knows, this iteration's or the one's before: of all
+            contributions, or of the worker's own.
     """
 
     iteration: Annotated[int, Range()]
@@ -45,6 +49,7 @@ class Report:
     start: Annotated[int | None, Range()] = None
     at_once: Annotated[int | None, Range(1)] = None
     shards: Annotated[str | None, Range()] = None
+    norms: Annotated[StepNorms | None, Range()] = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,8 @@ class IterationRecord:
             until it was complete.
         workers: Names of the workers whose reports completed it.
         values: Their numbers, one of `COLUMNS` after the other, (workers,) each.
+        norms: Norms of the gradients of the last step for which they were known: this iteration's or the
+            one's before; None where they were not.
     """
 
     iteration: int
@@ -213,6 +220,7 @@ class IterationRecord:
     duration: float
     workers: tuple[str, ...]
     values: bytes
+    norms: StepNorms | None = None
 
     @classmethod
     def of(
@@ -224,12 +232,13 @@ class IterationRecord:
         parts: Mapping[str, WorkerRecord],
         attempt: int = 0,
         start: int = 0,
+        norms: StepNorms | None = None,
     ) -> "IterationRecord":
         """Make a record from its workers' parts, by name."""
         columns = zip(*parts.values(), strict=True)
         form = "<" + "".join(f"{len(parts)}{column.form}" for column in COLUMNS)
         values = struct.pack(form, *itertools.chain(*columns))
-        return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values)
+        return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values, norms)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return what a field of `WorkerRecord` is for each worker, (workers,)."""
@@ -283,6 +292,7 @@ class IterationRecord:
             "total": self.total,
             "attempt": self.attempt,
             "duration": self.duration,
+            "norms": asdict(self.norms) if self.norms else None,
             "workers": workers,
         }
 

@@ -14,6 +14,7 @@ from idl import check
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Part, Tensor
+from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import COLUMNS, IterationRecord, Report
 from idl.synchronisation import Synchronisation
@@ -191,7 +192,8 @@ def read_resume(struct: Any, dataset_size: int) -> Resume:
 
 def wire_report(identity: Any, report: Report, known: int | None) -> Any:
     """Make a `ReportRequest` of a worker that has assignments up to iteration `known`, if it plans ahead."""
-    return idl.batchsize_manager.ReportRequest(identity=identity, known=known, **_fields(report))
+    fields = _fields(report) | {"norms": wire_norms(report.norms)}
+    return idl.batchsize_manager.ReportRequest(identity=identity, known=known, **fields)
 
 
 def read_report(request: Any) -> Report:
@@ -201,6 +203,36 @@ def read_report(request: Any) -> Report:
         InvalidRequestError: A field is missing or out of its range.
     """
     return Report(*[read(getattr(request, name)) for name, read in _REPORTED])
+
+
+def wire_norms(norms: StepNorms | None) -> Any:
+    """Make a `GradientNorms` of common.thrift; None for None."""
+    if norms is None:
+        return None
+    own = norms.norms
+    return idl.common.GradientNorms(
+        norms.iteration, own.contributions, own.samples, own.weighted, own.squared
+    )
+
+
+def read_norms(struct: Any) -> StepNorms | None:
+    """Read a `GradientNorms`; None for None.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of its range.
+    """
+    if struct is None:
+        return None
+    samples = check.integer("norms.samples", struct.samples, 1)
+    return StepNorms(
+        check.integer("norms.iteration", struct.iteration, 0),
+        GradientNorms(
+            check.integer("norms.contributions", struct.contributions, 1, samples),
+            samples,
+            check.number("norms.weighted", struct.weighted, 0, math.inf),
+            check.number("norms.squared", struct.squared, 0, math.inf),
+        ),
+    )
 
 
 def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
@@ -213,6 +245,8 @@ def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
         return lambda value: check.number(name, value, low, high)
     if int in get_args(kind):
         return lambda value: None if value is None else check.integer(name, value, low)
+    if StepNorms in get_args(kind):
+        return read_norms
     if float in get_args(kind):
         return lambda value: None if value is None else check.number(name, value, low, high)
     return lambda value: None if value is None else check.text(name, value)
@@ -246,6 +280,7 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
                 record.attempt,
                 record.duration,
                 numbers.setdefault(record.workers, len(numbers)),
+                norms=wire_norms(record.norms),
                 **columns,
             )
         )
@@ -282,6 +317,7 @@ def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
                 check.number("duration", one.duration, 0, math.inf),
                 workers,
                 b"".join(columns),
+                read_norms(one.norms),
             )
         )
     return run, records

@@ -5,7 +5,7 @@ This module knows no sockets and no clock.
 
 import torch
 
-from idl.exact_sums import mean_of
+from idl.exact_sums import FixedPoint, mean_of
 from idl.layout import Layout
 from ps.parameters import Contribution
 from ps.shard import Shard
@@ -40,3 +40,8 @@ class ExactShard(Shard):
 
     def _accumulate(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> None:
         self._sums[begin : begin + len(piece)].add_(piece)
+
+    def _squares(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> float:
+        assert self._total is not None
+        mean = piece.double().mul_(FixedPoint(self._total).unit / contribution.count)
+        return super()._squares(contribution, begin, mean)

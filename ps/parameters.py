@@ -14,6 +14,7 @@ import torch
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
+from idl.noise import StepNorms
 from idl.plan import Assignment
 from ps import optimizer_state
 from ps.optimizer_state import ShardSnapshot, State
@@ -34,6 +35,7 @@ class Contribution:
         groups: The groups with the options that the worker wants the step to be taken with; None if it says
             nothing of them.
         held: The gradient itself, where it is not added to a sum at once.
+        squares: Squared norm of the elements that have arrived, statistics left out.
     """
 
     start: int
@@ -44,6 +46,7 @@ class Contribution:
     open: bool = True
     groups: tuple[Group, ...] | None = None
     held: torch.Tensor | None = field(default=None, repr=False)
+    squares: float = 0.0
 
     @property
     def end(self) -> int:
@@ -65,6 +68,7 @@ class Parameters(ABC):
         place: Epoch and position at which the batch of the last step has ended, so that the next one begins
             there; None if it is not known.
         pushed_dtype: Of the elements that workers push.
+        norms: Norms of the last step's gradients; None where they could not be had.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -75,6 +79,7 @@ class Parameters(ABC):
         self.steps = 0
         self.used: Sequence[Contribution] = ()
         self.place: tuple[int, int] | None = None
+        self.norms: StepNorms | None = None
         self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
@@ -105,7 +110,7 @@ class Parameters(ABC):
     def forget(self) -> None:
         """Drop the parameters, until they are set again."""
         self.drop()
-        self.initialised, self.place = False, None
+        self.initialised, self.place, self.norms = False, None, None
 
     def snapshot(self) -> ShardSnapshot:
         """Return all that the next steps depend on except their gradients; valid until the next step."""
@@ -126,6 +131,7 @@ class Parameters(ABC):
         self._make_optimizer(State())
         optimizer_state.restore_state(self._optimizer, snapshot.state)
         self._slots.clear()
+        self.norms = None
         self.version, self.steps, self.initialised = snapshot.version, snapshot.steps, True
         self.drop()
 

@@ -20,6 +20,7 @@ from idl.translation import (
     read_part,
     read_synchronisation,
     read_tensors,
+    wire_norms,
     wire_place,
 )
 from ps.config import ParameterServerConfig
@@ -199,6 +200,7 @@ class ParameterServerService:
                 iteration=call.request.assignment.iteration,
                 checkpoints=list(job.checkpoints),
                 checkpointed=job.store.tried if job.store else None,
+                norms=wire_norms(job.shard.norms),
             )
         )
         # Once the answer is out: the step must not count as the last worker's processing time.

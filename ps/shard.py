@@ -16,7 +16,9 @@ import torch
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Group, Layout
+from idl.noise import StepNorms
 from idl.plan import Assignment
+from ps.gradient_norms import NormMeter
 from ps.parameters import Contribution, Parameters
 
 _PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
@@ -45,6 +47,7 @@ class Shard(Parameters):
     def __init__(self, layout: Layout, deterministic: bool = False) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
+        self._meter = NormMeter(layout)
         self._total: int | None = None  # samples of the current batch, known from its first push
         self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
@@ -120,6 +123,7 @@ class Shard(Parameters):
         begin = contribution.done
         contribution.done += len(piece)
         self._accumulate(contribution, begin, piece)
+        contribution.squares += self._squares(contribution, begin, piece)
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -131,7 +135,7 @@ class Shard(Parameters):
             return
         if contribution.held is not None:
             self._missing += contribution.count * (contribution.done - contribution.first)
-            contribution.done = contribution.first
+            contribution.done, contribution.squares = contribution.first, 0.0
             self._release(contribution)
         if contribution.done == contribution.first:
             self._contributions = [other for other in self._contributions if other is not contribution]
@@ -171,6 +175,7 @@ class Shard(Parameters):
         if self._deterministic:
             self._sum_up(self._contributions, self._total)
         self._settle_options(self._contributions)
+        self._measure(self._contributions)
         self._apply()
         self.place = self.next_place
         self._gradient.zero_()
@@ -185,6 +190,15 @@ class Shard(Parameters):
             contribution.held[begin:end] = piece
         else:
             self._gradient[begin:end].add_(piece, alpha=contribution.count / self._total)
+
+    def _squares(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> float:
+        """Return the squared norm of a contribution's elements from `begin` on, as they are pushed, (n,)."""
+        return self._meter.squares(begin, piece)
+
+    def _measure(self, used: Sequence[Contribution]) -> None:
+        """Note the norms of the gradients that the next step is taken with, and of their mean."""
+        norms = self._meter.norms(used, self._gradient)
+        self.norms = StepNorms(self.version, norms) if norms else None
 
     def _merged(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         """Return the groups with new options where they are given; raise as `set_options` does."""

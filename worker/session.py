@@ -22,6 +22,7 @@ import idl
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.exact_sums import add_to
 from idl.layout import Group, Layout
+from idl.noise import StepNorms
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from idl.synchronisation import Synchronisation
@@ -103,6 +104,7 @@ class Session:
         self._waited = 0.0  # seconds in the parameter server since the last report
         self._samples = 0  # finished since `take_samples`
         self._maximum: int | None = None  # samples, if it was learnt since the last report
+        self._norms: StepNorms | None = None  # of the last step, if they were learned since the last report
         self._options = StepOptions()
         self._layout: Layout | None = None
         self._summed: Assignment | None = None  # the assignment that `gradient` has sums of
@@ -540,7 +542,7 @@ class Session:
     def _push(self, done: Assignment, groups: Sequence[Group] | None) -> None:
         try:
             with self.tally.phase("push", done):
-                self._shards.push(done, self.gradient, groups)
+                self._norms = self._shards.push(done, self.gradient, groups) or self._norms
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
             # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
             # the same iteration is refused again, another attempt would not help.
@@ -598,10 +600,11 @@ class Session:
                 start=done.start if done.batch_start is not None else None,
                 at_once=self.at_once if self.at_once < done.at_once else None,
                 shards=self._shards.instances_digest if self._opened else None,
+                norms=self._norms,
             ),
             lambda: self.tally.count_processing(taken(), done.count),
         )
-        self._waited, self._maximum = 0.0, None
+        self._waited, self._maximum, self._norms = 0.0, None, None
         self.assignment = self._membership.next()
         self._recorder.add_waiting(time.perf_counter() - begun)
         self._recorder.finish_part(self.assignment)

@@ -26,9 +26,17 @@ from idl.errors import (
     RewoundError,
 )
 from idl.layout import Group, Layout, shard_bounds, shard_parts
+from idl.noise import StepNorms
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
-from idl.translation import wire_assignment, wire_groups, wire_part, wire_synchronisation, wire_tensors
+from idl.translation import (
+    read_norms,
+    wire_assignment,
+    wire_groups,
+    wire_part,
+    wire_synchronisation,
+    wire_tensors,
+)
 from rpc.client import Client
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
@@ -161,8 +169,13 @@ class ShardClients:
         for client in self._clients:
             client.set_connect_timeout(self._timeout)  # from now on, wait for a shard that is restarted
 
-    def push(self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None) -> None:
+    def push(
+        self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None
+    ) -> StepNorms | None:
         """Push the gradient of an assignment, (elements,), and the groups if their options have changed.
+
+        Returns:
+            The norms of the last step's gradients; None where a shard does not know them.
 
         Raises:
             InvalidRequestError: A shard refuses it, or has lost the job's parameters.
@@ -189,6 +202,7 @@ class ShardClients:
         )
         if all(reply.checkpointed is not None for reply in replies):
             self._checkpoints = [(frozenset(r.checkpoints or ()), r.checkpointed) for r in replies]
+        return StepNorms.summed([read_norms(reply.norms) for reply in replies])
 
     def pull(self, version: int, into: NDArray[Any], slot: str | None = None) -> float:
         """Pull the parameters, or a slot of the optimiser's state, once a version is reached.

@@ -120,7 +120,7 @@ class Iterations:
             following = self.progress.get(self.first_open + 1)
             released_at = following.planned_at if following else now  # when whoever waited could go on
             duration = now - max(progress.planned_at, self.completed_at)
-            record, observations = progress.complete(released_at, duration)
+            record, observations = progress.complete(released_at, duration, self.history.last)
             self.history.add(record)
             self._outbox.complete(record)
             self.first_open += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from batchsize_manager.policies.solver import split
 from idl.bounds import MOST_AT_ONCE, Bounds
+from idl.noise import StepNorms
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 
@@ -151,7 +152,7 @@ class IterationProgress:
         return list(got)
 
     def complete(
-        self, released_at: float, duration: float
+        self, released_at: float, duration: float, before: IterationRecord | None
     ) -> tuple[IterationRecord, dict[str, WorkerRecord]]:
         """Return the iteration's record, and the observations that policies make of it.
 
@@ -161,6 +162,7 @@ class IterationProgress:
         Args:
             released_at: When the members that waited could go on.
             duration: Seconds that it took.
+            before: The record of the iteration before, if there is one.
         """
         plan = self.plan
         parts = {name: self._worker_record(name, done, released_at) for name, done in self.done.items()}
@@ -169,8 +171,12 @@ class IterationProgress:
             for name, done in self.done.items()
             if done[0].part is plan.assignments[name]
         }
+        told = [one.report.norms for done in self.done.values() for one in done]
+        norms = StepNorms.joined(plan.iteration, plan.total, told)
+        if norms is None and before is not None:
+            norms = StepNorms.joined(before.iteration, before.total, told)
         record = IterationRecord.of(
-            plan.iteration, plan.epoch, plan.total, duration, parts, plan.attempt, plan.start
+            plan.iteration, plan.epoch, plan.total, duration, parts, plan.attempt, plan.start, norms
         )
         return record, observations
 

@@ -32,6 +32,7 @@ from batchsize_manager.storage.state_format import (
     check_pages,
     create_tables,
     explained,
+    pack_norms,
     pack_values,
 )
 from batchsize_manager.storage.state_reader import StateReader
@@ -236,9 +237,10 @@ class StateFile:
                 workers = np.array(self._number_workers(run, record.workers), "<u4").tobytes()
                 measured = pack_values(record)
                 place = (record.attempt, record.epoch, record.start, record.total)
+                norms = pack_norms(record.norms)
                 execute(
-                    "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, record.iteration, *place, record.duration, at, workers, measured),
+                    "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (number, record.iteration, *place, record.duration, at, workers, measured, norms),
                 )
                 if run not in self._sizes:
                     self._sizes[run] = self._size(number)

@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from idl.errors import EvenpaceError
+from idl.noise import GradientNorms, StepNorms
 from idl.records import COLUMNS, IterationRecord
 
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 7  # SQLite's user_version
+FORMAT = 8  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
+
+_NORMS = struct.Struct("<3q2d")
 
 _SCHEMA = f"""
 CREATE TABLE runs (
@@ -57,6 +60,7 @@ CREATE TABLE iterations (
     completed REAL NOT NULL,
     workers BLOB NOT NULL,  -- their numbers, 4 bytes each, little-endian
     measured BLOB NOT NULL,  -- IterationRecord.values
+    norms BLOB,  -- IterationRecord.norms, as pack_norms has them
     PRIMARY KEY (run, iteration)
 );
 CREATE TABLE events (
@@ -148,6 +152,30 @@ def pack_values(record: IterationRecord) -> bytes:
             break
         values = values[: len(values) - len(default)]
     return values
+
+
+def pack_norms(norms: StepNorms | None) -> bytes | None:
+    """Pack the norms of a step; None where there are none."""
+    if norms is None:
+        return None
+    own = norms.norms
+    return _NORMS.pack(norms.iteration, own.contributions, own.samples, own.weighted, own.squared)
+
+
+def unpack_norms(packed: bytes | None) -> StepNorms | None:
+    """Return the norms that `pack_norms` has packed.
+
+    Raises:
+        ValueError: These are none.
+        struct.error: They have another length.
+    """
+    if packed is None:
+        return None
+    iteration, *own = _NORMS.unpack(packed)
+    norms = GradientNorms(*own)
+    if not norms.is_finite or not norms.contributions or iteration < 0:
+        raise ValueError(f"norms of iteration {iteration}: {norms}")
+    return StepNorms(iteration, norms)
 
 
 def unpack_values(packed: bytes, workers: int) -> bytes:

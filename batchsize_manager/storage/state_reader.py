@@ -25,6 +25,7 @@ from batchsize_manager.storage.state_format import (
     check_format,
     decoded,
     explained,
+    unpack_norms,
     unpack_values,
 )
 from idl import check
@@ -194,7 +195,8 @@ class StateReader:
 
     def _iterations(self, run: str, which: str, *values: int) -> list[Any]:
         return self._rows(
-            "SELECT iteration, epoch, start, total, attempt, duration, workers, measured FROM iterations "
+            "SELECT iteration, epoch, start, total, attempt, duration, workers, measured, norms "
+            "FROM iterations "
             f"WHERE run = (SELECT id FROM runs WHERE run = ?) AND {which}",
             run,
             *values,
@@ -208,7 +210,7 @@ class StateReader:
 
         def record(*row: Any) -> IterationRecord:
             nonlocal numbers, workers
-            iteration, epoch, start, total, attempt, duration, its_numbers, measured = row
+            iteration, epoch, start, total, attempt, duration, its_numbers, measured, norms = row
             for name, value in zip(_NUMBERS, row, strict=False):
                 _count(name, value)
             check.integer("total", total, 1)
@@ -217,7 +219,9 @@ class StateReader:
                 workers = tuple(names[n] for n in np.frombuffer(its_numbers, "<u4").tolist())
                 numbers = its_numbers
             values = unpack_values(measured, len(workers))
-            return IterationRecord(iteration, epoch, start, total, attempt, duration, workers, values)
+            return IterationRecord(
+                iteration, epoch, start, total, attempt, duration, workers, values, unpack_norms(norms)
+            )
 
         return self._sound("iterations", run, record, rows)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import idl
 from idl.errors import InvalidRequestError
+from idl.noise import GradientNorms, StepNorms
 from idl.records import IterationRecord, WorkerRecord
 from idl.translation import read_history, wire_history
 from rpc import codec
@@ -26,10 +27,18 @@ _parts = st.dictionaries(
 )
 
 
-def records_of(all_parts):
+_norms = st.builds(
+    lambda iteration, more, own: StepNorms(iteration, GradientNorms(own[0], own[0] + more, *own[1:])),
+    st.integers(0, 2**60),
+    st.integers(0, 2**60),
+    st.tuples(st.integers(1, 2**60), _numbers.filter(math.isfinite), _numbers.filter(math.isfinite)),
+)
+
+
+def records_of(all_parts, norms=None):
     """A record for each iteration's workers."""
     return [
-        IterationRecord.of(number, number // 3, 64, 0.5 + number, parts, number // 5, 64 * number)
+        IterationRecord.of(number, number // 3, 64, 0.5 + number, parts, number // 5, 64 * number, norms)
         for number, parts in enumerate(all_parts)
     ]
 
@@ -47,10 +56,10 @@ def test_parts_come_back_as_they_were(parts):
         assert math.isnan(speed) if not known else speed == part.batch_size / part.batch_processing_time
 
 
-@given(st.lists(_parts, min_size=1, max_size=5))
-def test_records_go_over_the_wire(all_parts):
+@given(st.lists(_parts, min_size=1, max_size=5), st.none() | _norms)
+def test_records_go_over_the_wire(all_parts, norms):
     """A client reads what the manager wrote; records of the same workers share their names."""
-    records = records_of([*all_parts, all_parts[-1]])
+    records = records_of([*all_parts, all_parts[-1]], norms)
     result = idl.batchsize_manager.BatchSizeManager.history_result
     written = codec.encode(codec.Header("history", 2, 1), result(success=wire_history("run", records)))
     run, read = read_history(codec.decode(written, result).success)
@@ -65,10 +74,12 @@ def test_records_go_over_the_wire(all_parts):
         ("waiting_times", b"12345678", "each column"),
         ("at_once", b"12345678", "each column"),
         ("total", None, "total"),
+        ("norms", idl.common.GradientNorms(3, 9, 8, 1.0, 1.0), "norms.contributions"),
+        ("norms", idl.common.GradientNorms(3, 2, 8, math.nan, 1.0), "norms.weighted"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name, wrong, message):
-    """No such list of names, a column of another length, a field that is missing."""
+    """No such list of names, a column of another length, a missing field, or norms of no gradients."""
     parts = {"a": WorkerRecord(1, *[0.5] * 5), "b": WorkerRecord(2, *[1.0] * 5)}
     history = wire_history("run", records_of([parts]))
     setattr(history.iterations[0], name, wrong)

@@ -42,6 +42,7 @@ from batchsize_manager.storage.state_format import (
 from batchsize_manager.storage.state_reader import DamagedRun, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
+from idl.noise import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
 from tests.disks import fill
@@ -57,6 +58,10 @@ WORKER_RECORDS = st.builds(
     *[NUMBERS] * 4,
     st.just(math.nan) | NUMBERS,
     st.just(1) | st.integers(1, 2**40),
+)
+NORMS = st.builds(
+    lambda iteration, *own: StepNorms(iteration, GradientNorms(own[0], own[0] + 7, *own[1:])),
+    *[st.integers(0, 2**48), st.integers(1, 2**48), *[NUMBERS.map(abs)] * 2],
 )
 BOUNDS = st.builds(
     lambda low, more, grain, at_once: Bounds(low * grain, (low + more) * grain, grain, at_once),
@@ -165,13 +170,14 @@ STATES = st.builds(
 CHANGES = st.one_of(
     st.builds(Saved, RUNS, STATES),
     st.builds(
-        lambda run, iteration, attempt, workers: Completed(
-            run, IterationRecord.of(iteration, 1, 10, 0.5, workers, attempt, 20), 2.0
+        lambda run, iteration, attempt, workers, norms: Completed(
+            run, IterationRecord.of(iteration, 1, 10, 0.5, workers, attempt, 20, norms), 2.0
         ),
         RUNS,
         st.integers(0, 5),
         st.integers(0, 3),
         st.dictionaries(NAMES, WORKER_RECORDS, max_size=4),
+        st.none() | NORMS,
     ),
     st.builds(Rewound, RUNS, st.integers(0, 5)),
     st.builds(Logged, RUNS, st.text(st.characters(exclude_categories=("Cs",))), NUMBERS),

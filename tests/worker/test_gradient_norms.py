@@ -1,0 +1,50 @@
+"""The norms of gradients on their way: from the shards by the workers to the records of the manager."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from batchsize_manager.client import ManagerClient
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.storage.state_reader import open_state
+from idl.noise import GradientNorms
+from idl.plan import permutation
+from tests.scripts.train_least_squares import SPEC, mean_gradient
+from tests.services import serving, shard_service
+from tests.worker.least_squares import Worker, trained_alone
+
+ITERATIONS = 30
+
+
+def expected_norms(iteration, parts):
+    """Those of the workers' slices of an iteration, at the parameters that one process has by then."""
+    parameters = trained_alone(iteration)
+    order = permutation(SPEC, parts[0].epoch)
+    gradients = [(part.count, mean_gradient(parameters, order[part.start : part.end])) for part in parts]
+    mean = sum(count * gradient for count, gradient in gradients) / sum(part.count for part in parts)
+    return GradientNorms.of([(count, float(g @ g)) for count, g in gradients], float(mean @ mean))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_records_have_the_norms_of_the_step_before(shards, tmp_path):
+    """Over all shards and workers; those in the manager's state have them, too."""
+    config = ManagerConfig("even", job=JobConfig(workers=3), state=tmp_path)
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(ManagerService(config)))
+        places = [stack.enter_context(serving(shard_service())) for _ in range(shards)]
+        workers = [Worker(manager, places, name, ITERATIONS) for name in "abc"]
+        done = [worker.end() for worker in workers]
+        with ManagerClient(manager) as client:
+            run, records = client.history("default", 0)
+    assert len(records) == ITERATIONS
+    assert records[0].norms is None
+    for record in records[1:]:
+        assert record.norms.iteration == record.iteration - 1
+        expected = expected_norms(record.norms.iteration, [own[record.norms.iteration] for own in done])
+        found = record.norms.norms
+        assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
+        np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])
+    with open_state(tmp_path) as state:
+        assert state.records(run, 0, ITERATIONS) == records
