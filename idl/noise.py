@@ -318,6 +318,7 @@ class NoiseEstimate:
         sums: Decayed sums of (n - 1, (n - 1) S, B, B G).
         products: Decayed sums of the products of each two of these.
         observed: Iterations that the estimate is from.
+        last: The last of them, by its number; -1 where numbers were not given.
         skipped: Iterations that were left out because a norm, or what follows from it, was not finite.
 
     Raises:
@@ -328,6 +329,7 @@ class NoiseEstimate:
     sums: tuple[float, ...] = (0.0,) * 4
     products: tuple[float, ...] = (0.0,) * len(_PAIRS)
     observed: int = 0
+    last: int = -1
     skipped: int = 0
 
     def __post_init__(self) -> None:
@@ -348,6 +350,15 @@ class NoiseEstimate:
         if not all(map(math.isfinite, sums + products)):
             return replace(self, skipped=self.skipped + 1)
         return replace(self, sums=sums, products=products, observed=self.observed + 1)
+
+    def observe_step(self, step: StepNorms | None) -> "NoiseEstimate":
+        """Return the estimate with the norms of one more step; the same where there are none.
+
+        A step that is repeated, since its job has gone back, has the same samples and says nothing new.
+        """
+        if step is None or step.iteration <= self.last:
+            return self
+        return replace(self.observe(step.norms), last=step.iteration)
 
     @property
     def noise(self) -> Noise:

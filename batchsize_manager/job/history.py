@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 
+from idl.noise import NoiseEstimate
 from idl.records import IterationRecord
 
 _RECORDS = 50_000  # workers times iterations; the oldest go first
@@ -13,15 +14,21 @@ _TYPICAL = 20  # iterations that a typical duration is taken from
 
 
 class History:
-    """Records by iteration, ascending; those that were completed while the manager was away are missing."""
+    """Records by iteration, ascending; those that were completed while the manager was away are missing.
+
+    Attributes:
+        noise: What the norms in the records say of the gradient noise; also those that are forgotten.
+    """
 
     def __init__(self) -> None:
+        self.noise = NoiseEstimate()
         self._records: deque[IterationRecord] = deque()
         self._size = 0
 
     def add(self, record: IterationRecord) -> None:
         """Keep a complete iteration; who stays shares the names with the one before."""
         self._records.append(record.named_as(self.last))
+        self.noise = self.noise.observe_step(record.norms)
         self._size += len(record.workers)
         while self._size > _RECORDS and len(self._records) > 1:
             self._size -= len(self._records.popleft().workers)

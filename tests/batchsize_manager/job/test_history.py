@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job import history
 from batchsize_manager.job.history import History
+from idl.noise import GradientNorms, NoiseEstimate, StepNorms
 from idl.records import IterationRecord, WorkerRecord
 
 _numbers = st.floats(min_value=0, allow_nan=False)
@@ -92,3 +93,17 @@ def test_history_keeps_the_latest(all_workers, limit, begin, asked, count):
     assert kept_records.latest(count) == kept[-count:]
     if len(kept) < len(records):
         assert sum(len(record.workers) for record in records[-len(kept) - 1 :]) > limit
+
+
+def test_the_noise_is_estimated_from_the_norms_once_each():
+    """A job that goes back repeats iterations, whose norms say nothing new."""
+    kept, parts = History(), {"w": WorkerRecord(4, 0.5)}
+    told = [StepNorms(number, GradientNorms(2, 8, 20.0 + number, 1.0)) for number in range(5)]
+    for number in (0, 1, 2, 1, 2, 3, 4):
+        kept.forget_from(number)
+        kept.add(IterationRecord.of(number, 0, 8, 0.5, parts, norms=told[number]))
+    once = NoiseEstimate()
+    for norms in told:
+        once = once.observe(norms.norms)
+    assert kept.noise.observed == 5
+    assert kept.noise.noise == once.noise
