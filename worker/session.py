@@ -22,7 +22,6 @@ import idl
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.exact_sums import add_to
 from idl.layout import Group, Layout
-from idl.noise import StepNorms
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from idl.synchronisation import Synchronisation
@@ -30,6 +29,7 @@ from rpc.client import Client
 from rpc.places import Where
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.counters import SessionTally
+from worker.gradient_norms import OwnNorms, squared_norm
 from worker.iteration_times import Recorder, Scalars
 from worker.job_recovery import recover
 from worker.membership import Membership
@@ -72,6 +72,7 @@ class Session:
             iteration; it is reported where it is above that of the machine's.
         device: The kind of this worker's GPU, if an adapter has set it; sent to the manager by `join`.
         threads: The threads that this worker computes with on its CPU, likewise.
+        norms: Norms of this worker's gradients, for the gradient noise.
         tally: Counters of this session.
     """
 
@@ -94,6 +95,7 @@ class Session:
         self.memory_usage: Callable[[], float] | None = None
         self.device: str | None = None
         self.threads: int | None = None
+        self.norms = OwnNorms()
         self.tally = SessionTally(config.bounds.maximum)
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(self.log_fields)
@@ -104,7 +106,6 @@ class Session:
         self._waited = 0.0  # seconds in the parameter server since the last report
         self._samples = 0  # finished since `take_samples`
         self._maximum: int | None = None  # samples, if it was learnt since the last report
-        self._norms: StepNorms | None = None  # of the last step, if they were learned since the last report
         self._options = StepOptions()
         self._layout: Layout | None = None
         self._summed: Assignment | None = None  # the assignment that `gradient` has sums of
@@ -430,6 +431,7 @@ class Session:
         elif count:
             self.gradient += values * self.gradient.dtype.type(count / now.count)
         self._summed_samples += count
+        self.norms.add(now, count, squared_norm(values, self._layout) if count else 0.0)
 
     def put_sums(self, sums: NDArray[np.int64]) -> None:
         """Set `gradient` to exact sums over the assignment's micro-batches, which an adapter has made."""
@@ -542,7 +544,7 @@ class Session:
     def _push(self, done: Assignment, groups: Sequence[Group] | None) -> None:
         try:
             with self.tally.phase("push", done):
-                self._norms = self._shards.push(done, self.gradient, groups) or self._norms
+                self.norms.take_all(self._shards.push(done, self.gradient, groups))
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
             # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
             # the same iteration is refused again, another attempt would not help.
@@ -600,11 +602,11 @@ class Session:
                 start=done.start if done.batch_start is not None else None,
                 at_once=self.at_once if self.at_once < done.at_once else None,
                 shards=self._shards.instances_digest if self._opened else None,
-                norms=self._norms,
+                norms=self.norms.take(),
             ),
             lambda: self.tally.count_processing(taken(), done.count),
         )
-        self._waited, self._maximum, self._norms = 0.0, None, None
+        self._waited, self._maximum = 0.0, None
         self.assignment = self._membership.next()
         self._recorder.add_waiting(time.perf_counter() - begun)
         self._recorder.finish_part(self.assignment)

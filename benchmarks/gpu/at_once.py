@@ -17,6 +17,7 @@ from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
 from idl.records import WorkerRecord
 from worker.data.micro_batches import micro_batches_of
+from worker.gradient_norms import OwnNorms
 from worker.torch.memory_watch import is_out_of_memory
 from worker.torch.micro_batches import Accumulation, SlicedBatch, micro_batches
 
@@ -80,7 +81,9 @@ def _slice_of(name: str, number: int, micro_batch: int, setup: Setup) -> Callabl
     model = workload.make().to(setup.device)
     total = number * micro_batch
     inputs, classes = workload.batch(total, setup.device)
-    session = SimpleNamespace(most_at_once=number, at_once=1, samples_at_hand=None, sums_exactly=False)
+    session = SimpleNamespace(
+        most_at_once=number, at_once=1, samples_at_hand=None, sums_exactly=False, norms=OwnNorms()
+    )
     accumulation = Accumulation(session, list(model.parameters()), model)  # type: ignore[arg-type]
     spec = JobSpec(total, total, micro_batch=micro_batch)
     order = np.arange(total)

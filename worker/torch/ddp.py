@@ -19,6 +19,7 @@ from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.device_timing import time_on
+from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
@@ -154,12 +155,19 @@ def weighted(
     return scaled
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Reduction:
-    """The state of the communication hook: the session, and the model's process group."""
+    """The state of the communication hook.
+
+    Attributes:
+        session: This worker's session.
+        group: The model's process group.
+        own: Squared norm of this worker's own gradient, as far as its buckets are ready.
+    """
 
     session: Session
     group: distributed.ProcessGroup
+    own: torch.Tensor | float = 0.0
 
 
 def _reduce(
@@ -173,6 +181,8 @@ def _reduce(
         raise InvalidRequestError(f"{_HOOK}: only for batches that an evenpace loader gave")
     if session.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
+    if session.samples_at_hand is None:  # else those of each micro-batch are taken
+        state.own = state.own + squared_norm(gradient)
     if assignment.count:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
         gradient.mul_((session.samples_at_hand or assignment.count) / assignment.total)
@@ -180,10 +190,14 @@ def _reduce(
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
     if last:
+        if session.samples_at_hand is None:
+            session.norms.add(assignment, assignment.count, state.own)
+        state.own = 0.0
         session.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
+        session.norms.take_reduced(assignment.iteration, squared_norm(total))
         if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
             session.stopwatch.start()
         return total

@@ -18,6 +18,7 @@ from idl.errors import InvalidRequestError
 from worker.data import sliced_batch
 from worker.data.micro_batches import MicroBatch
 from worker.torch.exact_sums import ExactSums
+from worker.torch.gradient_norms import PassNorms, squared_norm_of
 from worker.torch.randomness import seed_generators
 from worker.torch.running_statistics import RunningStatistics, running_statistics
 from worker.torch.streams import Lane
@@ -25,6 +26,9 @@ from worker.torch.streams import Lane
 if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
     from worker.data.slices import Slice
     from worker.session import Session
+
+
+_MARKED = 2**16  # elements of a tensor, at most, whose norm is taken before and after the script scales
 
 
 class Accumulation:
@@ -67,6 +71,10 @@ class Accumulation:
         self._under_way: deque[tuple[Lane, MicroBatch]] = deque()  # in the order of the cuts
         self._is_adding = False  # a micro-batch's results, of which an error may leave a part
         self._divisor = 0  # samples that the accumulated gradient is divided by
+        self._pass_norms = PassNorms(parameters)
+        # One of them, by which it is seen whether the script scales the gradient that is left.
+        self._marked = max((p for p in parameters if p.numel() <= _MARKED), key=torch.numel, default=None)
+        self._marked_squares: torch.Tensor | float = 0.0
 
     @contextlib.contextmanager
     def slice(self, part: "Slice") -> Iterator[None]:
@@ -126,6 +134,8 @@ class Accumulation:
             self._statistics.rewind()
             stack.callback(setattr, self._session, "samples_at_hand", None)
             self._session.samples_at_hand = len(part.indices)
+            if lane is None:
+                self._pass_norms.begin()
             yield
         self._left -= 1
         if reduced is None and any(parameter.grad is not gradient for parameter, gradient in added_to):
@@ -134,7 +144,7 @@ class Accumulation:
                 "call optimizer.zero_grad() before it"
             )
         if lane is None:
-            self._add(part)
+            self._add(part, self._pass_norms.take())
         else:
             self._under_way.append((lane, part))
 
@@ -164,15 +174,22 @@ class Accumulation:
             self._is_adding = True
             lane, part = self._under_way.popleft()
             with lane.results() as gradients:
-                self._add(part)
+                self._add(part, squared_norm_of(gradients))
             if self._sums is None:
                 self._divide_by(len(part.indices))
                 self._accumulate(gradients)
             self._idle.append(lane)
             self._is_adding = False
 
-    def _add(self, part: MicroBatch) -> None:
-        """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up."""
+    def _add(self, part: MicroBatch, squares: torch.Tensor | float) -> None:
+        """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up.
+
+        Args:
+            part: The micro-batch.
+            squares: The squared norm of its gradient.
+        """
+        assert self._part is not None
+        self._session.norms.add(self._part.assignment, part.count, squares)
         if self._sums is not None:
             self.check_dense()
             self._sums.add(part.count)
@@ -201,10 +218,13 @@ class Accumulation:
             else:
                 self._reduce(self._sums.flat, reduced.process_group)
                 self._sums.settle()
+                norm = squared_norm_of(parameter.grad for parameter in self._parameters)
+                self._session.norms.take_reduced(assignment.iteration, norm)
             return
         if reduced is None:
             self._divide_by(len(self._part.indices))
             self._statistics.end(assignment.count)
+            self._marked_squares = self._squares_of_marked()
         else:
             self._session.stopwatch.stop()  # it waits for the other ranks
             self._statistics.end(assignment.total, reduced.process_group)
@@ -220,6 +240,16 @@ class Accumulation:
             return None
         self._sums.check_left()
         return self._sums.flat
+
+    def note_scaling(self) -> None:
+        """Scale the micro-batches' norms as the script has scaled their sum since: clipped or unscaled it."""
+        if self._part is None or self._marked is None:
+            return
+        factor = float(self._squares_of_marked()) / before if (before := float(self._marked_squares)) else 1.0
+        self._session.norms.scale(self._part.assignment.iteration, factor)
+
+    def _squares_of_marked(self) -> torch.Tensor | float:
+        return squared_norm_of([self._marked.grad if self._marked is not None else None])
 
     def check(self) -> None:
         """Check that the assignment's micro-batches have been gone through.

@@ -177,6 +177,7 @@ class _Link:
             self._session.put_sums(sums.cpu().numpy())
             return
         self._accumulation.check_dense()
+        self._accumulation.note_scaling()
         for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
             pushed = tensor.grad if number < len(self._parameters) else tensor
             view.zero_() if pushed is None else view.copy_(pushed)

@@ -1,0 +1,101 @@
+"""The norms of PyTorch's gradients, against those of gradients worked out by passes of their own."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evenpace.lab.cluster import LocalCluster, Surroundings
+from evenpace.observer import Observer
+from idl.noise import GradientNorms
+from tests.scripts import train_noted_gradients as script
+from tests.services import address_of_our_own
+from worker.torch.gradient_norms import PassNorms, squared_norm
+
+SCRIPT = Path(script.__file__)
+
+
+def norms_of(counts, gradients):
+    """Those of contributions, (n,) and (n, elements), and of their weighted mean."""
+    mean = np.average(gradients, axis=0, weights=counts)
+    each = [(int(count), float(g @ g)) for count, g in zip(counts, gradients, strict=True)]
+    return GradientNorms.of(each, float(mean @ mean))
+
+
+def trained(folder, wait_until, workers, shards, arguments, options=()):
+    """Train with uneven workers; the records, and by iteration the counts and gradients of all workers."""
+    port = str(address_of_our_own().port)
+
+    def surroundings(name):
+        if shards or not name.startswith("w"):
+            return Surroundings()
+        place = {"RANK": name[1:], "LOCAL_RANK": name[1:], "WORLD_SIZE": str(workers)}
+        return Surroundings(environment={**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+
+    with LocalCluster(
+        folder, workers=workers, shards=shards, manager_options=options, surroundings=surroundings
+    ) as cluster:
+        for number in range(workers):
+            most = {"--max-batch-size": "5"} if number else {}
+            out = ["--out", str(folder / f"w{number}.npz")]
+            cluster.start_worker(f"w{number}", SCRIPT, [*out, *arguments], most)
+        with contextlib.closing(Observer(cluster.manager, cluster.shard_addresses)) as observer:
+            wait_until(observer.poll, "the job")
+            wait_until(lambda: not observer.poll() or not observer.members, "its end", seconds=240)
+            records = observer.iterations
+    noted = [dict(np.load(folder / f"w{number}.npz")) for number in range(workers)]
+    together = {key: np.concatenate([one[key] for one in noted]) for key in noted[0]}
+    return records, {
+        iteration: [together[key][together["iterations"] == iteration] for key in ("counts", "gradients")]
+        for iteration in range(len(records))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "shards", "arguments", "options"),
+    [
+        pytest.param(2, 2, [], [], id="slices"),
+        pytest.param(1, 1, ["--micro-batch", "3", "--scale", "64"], [], id="micro-batches of one, unscaled"),
+        pytest.param(2, 1, ["--micro-batch", "3"], ["--exact"], id="micro-batches, exact sums"),
+        pytest.param(2, 0, [], [], id="ranks"),
+        pytest.param(2, 0, ["--micro-batch", "3"], [], id="ranks, micro-batches"),
+        pytest.param(1, 0, ["--micro-batch", "3"], ["--exact"], id="one rank, micro-batches, exact sums"),
+    ],
+)
+def test_records_have_the_norms_of_every_contribution(
+    tmp_path, wait_until, workers, shards, arguments, options
+):
+    """Of each worker's slice, or of each micro-batch; a step earlier where shards sum the gradients."""
+    records, by_iteration = trained(tmp_path, wait_until, workers, shards, arguments, options)
+    delay = 1 if shards else 0
+    assert len(records) == script.EPOCHS * 4
+    for record in records[delay:]:
+        assert record.norms is not None, record.iteration
+        assert record.norms.iteration == record.iteration - delay
+        expected, found = norms_of(*by_iteration[record.norms.iteration]), record.norms.norms
+        assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
+        assert found.weighted == pytest.approx(expected.weighted, rel=1e-6)
+        assert found.squared == pytest.approx(expected.squared, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_norm_is_of_any_floating_type(dtype):
+    """Half precision is widened first, since its squares may not be numbers any more."""
+    gradient = torch.full((40, 5), 300.0, dtype=dtype)
+    assert float(squared_norm(gradient)) == pytest.approx(200 * 300.0**2, rel=1e-6)
+
+
+def test_a_pass_is_told_from_what_was_there_before():
+    """`grad` sums several passes; the norm is that of the last one's part."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    norms = PassNorms([weight])
+    (weight * torch.tensor([5.0, 6.0, 7.0])).sum().backward()
+    norms.begin()
+    (weight * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert float(norms.take()) == 14.0
+    assert weight.grad.tolist() == [6.0, 8.0, 10.0]
+    (weight * 2.0).sum().backward()
+    assert float(norms.take()) == 0.0

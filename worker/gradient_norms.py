@@ -1,0 +1,87 @@
+"""A worker's part in measuring the gradient noise: the norms that it tells the manager with its reports.
+
+It knows those of its own contributions, a slice's or each micro-batch's, or learns those of all from the
+shards. This module knows no framework and no wire; see `idl.noise` for what follows from the norms.
+"""
+
+from typing import Any, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.layout import Layout
+from idl.noise import GradientNorms, StepNorms
+from idl.plan import Assignment
+
+_PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
+
+
+def squared_norm(gradient: NDArray[Any], layout: Layout) -> float:
+    """Return the squared norm of a flat gradient, (elements,); groups of statistics are left out."""
+    total, begin = 0.0, 0
+    for group in layout.groups:
+        end = begin + group.elements
+        for first in range(begin, end, _PIECE) if not group.statistics else ():
+            piece = gradient[first : min(first + _PIECE, end)]
+            total += float(np.dot(piece, piece))
+        begin = end
+    return total
+
+
+class OwnNorms:
+    """The norms of one worker's gradients; numbers may be tensors that a GPU has still to compute.
+
+    A step's own norm, |g|², is known once its gradients are summed: after an all-reduce in the same
+    iteration, from the parameter server in the next. With those of this worker's own contributions it makes a
+    part of the step's norms, to which the manager joins the other workers' parts.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[int, list[tuple[int, SupportsFloat]]] = {}  # by iteration, the last two
+        self._attempt = 0
+        self._told: StepNorms | None = None
+        self._reduced: list[tuple[int, SupportsFloat]] = []
+
+    def add(self, part: Assignment, count: int, squares: SupportsFloat) -> None:
+        """Add a contribution: the squared norm of the mean gradient over `count` samples of a slice."""
+        if part.attempt != self._attempt:
+            self._attempt = part.attempt
+            self._own.clear()
+        if not count:
+            return
+        for iteration in [one for one in self._own if one < part.iteration - 1]:
+            del self._own[iteration]
+        self._own.setdefault(part.iteration, []).append((count, squares))
+
+    def scale(self, iteration: int, factor: SupportsFloat) -> None:
+        """Multiply the squared norms of an iteration, whose gradient was scaled after they were taken."""
+        own = self._own.get(iteration, ())
+        self._own[iteration] = [(count, squares * factor) for count, squares in own]  # type: ignore[operator]
+
+    def take_all(self, step: StepNorms | None) -> None:
+        """Take the norms of a step at the shards; finer ones, of this worker's own, take precedence."""
+        if step is not None:
+            own = self._own.pop(step.iteration, None)
+            self._told = self._part(step.iteration, own, step.norms.squared) if own else step
+
+    def take_reduced(self, iteration: int, squares: SupportsFloat) -> None:
+        """Take the squared norm of a part of an iteration's gradient, summed over all workers.
+
+        May be called from any thread.
+        """
+        self._reduced.append((iteration, squares))
+
+    def take(self) -> StepNorms | None:
+        """Return what was learned since the last call; None where nothing was, or a number is not finite."""
+        told, self._told = self._told, None
+        if self._reduced:
+            parts, self._reduced = self._reduced, []
+            iteration = parts[-1][0]
+            own = self._own.pop(iteration, None)
+            squared = sum(float(squares) for of, squares in parts if of == iteration)
+            told = self._part(iteration, own, squared) if own else None
+        return told if told is not None and told.norms.is_finite else None
+
+    def _part(self, iteration: int, own: list[tuple[int, SupportsFloat]], squared: float) -> StepNorms:
+        contributions = [(count, float(squares)) for count, squares in own]
+        return StepNorms(iteration, GradientNorms.of(contributions, squared))
