@@ -234,7 +234,7 @@ _PAIRS = tuple(combinations_with_replacement(range(4), 2))
 class NoiseEstimate:
     """The state of an estimate of the noise over iterations: plain numbers, always finite.
 
-    `sqr` and `var` are each a mean of the iterations' own estimates, and the noise scale is the ratio of these
+    `sqr` and `var` are each a mean of the iterations' own estimates, and the noise scale is the ratio of the
     means; a mean of ratios would be biased, and have no variance. Older iterations count exponentially less.
     An iteration weighs as much as it says, which is what makes batches of different sizes one series:
 

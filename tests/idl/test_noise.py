@@ -22,7 +22,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Quadratic:
-    """A point of a quadratic loss: its true gradient and the deviation of one sample's, (dimensions,) each."""
+    """A point of a quadratic loss: its true gradient and the deviation of a sample's, (dimensions,) each."""
 
     def __init__(self, rng, dimensions, batch, ratio):
         self.rng = rng
@@ -223,10 +223,7 @@ def coverage(splits, ratio, batch, runs=300, dimensions=50, consecutive=False):
     inside = np.zeros(3)
     for _ in range(runs):
         problem = Quadratic(rng, dimensions, batch, ratio)
-        if consecutive:
-            noise = of_pairs(problem, splits)
-        else:
-            noise = observed(problem, splits).noise
+        noise = of_pairs(problem, splits) if consecutive else observed(problem, splits).noise
         low, high = noise.interval()
         inside += (
             abs(noise.var - problem.var) < 2 * noise.var_error,
