@@ -10,7 +10,7 @@ import click
 from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.experiments.config import ContendedOptions
+from evenpace.lab.experiments.config import ContendedOptions, NoiseConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -156,6 +156,20 @@ def virtualflow(curves: Path | None, json_path: Path | None) -> None:
 
     with user_mistakes():
         run(curves, Console(), json_path)
+
+
+@experiment.command()
+@example("evenpace experiment noise --batches 8,16,32,200 --draws 40000")
+@configured(NoiseConfig, "config")
+@json_path
+def noise(config: NoiseConfig, json_path: Path | None) -> None:
+    """Estimates of the gradient noise from uneven batches, ours and Cannikin's; gradients are drawn."""
+    from rich.console import Console
+
+    from evenpace.lab.experiments.noise import run
+
+    with user_mistakes():
+        run(config, Console(), json_path)
 
 
 def _compare(

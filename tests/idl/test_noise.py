@@ -22,7 +22,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Quadratic:
-    """A point of a quadratic loss: its true gradient and the deviation of one sample's, (dimensions,) each."""
+    """A point of a quadratic loss: its true gradient and the deviation of a sample's, (dimensions,) each."""
 
     def __init__(self, rng, dimensions, batch, ratio):
         self.rng = rng
@@ -223,10 +223,7 @@ def coverage(splits, ratio, batch, runs=300, dimensions=50, consecutive=False):
     inside = np.zeros(3)
     for _ in range(runs):
         problem = Quadratic(rng, dimensions, batch, ratio)
-        if consecutive:
-            noise = of_pairs(problem, splits)
-        else:
-            noise = observed(problem, splits).noise
+        noise = of_pairs(problem, splits) if consecutive else observed(problem, splits).noise
         low, high = noise.interval()
         inside += (
             abs(noise.var - problem.var) < 2 * noise.var_error,
@@ -316,6 +313,17 @@ def test_the_first_iterations_estimate_is_its_own():
     for horizon in (10.0, 1e6):
         noise = NoiseEstimate(horizon).observe(norms).noise
         assert (noise.sqr, noise.var) == pytest.approx((norms.sqr, norms.var))
+
+
+def test_errors_are_those_of_means_where_iterations_weigh_the_same():
+    """With one split and no decay to speak of they are the standard errors of plain means, s/√k."""
+    problem = Quadratic(np.random.default_rng(9), 50, 32, 0.5)
+    norms = [norms_of([8, 24], problem.draw([8, 24])) for _ in range(12)]
+    noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate(horizon=1e9)).noise
+
+    both = np.cov([[one.sqr for one in norms], [one.var for one in norms]]) / 12
+    errors = (noise.sqr_error**2, noise.covariance, noise.var_error**2)
+    assert errors == pytest.approx((both[0, 0], both[0, 1], both[1, 1]), rel=1e-5)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e200])
@@ -428,6 +436,14 @@ def test_an_exact_value_is_known():
     assert Noise(0.0, 2.0).interval() == (math.inf, math.inf)
     assert Noise(0.0, 0.0).interval() == (0, math.inf)
     assert not Noise(0.0, 0.0).known
+
+
+def test_a_noise_scale_is_known_to_a_factor_of_two():
+    """With a fifth of error its interval is 0.71 to 1.67, which is known; with two fifths, 0.56 to 5, not."""
+    assert Noise(1.0, 1.0, 0.2).interval() == pytest.approx((1 / 1.4, 1 / 0.6))
+    assert Noise(1.0, 1.0, 0.2).known
+    assert Noise(1.0, 1.0, 0.4).interval() == pytest.approx((1 / 1.8, 5))
+    assert not Noise(1.0, 1.0, 0.4).known
 
 
 POSITIVE = st.floats(1e-3, 1e3)

@@ -195,3 +195,45 @@ class MigrationConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """The configuration of drawn gradients, from which their noise is estimated.
+
+    Attributes:
+        batches: Samples of each contribution to an iteration.
+        halved: Whole batches of which two halves are compared, in samples.
+        norm: |G|, of the true gradient.
+        deviation: σ, of each element of one sample's gradient.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    batches: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Samples of each worker.", metavar="SIZE,...", read=partial(whole_numbers, "batches", least=1)
+        ),
+    ] = (8, 16, 32, 200)
+    halved: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Whole batches to halve.", metavar="SIZE,...", read=partial(whole_numbers, "halved", least=2)
+        ),
+    ] = (16, 64, 256)
+    draws: Annotated[int, Setting("Iterations that are drawn.", least=2)] = 40_000
+    dimensions: Annotated[int, Setting("Elements of a gradient.", least=1)] = 100
+    norm: Annotated[float, Setting("Norm of the true gradient.", above=0, below=inf)] = 3.0
+    deviation: Annotated[
+        float, Setting("Deviation of each element of a sample's gradient.", above=0, below=inf)
+    ] = 0.5
+    seed: Annotated[int, Setting("Seed of the draws.", least=0)] = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.batches) < 2 or min(self.batches) < 1:
+            raise InvalidRequestError(f"batches {self.batches}: give at least two, of a sample or more")
+        if any(size < 2 or size % 2 for size in self.halved):
+            raise InvalidRequestError(f"halved {self.halved}: give even numbers of samples, from 2")
