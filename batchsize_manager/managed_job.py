@@ -16,7 +16,7 @@ import idl
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.effects import EVENTS, Answer, Effects
 from batchsize_manager.job.job import Job
-from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learnt, Logged, Rewound, Saved
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learned, Logged, Rewound, Saved
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_lost, wire_synchronisation
@@ -128,7 +128,7 @@ class ManagedJob:
     def keep_models(self) -> None:
         """Keep what the job's policy has learned in the manager's state."""
         if self.is_kept and (models := self.job.planner.policy.models()):
-            self._put([Learnt(self.run, models)])
+            self._put([Learned(self.run, models)])
 
     def keep_end(self) -> None:
         """Keep why the job has ended."""

@@ -430,8 +430,8 @@ class ManagerService:
             managed.note(effects)
         if self.on_event is not None:
             self.on_event(managed, effects)
-        if effects.learnt:
-            self._learnt(managed)
+        if effects.learned:
+            self._learned(managed)
         if effects.over is not None:
             self._end(managed, effects.over)
             return
@@ -441,7 +441,7 @@ class ManagerService:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
         if effects.fit:  # after the answers: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
-                self._learning.train, managed.job, partial(self._learnt, managed), managed.name
+                self._learning.train, managed.job, partial(self._learned, managed), managed.name
             )
 
     def _end(self, managed: ManagedJob, over: Over) -> None:
@@ -465,7 +465,7 @@ class ManagerService:
             del self._ended[next(iter(self._ended))]
         managed.fail_all(error)
 
-    def _learnt(self, managed: ManagedJob) -> None:
+    def _learned(self, managed: ManagedJob) -> None:
         """Keep the models of a job."""
         self._learning.save(managed.name, managed.job)
         managed.keep_models()

@@ -58,7 +58,7 @@ class Effects:
         completed: Records to keep, of the iterations that were completed, in that order.
         state: The state to keep, where it has changed. A job is kept from its start on: before that, its
             workers would join it again.
-        learnt: Whether to keep what the policy has learned: nobody is left who might add to it.
+        learned: Whether to keep what the policy has learned: nobody is left who might add to it.
         over: Set if the job is over.
         answer: Whether there may be an answer now for members that wait; see `Job.answer`.
         fit: Whether the policy has seen something new, so that a fit may be due.
@@ -68,14 +68,14 @@ class Effects:
     rewound: int | None = None
     completed: list[IterationRecord] = field(default_factory=list)
     state: JobState | None = None
-    learnt: bool = False
+    learned: bool = False
     over: Over | None = None
     answer: bool = False
     fit: bool = False
 
     def __bool__(self) -> bool:
         done = self.log or self.completed or self.state or self.over or self.answer or self.fit
-        return bool(done or self.learnt or self.rewound is not None)
+        return bool(done or self.learned or self.rewound is not None)
 
 
 class Outbox:

@@ -366,7 +366,7 @@ class Job:
         outbox, failure = self.outbox, self.attempts.failure
         if failure or self.ended:
             outbox.effects.over = Over(failure or "all members have gone", failure is not None)
-            outbox.effects.learnt |= bool(self.members)  # else it is kept already
+            outbox.effects.learned |= bool(self.members)  # else it is kept already
         if outbox.changed:
             outbox.changed = False
             outbox.effects.state = self.saved if self.members.started and outbox.keeps_state else None

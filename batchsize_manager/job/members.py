@@ -181,7 +181,7 @@ class Members:
     def remove(self, worker: str) -> None:
         """Take out a member, which cannot `join` again as the same incarnation."""
         self._removed.append(self.by_name.pop(worker).incarnation)
-        self._outbox.effects.learnt |= not self.by_name
+        self._outbox.effects.learned |= not self.by_name
 
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that a worker that is no member was not taken out either.
@@ -351,7 +351,7 @@ class Members:
         for worker, member in list(self.by_name.items()):
             if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
                 del self.by_name[worker]
-                self._outbox.effects.learnt |= not self.by_name
+                self._outbox.effects.learned |= not self.by_name
                 self._released[member.incarnation] = member.leaving
                 self._outbox.log(f"{worker} was released: {member.leaving}", worker)
 

@@ -97,7 +97,7 @@ class Planner:
         )
 
     def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
-        """Give a policy what the fit that it handed out last has learnt, or None where the fit failed.
+        """Give a policy what the fit that it handed out last has learned, or None where the fit failed.
 
         Returns:
             Whether it was given: nothing is made of the fit of a policy that has been replaced.

@@ -64,19 +64,19 @@ class Learning:
         options = replace(self._options, predictor=balancing.predictor, tolerance=balancing.tolerance)
         return MeteredPolicy(make_job_policy(balancing.policy, options, models), self.tally)
 
-    def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
+    def train(self, job: Job, learned: Callable[[], None], name: str) -> None:
         """Run the fit that a job's policy has due, if any.
 
         Args:
             job: The job whose policy learns.
-            learnt: Function that is called after a successful fit.
+            learned: Function that is called after a successful fit.
             name: The job's name.
         """
         policy = job.planner.policy
 
         def take(weights: Weights | None) -> None:
             if job.planner.take_fit(policy, weights) and weights is not None:
-                learnt()
+                learned()
 
         fit = policy.due_fit()
         if fit is not None:

@@ -128,9 +128,9 @@ def read_profiles(paths: Iterable[Path]) -> list[Profile]:
 
 
 def with_profiles(models: Models, profiles: Iterable[Profile]) -> Models:
-    """Return models with profiles as what was learnt of their kinds of device, in place of any before.
+    """Return models with profiles as what was learned of their kinds of device, in place of any before.
 
-    Workers of these kinds start from them; see `ModelRegistry`. What was learnt of workers by name is left
+    Workers of these kinds start from them; see `ModelRegistry`. What was learned of workers by name is left
     out, since it would prevail over their kinds'.
     """
     before = models.get("learned", {})

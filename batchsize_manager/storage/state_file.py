@@ -19,7 +19,7 @@ from batchsize_manager.storage.changes import (
     Change,
     Completed,
     Ended,
-    Learnt,
+    Learned,
     Logged,
     Rewound,
     Saved,
@@ -249,7 +249,7 @@ class StateFile:
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Logged(run, event, at):
                 execute("INSERT INTO events (run, said, event) VALUES (?, ?, ?)", (self._id(run), at, event))
-            case Learnt(run, models):
+            case Learned(run, models):
                 execute("UPDATE runs SET learned = ? WHERE id = ?", (pack_models(models), self._id(run)))
             case Ended(run, why, at):
                 execute("UPDATE runs SET ended = ?, ending = ? WHERE id = ?", (at, why, self._id(run)))

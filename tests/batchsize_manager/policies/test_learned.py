@@ -241,7 +241,7 @@ def test_lasting_changes_are_followed(name, change):
 
 
 def test_lower_maximum_keeps_the_curves():
-    """A maximum lowered by a learnt memory limit is kept at once, by the best split within it."""
+    """A maximum lowered by a learned memory limit is kept at once, by the best split within it."""
     cluster = Cluster(four(), 400)
     before = cluster.run(40).counts
     cluster.workers["d"].bounds = Bounds(maximum=before[3] - 40)
@@ -252,7 +252,7 @@ def test_lower_maximum_keeps_the_curves():
     assert cluster.longest(after) <= 1.06 * cluster.best()
 
 
-def test_newcomer_starts_as_the_average_and_is_learnt():
+def test_newcomer_starts_as_the_average_and_is_learned():
     """A newcomer gets a sensible share; workers that stay, or return, keep their curves."""
     workers = four()
     d = workers.pop("d")
@@ -312,7 +312,7 @@ def test_profiles_make_the_first_split_right():
     assert cluster.longest([100] * 4) > 2 * cluster.best()
 
 
-def test_a_wrong_profile_is_learnt_away():
+def test_a_wrong_profile_is_learned_away():
     """A device that is three times slower than its profile says is balanced within some iterations."""
     workers = {name: replace(worker, kind=f"GPU {name}") for name, worker in four().items()}
     models = with_profiles({}, [profile_of(worker, [8, 16, 32, 64, 128, 256]) for worker in workers.values()])
@@ -444,7 +444,7 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
     assert resumed.longest(resumed.iterate().counts) <= 1.06 * resumed.best()
 
 
-def test_nothing_learnt_is_nothing_to_keep():
+def test_nothing_learned_is_nothing_to_keep():
     """There are no models before any observation; those that a run started from are not its own."""
     cluster = Cluster(four(), 400)
     assert cluster.policy.models() == {}
