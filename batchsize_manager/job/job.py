@@ -108,22 +108,22 @@ class Job:
         """Let a worker take part; the same incarnation may ask again.
 
         Args:
-            worker: Its name.
-            incarnation: Of this start of it.
-            bounds: What batch sizes it can take.
+            worker: The worker's name.
+            incarnation: The id of this start of the worker; a restarted worker has another.
+            bounds: The batch sizes that it can take.
             now: The time.
             unreleasable: Whether it must not be released, since the others could not go on without it.
             device: The kind of device that it computes on, in words; empty where it does not say.
             threads: The threads that it computes with, if it says so.
-            beats: Whether it will send heartbeats, so that its silence says something.
-            again: Whether this incarnation was a member before, which an earlier manager did not keep: it has
+            beats: Whether it will send heartbeats, so that it counts as silent without them.
+            again: Whether this incarnation was a member under an earlier manager that did not save it: it has
                 to `recover`, whichever attempt it is in.
 
         Raises:
-            NotMemberError: It asks for that, but was taken out.
-            InvalidRequestError: Its name is taken, its minimum does not fit into the batch, or it cannot take
-                a micro-batch.
-            UnavailableError: Its name is that of a member of which it is not known yet whether it lives.
+            NotMemberError: `again` is set, but this incarnation was taken out of the job.
+            InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, or the
+                worker cannot take a micro-batch.
+            UnavailableError: The name is that of a member of which it is not known yet whether it lives.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -273,12 +273,12 @@ class Job:
 
         Args:
             worker: The worker's name.
-            incarnation: Of this start of it.
+            incarnation: The id of this start of the worker.
             attempt: The new attempt.
-            iteration: The iteration.
+            iteration: The iteration from which all shards can go on.
             now: The time.
-            place: Epoch and first position of that iteration's batch, if the shards know: what is known here
-                may be of before a change of the batch's size.
+            place: Epoch and first position of that iteration's batch, if the shards know it; the job's own
+                record of it may date from before a change of the batch's size.
 
         Raises:
             NotMemberError: The worker is no member.
@@ -410,17 +410,17 @@ class Job:
         """Answer a member that asks what to do, after a report or another call.
 
         Args:
-            worker: Its name.
-            incarnation: Of this start of it.
-            reported: The iteration that it has just reported; -1 if this is no report.
-            known: The last iteration that it has a part of already, if it says so; else -1.
+            worker: The member's name.
+            incarnation: The id of this start of the worker.
+            reported: The iteration that it has just reported; -1 if it calls for another reason.
+            known: The last iteration of which it says that it has a part already; else -1.
             joins: Whether it has just joined.
 
         Returns:
-            None if there is no answer yet.
+            The answer; None if there is none yet.
 
         Raises:
-            NotMemberError: It is no member, nor was it released.
+            NotMemberError: The worker is no member, nor was it released.
         """
         recover = assignment = report_on = ahead = None
         released = self.members.why_released(worker, incarnation, known)
@@ -591,7 +591,7 @@ class Job:
             return
         plan = progress.plan
         if plan.iteration == self.first_iteration and not progress.done and self.members.staying:
-            self.attempts.begin("who is missing may have been about to set the parameters at the shards")
+            self.attempts.begin("a lost worker may have been setting the initial parameters at the shards")
             return
         able = {
             name: member.bounds

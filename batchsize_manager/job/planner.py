@@ -52,7 +52,7 @@ class Planner:
 
     @property
     def padded_size(self) -> int:
-        """The same in whole micro-batches, as the members' bounds are."""
+        """The samples of `batch_size`, rounded up to whole micro-batches as the members' bounds are."""
         return self.batches.padded(len(self._members.staying))
 
     def can_do_without(self, workers: Collection[str]) -> bool:
