@@ -755,10 +755,11 @@ def test_events_name_who_was_late():
 
 
 @pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])
-def test_a_job_begins_with_the_batch_size_that_the_manager_was_told(given, size):
-    """The first batch has the configured size, as far as the data set goes; else what the workers say."""
+def test_a_job_begins_with_the_configured_batch_size(given, size):
+    """The first batch has the configured size, at most the data set's; else the one that workers ask for."""
     job = Job(JobSpec(60, 32), JobConfig(batch_size=given), make_policy("even"))
     job.join("a", "a", Bounds(), 0.0)
 
     assert job.next_assignment("a", "a").total == size
-    assert bool(job.outbox.events and "the manager was told" in job.outbox.events[0]) == (given is not None)
+    is_logged = bool(job.outbox.events and "the manager's configuration" in job.outbox.events[0])
+    assert is_logged == (given is not None)
