@@ -59,7 +59,7 @@ def test_a_new_policy_knows_what_the_last_iterations_were_like(before, policy):
         assert counts[0] < 12
 
 
-def test_plans_that_nobody_has_seen_are_made_anew():
+def test_plans_that_nobody_has_seen_are_made_again():
     """With lookahead, those that somebody was given stay as they were; the others are the new policy's."""
     driver = Beating("a", "b", lookahead=2)
     for name in "ab":
