@@ -92,7 +92,7 @@ def _restore(
         except Exception as other:  # noqa: BLE001 - as above
             return _damaged(f"{type(other).__name__}: {other}")
         log.warning(
-            "job %s: what it has learned is damaged in %s, so that it learns anew (%s)",
+            "job %s: what it has learned is damaged in %s, so that it learns again (%s)",
             *(run.job, writer.path, error),
             extra=fields,
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from batchsize_manager.job.members import Member
 from batchsize_manager.job.progress import IterationProgress
 
-_PATIENCE = 10  # others wait for a report for so many typical durations of an iteration, at least
+_PATIENCE = 10  # typical durations of an iteration, for which others wait for a report at least
 
 
 def gone(members: Mapping[str, Member], now: float) -> list[str]:

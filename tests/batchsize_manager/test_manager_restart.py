@@ -533,7 +533,7 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
 
 
 def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
-    """Members of a job that gathers anew may go back then, and the state is written all the same."""
+    """Members of a job that gathers again may go back then, and the state is written all the same."""
     manager = service(tmp_path, workers=2)
     with serving(manager) as address:
         waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
