@@ -1,4 +1,4 @@
-"""Counts of what a job, its policies and the fits have done, for metrics; see `rpc.counters`."""
+"""Counts of a job's, its policies' and the fits' doings, for metrics (`rpc.counters`)."""
 
 from idl.records import IterationRecord
 from rpc.counters import Histogram

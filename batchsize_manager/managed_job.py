@@ -16,7 +16,7 @@ import idl
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.effects import EVENTS, Answer, Effects
 from batchsize_manager.job.job import Job
-from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learnt, Logged, Rewound, Saved
+from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learned, Logged, Rewound, Saved
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
 from idl.translation import wire_assignment, wire_lost, wire_synchronisation
@@ -35,7 +35,7 @@ class Waiting:
         call: The call.
         until: The time by which it is answered "not yet" if there is no assignment; seconds.
         reported_iteration: The iteration that the call reports; -1 for none.
-        known: The last iteration that the caller has an assignment for, if it names one; else -1.
+        known: The last iteration for which the caller has an assignment, if it names one; else -1.
     """
 
     call: Call
@@ -55,11 +55,11 @@ class ManagedJob:
 
     Args:
         name: The job's name.
-        run: The identity of this life of the job, drawn when it was created.
-        job: The job.
-        managers: The way in which the manager splits batches, where no operator has chosen another.
+        run: The id of this run of the job, drawn when it was created; a job that begins again has another.
+        job: The state machine.
+        managers: The manager's balancing, used where no operator has chosen another.
         writer: The writer of the manager's state; None where it is not kept.
-        limited_log: Takes the job's events.
+        limited_log: The log for the job's events.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ManagedJob:
     managers: Balancing
     writer: StateWriter | None
     limited_log: LimitedLog
-    is_kept: bool = False  # whether it is in the state: from its start on, before that all would join again
+    is_kept: bool = False  # whether it is in the manager's state; not before its start
     since: float = field(default_factory=time.monotonic)  # the time at which this manager got it
     ending: str = ""  # why it has ended
     logged: int = 0  # events so far
@@ -84,7 +84,7 @@ class ManagedJob:
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """The fields that lines of log about this job have beside their message."""
+        """The fields that log lines about this job have beside their message."""
         job = self.job
         return {
             "job": self.name,
@@ -95,21 +95,21 @@ class ManagedJob:
 
     @property
     def balancing(self) -> Balancing:
-        """The way in which its batches are split."""
+        """The balancing that an operator has chosen, or else the manager's."""
         return self.job.operations.balancing or self.managers
 
     @property
     def policy(self) -> str:
-        """The name of its policy."""
+        """The name of the job's policy."""
         return self.balancing.policy
 
     @property
     def predictor(self) -> str:
-        """The name of its policy's predictor; empty where that has none."""
+        """The name of the predictor of the job's policy; empty where that has none."""
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
     def note(self, effects: Effects) -> None:
-        """Log and keep what an event has brought."""
+        """Log an event's effects, and put them into the manager's state."""
         self._log_events(effects)
         run, state, now = self.run, effects.state, time.time()
         events = [event for event, _ in effects.log]
@@ -126,12 +126,12 @@ class ManagedJob:
             self._put([Saved(run, state)])
 
     def keep_models(self) -> None:
-        """Keep what the job's policy has learned in the manager's state."""
+        """Put the models of the job's policy into the manager's state."""
         if self.is_kept and (models := self.job.planner.policy.models()):
-            self._put([Learnt(self.run, models)])
+            self._put([Learned(self.run, models)])
 
     def keep_end(self) -> None:
-        """Keep why the job has ended."""
+        """Put the job's end, with its reason, into the manager's state."""
         self._put([Ended(self.run, self.ending, time.time())])
 
     def once_kept(self, function: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class ManagedJob:
             self.limited_log(logging.INFO, "job %s: %s", self.name, event, extra=about)
 
     def remembers(self, iteration: int) -> bool:
-        """Return whether the records from an iteration on are all in memory."""
+        """Return whether the records of an iteration and all later ones are in memory."""
         oldest = self.job.history(0, 1)
         return bool(oldest) and oldest[0].iteration <= max(iteration, self.job.first_iteration)
 
@@ -193,7 +193,7 @@ class ManagedJob:
                 waiting.call.fail(NotYetError("there is no assignment yet"))
 
     def detach(self, worker: str, incarnation: str, peer: Connection, now: float) -> None:
-        """Forget a member's connection, which has closed; a member without any other is away."""
+        """Forget a member's closed connection; a member without any other counts as disconnected."""
         waiting = self.waiting.get(worker)
         if waiting is not None and waiting.call.peer is peer:
             del self.waiting[worker]
@@ -232,7 +232,7 @@ class ManagedJob:
         return True
 
     def _reply(self, waiting: Waiting, answer: Answer) -> Any:
-        """Return an answer as it goes over the wire."""
+        """Return an answer as a struct of the wire."""
         reply = _wire.AssignmentReply(
             identity=waiting.call.request.identity,
             reported_iteration=waiting.reported_iteration,

@@ -1,4 +1,4 @@
-"""The jobs of a manager that is started again, from its state."""
+"""The restoration of a restarted manager's jobs from its state."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def restore_jobs(
     writer: StateWriter, learning: Learning, config: JobConfig, limited_log: LimitedLog
 ) -> tuple[list[ManagedJob], dict[str, str]]:
-    """Make the jobs again that had not ended when the last manager did.
+    """Restore the jobs that had not ended when the last manager ended.
 
     Args:
         writer: The writer of the state, to which nothing has been put yet.
@@ -69,7 +69,7 @@ def _restore(
     config: JobConfig,
     limited_log: LimitedLog,
 ) -> ManagedJob | str:
-    """Return a run's job, or why it cannot go on."""
+    """Return the restored job of a run, or the reason why it cannot go on."""
     if isinstance(run, DamagedRun):
         return _damaged(run.why)
     state = run.state
@@ -92,7 +92,7 @@ def _restore(
         except Exception as other:  # noqa: BLE001 - as above
             return _damaged(f"{type(other).__name__}: {other}")
         log.warning(
-            "job %s: what it has learned is damaged in %s, so that it learns anew (%s)",
+            "job %s: what it has learned is damaged in %s, so that it learns again (%s)",
             *(run.job, writer.path, error),
             extra=fields,
         )

@@ -101,7 +101,7 @@ class ManagerService:
     # -- rpc.service.Service
 
     def handle(self, call: Call) -> None:
-        """Take a call."""
+        """Handle a call; its answer may be sent later."""
         if call.request is None:
             raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
         check.wait(getattr(call.request, "wait", None))  # before anything has changed
@@ -122,7 +122,7 @@ class ManagerService:
                 self._carry_out(managed)
 
     def tick(self, now: float) -> None:
-        """Let the jobs look at their deadlines."""
+        """Let the jobs check their deadlines, and answer calls that have waited long enough."""
         self._limited_log.tick()
         notices = self._writer.notices() if self._writer is not None else []
         for managed in list(self._jobs.values()):
@@ -375,7 +375,7 @@ class ManagerService:
         """Return a job that runs, or is one of the last that have ended.
 
         Raises:
-            InvalidRequestError: There is none.
+            InvalidRequestError: There is no such job.
         """
         managed = self._jobs.get(name) or self._ended.get(name)
         if managed is None:
@@ -430,8 +430,8 @@ class ManagerService:
             managed.note(effects)
         if self.on_event is not None:
             self.on_event(managed, effects)
-        if effects.learnt:
-            self._learnt(managed)
+        if effects.learned:
+            self._learned(managed)
         if effects.over is not None:
             self._end(managed, effects.over)
             return
@@ -441,11 +441,11 @@ class ManagerService:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
         if effects.fit:  # after the answers: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
-                self._learning.train, managed.job, partial(self._learnt, managed), managed.name
+                self._learning.train, managed.job, partial(self._learned, managed), managed.name
             )
 
     def _end(self, managed: ManagedJob, over: Over) -> None:
-        """Forget a job that is over, but for clients that look at it."""
+        """Remove a job that is over; clients can still look at the last few."""
         about = managed.log_fields
         error: EvenpaceError
         if over.failed:
@@ -465,7 +465,7 @@ class ManagerService:
             del self._ended[next(iter(self._ended))]
         managed.fail_all(error)
 
-    def _learnt(self, managed: ManagedJob) -> None:
+    def _learned(self, managed: ManagedJob) -> None:
         """Keep the models of a job."""
         self._learning.save(managed.name, managed.job)
         managed.keep_models()
@@ -477,10 +477,11 @@ class ManagerService:
 
 
 def _learned(call: Call) -> bytes:
-    """Return the models that came with a call for a new job.
+    """Return the bytes of the models that came with a call for a new job; empty without any.
 
     Raises:
-        UnavailableError: It was not kept.
+        UnavailableError: The bytes were dropped: there was no room for them, or the job had begun when they
+            came, and has ended since.
     """
     if isinstance(call.sink, Discard):
         raise UnavailableError("the job has ended since; try again")

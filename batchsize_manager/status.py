@@ -1,4 +1,4 @@
-"""The answers to those who look at jobs: summaries, members, events, records, as they go over the wire."""
+"""Structs of the wire for clients that look at jobs: summaries, members, events and records."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _HISTORY_BYTES = 2**20  # of one answer
 
 
 def summary(managed: ManagedJob) -> Any:
-    """A job as it stands."""
+    """Return the `JobSummary` of a job's present state."""
     job = managed.job
     return _wire.JobSummary(
         job=managed.name,

@@ -11,14 +11,14 @@ MOST_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The range of batch sizes that a worker can take: its share of a batch, and what it computes at once.
+    """The batch sizes that a worker can take, and the micro-batches that it can compute at once.
 
     Attributes:
         minimum: Least samples; at least 1, so that the worker's speed is always measured.
         maximum: Most samples; at least `minimum`.
-        granularity: Samples of which batch sizes are multiples, except where the sum cannot be met otherwise.
-        at_once: Most micro-batches that it can compute at once, in a job with micro-batches, 1 to 1024. These
-            have to fit into its memory, and not its share.
+        granularity: Samples of which batch sizes are multiples, unless no such sizes sum to the whole batch.
+        at_once: Most micro-batches that it can compute at once, in a job with micro-batches, 1 to 1024. Only
+            these have to fit into its memory, not its whole share of the batch.
 
     Raises:
         ValueError: A number is out of its range.

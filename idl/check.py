@@ -12,7 +12,11 @@ _MAX_NAME = 200  # characters
 
 
 def integer(name: str, value: Any, low: int, high: int = 2**62) -> int:
-    """Return a value that must be an integer from `low` to `high`."""
+    """Return a value that must be an integer from `low` to `high`.
+
+    Raises:
+        InvalidRequestError: The value is not; as in all functions of this module.
+    """
     if type(value) is not int or not low <= value <= high:
         raise InvalidRequestError(f"{name} {_show(value)}: must be an integer from {low} to {high}")
     return value
@@ -26,7 +30,7 @@ def number(name: str, value: Any, low: float, high: float) -> float:
 
 
 def wait(value: Any) -> float:
-    """Return the seconds for which a caller lets its answer be held back; infinity if it does not say."""
+    """Return the seconds for which a caller lets its answer be held back; infinity if it names none."""
     return math.inf if value is None else number("wait", value, 0.0, 3600.0)
 
 

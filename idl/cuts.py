@@ -28,7 +28,7 @@ class Cuts:
 
     @property
     def padded(self) -> int:
-        """Return the samples of as many micro-batches that are all whole."""
+        """Return the samples that the batch would have if all of its micro-batches were whole."""
         return len(self) * self.size
 
     def number(self, count: int) -> int:
@@ -46,7 +46,7 @@ class Cuts:
         return self.total - (self.total - (number - 2) * self.size) // 2 if number > 1 else 0
 
     def index(self, position: int) -> int:
-        """Return the index of the micro-batch that begins at a position, or after the last of all.
+        """Return the index of the micro-batch that begins at a position; at the batch's end, their number.
 
         Raises:
             ValueError: The position is not a cut.
@@ -61,7 +61,7 @@ class Cuts:
         )
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the first position of each micro-batch of a slice, and the one after its last.
+        """Yield each micro-batch of a slice as (first position, position after its last).
 
         Args:
             start: The slice's first position, a cut.

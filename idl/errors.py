@@ -21,7 +21,7 @@ class UnavailableError(EvenpaceError):
 
 
 class NotYetError(EvenpaceError):
-    """A call whose time to wait is over, before the event that it waits for; to be repeated."""
+    """A call that waited as long as its caller allowed, without the event that it waits for; repeat it."""
 
 
 class UnauthorisedError(EvenpaceError):

@@ -22,7 +22,7 @@ _BLOCK = 2**14  # elements that are added at once: they and their products stay 
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """The integers that stand for sums over a batch of values times samples, as multiples of `unit`.
+    """The fixed-point format of sums, over a batch, of values times samples: integer multiples of `unit`.
 
     The unit follows from the batch's size: no sum over the batch can overflow where all values are below
     `limit`, and the mean's resolution is the same for any size, to a factor of 2.
@@ -42,7 +42,7 @@ class FixedPoint:
 
     @property
     def unit(self) -> float:
-        """Return what an integer of 1 stands for, a power of 2."""
+        """Return the value that the integer 1 stands for, a power of 2."""
         return self.limit * 2.0 ** (self.total.bit_length() - _BITS)
 
     def add(self, sums: NDArray[np.int64], values: NDArray[np.floating], count: int) -> None:
@@ -58,7 +58,7 @@ class FixedPoint:
             sums[begin : begin + _BLOCK] += np.rint(scaled, out=scaled).astype(np.int64)
 
     def mean(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the mean over the batch, (n,), of which these are the sums."""
+        """Return the mean over the batch, (n,), from its sums, (n,)."""
         mean = sums.astype(np.float64)
         mean *= self.unit
         mean /= self.total
@@ -72,7 +72,7 @@ class FixedPoint:
             of: The name of the tensor that has it.
 
         Raises:
-            InvalidRequestError: They cannot; the message has the value and what is allowed.
+            InvalidRequestError: The largest is not below the limit; the message names both.
         """
         if not largest < self.limit:
             what = "a running statistic" if self.statistics else "a micro-batch's gradient"

@@ -45,9 +45,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All workers' parts of one iteration: slices that follow each other and sum to `total`.
+    """All workers' parts of one iteration: consecutive slices of its batch of `total` samples.
 
-    Each begins and ends on a cut between micro-batches.
+    Each slice begins and ends on a cut between micro-batches.
     """
 
     iteration: int
@@ -135,7 +135,7 @@ class JobSpec:
             )
 
     def differences(self, other: "JobSpec") -> str:
-        """Return the fields in which this differs from another, with this one's values, in words."""
+        """Return the fields in which this spec differs from another, with this one's values, in words."""
         names = [field.name for field in fields(self)]
         others = [name for name in names if getattr(self, name) != getattr(other, name)]
         return ", ".join(f"{name} {getattr(self, name)}" for name in others)
@@ -151,11 +151,11 @@ class JobSpec:
         return Cuts(total, self.micro_batch or 1)
 
     def narrowed(self, bounds: Bounds) -> Bounds:
-        """Return a worker's bounds in whole micro-batches; unchanged in a job without.
+        """Return a worker's bounds in whole micro-batches; unchanged in a job without micro-batches.
 
         Raises:
             InvalidRequestError: The worker cannot take a single micro-batch; or it would compute several at
-                once, in a job without.
+                once, in a job without micro-batches.
         """
         size = self.micro_batch
         if size is None:

@@ -31,12 +31,12 @@ class Report:
         cpu_usage: Share of the worker's CPUs that others take, 0 to 1.
         memory_usage: Occupied share of the worker's memory, 0 to 1.
         maximum: Samples that have proved to be all that the worker can take.
-        attempt: That of the assignment that is finished; None: the present one.
-        start: Likewise; None: the last that was given.
+        attempt: The attempt of the assignment that is finished; None: the present one.
+        start: The first position of that assignment; None: the one that the worker was given last.
         at_once: Micro-batches that were computed at once, where fewer than assigned.
         shards: A text that is the same for workers that use the same shards; None: not known.
-        norms: Of the last step whose norms the worker knows, this iteration's or the one's before: of all
-            contributions, or of the worker's own.
+        norms: The norms of the gradients of a step, this iteration's or that of the iteration before: of all
+            contributions to it, or of the worker's own.
     """
 
     iteration: Annotated[int, Range()]
@@ -69,15 +69,15 @@ class Shown:
 
 @dataclass(frozen=True)
 class Measured:
-    """Description of a field of `WorkerRecord`.
+    """The description of a measured quantity, a field of `WorkerRecord`.
 
     Attributes:
-        metric: Its name among the metrics, after "worker_".
-        unit: Its unit.
-        meaning: In words, for whoever looks at the metrics.
-        many: Its name where it is of all workers; the field's with an "s", if empty.
-        spared: Whether it is left out, on the wire and on disk, where all workers have the default.
-        shown: Its column in tables; None where it has none, or what is shown is computed from it.
+        metric: The quantity's name among the metrics, after "worker_".
+        unit: The quantity's unit.
+        meaning: The metric's help text.
+        many: The name of the list of all workers' values; the field's name with an "s", if empty.
+        spared: Whether the values are left out, on the wire and on disk, where all workers have the default.
+        shown: The column in tables; None where there is none, or where what is shown is computed from it.
     """
 
     metric: str
@@ -89,11 +89,11 @@ class Measured:
 
 
 class WorkerRecord(NamedTuple):
-    """One worker's part in a complete iteration; policies observe that of each worker's own slice.
+    """One worker's measurements of a complete iteration; policies observe those of its own slice alone.
 
-    This is the table of what is measured: a field that is added, here and in the IDL, is kept, sent, and
-    shown among the metrics and, if it says how, in tables. One that `Report` has, too, is the worker's last
-    word on the iteration.
+    This is the table of measured quantities: a field that is added, here and in the IDL, is stored, sent, and
+    shown among the metrics and, if it has `shown`, in tables. A field that `Report` has, too, has the
+    value of the worker's last report.
 
     Attributes:
         batch_size: Samples, of all its parts together.
@@ -160,9 +160,9 @@ class Column:
     Attributes:
         name: The field's name.
         dtype: NumPy's type of its numbers, little-endian.
-        form: The same for `struct`.
+        form: The type's letter in formats of the module `struct`.
         default: The field's default, as such a number; zeros where it has none.
-        measured: What there is to say of it.
+        measured: The field's description.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Column:
 
     @property
     def many(self) -> str:
-        """Its name where it is of all workers."""
+        """The name of the list of all workers' values."""
         return self.measured.many or f"{self.name}s"
 
 
@@ -193,23 +193,23 @@ _PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """A complete iteration: the one value that is kept, sent, stored and looked at.
+    """A complete iteration, as it is held in memory, sent, stored and shown.
 
     Its workers' numbers are packed: as objects, the records of a large job would take hundreds of MiB, and
     the garbage collector's search through them would hold up barrier rounds.
 
     Attributes:
-        iteration: Its number.
+        iteration: The iteration's number.
         epoch: The epoch that its batch is a part of.
         start: The first position of the batch in the epoch.
         total: Samples of the batch.
         attempt: Number of times that the job had been rewound before.
-        duration: Seconds from its release, or from the completion of the one before it if that came later,
-            until it was complete.
+        duration: Seconds from the iteration's plan, or from the completion of the iteration before it if that
+            came later, until it was complete.
         workers: Names of the workers whose reports completed it.
-        values: Their numbers, one of `COLUMNS` after the other, (workers,) each.
-        norms: Norms of the gradients of the last step for which they were known: this iteration's or the
-            one's before; None where they were not.
+        values: The workers' numbers as bytes, one of `COLUMNS` after the other, (workers,) each.
+        norms: The norms of the gradients of a step, this iteration's or that of the iteration before; None
+            where they are not known.
     """
 
     iteration: int
@@ -241,33 +241,33 @@ class IterationRecord:
         return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values, norms)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return what a field of `WorkerRecord` is for each worker, (workers,)."""
+        """Return the values of a field of `WorkerRecord`, (workers,)."""
         place, workers = _PLACES[name], len(self.workers)
         return np.frombuffer(self.values, COLUMNS[place].dtype, workers, offset=8 * workers * place)
 
     @property
     def batch_sizes(self) -> NDArray[np.int64]:
-        """Samples, (workers,)."""
+        """The samples that each worker has computed, (workers,)."""
         return self.column("batch_size")
 
     @property
     def batch_processing_times(self) -> NDArray[np.float64]:
-        """Seconds, (workers,)."""
+        """The seconds for which each worker has computed, (workers,)."""
         return self.column("batch_processing_time")
 
     @property
     def waiting_times(self) -> NDArray[np.float64]:
-        """Seconds, (workers,)."""
+        """The seconds for which each worker has waited for others, (workers,)."""
         return self.column("waiting_time")
 
     @property
     def predicted_speeds(self) -> NDArray[np.float64]:
-        """Samples per second, (workers,); NaN where nothing was predicted."""
+        """The predicted speeds in samples per second, (workers,); NaN where nothing was predicted."""
         return self.column("predicted_speed")
 
     @property
     def speeds(self) -> NDArray[np.float64]:
-        """Samples per second, (workers,); NaN where a worker had no sample, or took no time."""
+        """The speeds in samples per second, (workers,); NaN where a worker had no sample, or took no time."""
         sizes, times = self.batch_sizes, self.batch_processing_times
         speeds = np.full(len(sizes), np.nan)
         np.divide(sizes, times, out=speeds, where=(sizes > 0) & (times > 0))
@@ -280,7 +280,7 @@ class IterationRecord:
         return dict(zip(self.workers, map(WorkerRecord._make, zip(*columns, strict=True)), strict=True))
 
     def plain(self) -> dict[str, Any]:
-        """The record as JSON has it: its fields, `workers` by name with their parts; None for NaN."""
+        """Return the record's fields for JSON, `workers` as their parts by name, with None for NaN."""
         workers = {
             name: {key: None if value != value else value for key, value in part._asdict().items()}
             for name, part in sorted(self.parts.items())
@@ -297,7 +297,7 @@ class IterationRecord:
         }
 
     def named_as(self, other: "IterationRecord | None") -> "IterationRecord":
-        """The same record; it shares the names with another one that has the same workers."""
+        """Return the record; if another one has the same workers, with that one's tuple of names."""
         if other is None or other.workers is self.workers or other.workers != self.workers:
             return self
         return replace(self, workers=other.workers)

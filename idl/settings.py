@@ -33,8 +33,8 @@ class Setting:
         unit: The option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes.
         folder: Whether a path that exists must be a folder's, or must not; None: either is allowed.
         exists: Whether a path must exist.
-        read: Makes the value of the option's text; None: the field's type says how. A value of several, such
-            as `1,2,4`, is one option's then; otherwise the option may be repeated.
+        read: Function from the option's text to the field's value; None: by the field's type. With it, a
+            field of several values is read from one text, such as `1,2,4`; without, the option is repeated.
     """
 
     help: str | None = None
@@ -51,7 +51,7 @@ class Setting:
     read: Callable[[str], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:
-        """Check a field's value, or each of several; None is left to the field's type.
+        """Check a field's value, or each value of a tuple; None is allowed.
 
         Raises:
             InvalidRequestError: The value is not allowed; the message says what is.

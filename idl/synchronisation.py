@@ -20,11 +20,11 @@ class Synchronisation:
         mode: In "bsp", an iteration is one step with everybody's gradient. In "ssp" (Ho et al., 2013) and
             "asp" (Dean et al., 2012), each worker's gradient is a step of its own. In "backup" (redundant
             execution; Chen et al., 2016), an iteration is one step with the gradients that come first.
-        staleness: Counted from the slowest worker's current iteration; 0, where all begin each iteration
-            together. None in the other modes.
-        replicas_to_aggregate: None in the other modes.
-        exact: Whether the gradient of an iteration is summed in fixed point, from contributions of
-            micro-batches, so that it is the same to the last bit whoever computes them; see `exact_sums`.
+        staleness: In ssp, the iterations that a worker may be ahead of the slowest worker's current one; with
+            0, all begin each iteration together. None in the other modes.
+        replicas_to_aggregate: In backup, the number of gradients of a step. None in the other modes.
+        exact: Whether the gradient of an iteration is summed in fixed point, micro-batch by micro-batch
+            (`exact_sums`), so that it is the same to the last bit, whichever worker computes them.
 
     Raises:
         ValueError: A value is out of its range, missing, or does not belong to the mode.

@@ -1,7 +1,8 @@
-"""The values of the contract as Thrift structs, and back: the only place that knows both.
+"""Translation of the wire contract's values to Thrift structs, and back: the only place that knows both.
 
-What is read is checked: an error names the value and what is allowed. Thrift leaves a field that is missing,
-or that was sent with another type, as None.
+`wire_...` makes a struct of a value, `read_...` a value of a struct. The latter check each field: an error
+names the value and what is allowed. Thrift leaves a field that is missing, or that was sent with another
+type, as None.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ def read_assignment(struct: Any) -> Assignment:
     """Read an `Assignment` of common.thrift.
 
     Raises:
-        InvalidRequestError: It, or a field, is missing or out of its range.
+        InvalidRequestError: The struct, or a field, is missing or out of its range.
     """
     if struct is None:
         raise InvalidRequestError("assignment is missing")
@@ -67,12 +68,12 @@ def read_assignment(struct: Any) -> Assignment:
 
 
 def wire_place(value: tuple[int, int] | None) -> Any:
-    """Make a `Place` of an epoch and a position in it; nothing of None."""
+    """Make a `Place` of (epoch, position in it); None of None."""
     return None if value is None else idl.common.Place(*value)
 
 
 def read_place(struct: Any) -> tuple[int, int] | None:
-    """Read a `Place`: an epoch, and a position in it; None where there is nothing.
+    """Read a `Place`: (epoch, position in it); None where it was left out.
 
     Raises:
         InvalidRequestError: A field is missing or out of its range.
@@ -91,7 +92,7 @@ def wire_lost(value: Assignment) -> Any:
 
 
 def wire_synchronisation(value: Synchronisation) -> Any:
-    """Make a `Synchronisation`; nothing for plain bsp, so that workers need not know of modes."""
+    """Make a `Synchronisation`; None for plain bsp, so that workers need not know of modes."""
     if value == Synchronisation():
         return None
     return idl.common.Synchronisation(
@@ -100,7 +101,7 @@ def wire_synchronisation(value: Synchronisation) -> Any:
 
 
 def read_synchronisation(struct: Any) -> Synchronisation:
-    """Read a `Synchronisation`; nothing means bsp.
+    """Read a `Synchronisation`; None means bsp.
 
     Raises:
         InvalidRequestError: There is no such mode, or a number is out of its range.
@@ -153,7 +154,7 @@ def read_bounds(struct: Any) -> Bounds:
 
 
 def wire_resume(value: Resume, learned_bytes: int) -> Any:
-    """Make a `Resume`, with the length of what was learned."""
+    """Make a `Resume`, with the length in bytes of the models that follow it."""
     epoch, start = value.position or (None, None)
     return idl.batchsize_manager.Resume(
         iteration=value.iteration,
@@ -165,10 +166,10 @@ def wire_resume(value: Resume, learned_bytes: int) -> Any:
 
 
 def read_resume(struct: Any, dataset_size: int) -> Resume:
-    """Read a `Resume`; nothing means a job that begins.
+    """Read a `Resume`; None means a job that begins.
 
     Args:
-        struct: Thrift's, or None.
+        struct: The Thrift struct, or None.
         dataset_size: Samples of the job's data set.
 
     Raises:
@@ -197,7 +198,7 @@ def wire_report(identity: Any, report: Report, known: int | None) -> Any:
 
 
 def read_report(request: Any) -> Report:
-    """Read what a `ReportRequest` reports.
+    """Read the report in a `ReportRequest`.
 
     Raises:
         InvalidRequestError: A field is missing or out of its range.
@@ -236,7 +237,7 @@ def read_norms(struct: Any) -> StepNorms | None:
 
 
 def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
-    """Return what reads a field of a report, by its type and its range."""
+    """Return the function that reads a field of a report, by the field's type and range."""
     kind, allowed = get_args(hint)
     low, high = allowed.least, allowed.most
     if kind is int:
@@ -288,7 +289,7 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
 
 
 def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
-    """Read a `History`: the run, and its records; those of the same workers share their names.
+    """Read a `History`: the run's id, and its records; those of the same workers share a tuple of names.
 
     Raises:
         InvalidRequestError: A field is missing or out of its range, or a column has another length.
@@ -381,7 +382,7 @@ def wire_tensors(tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def read_tensors(structs: Any) -> tuple[Tensor, ...]:
-    """Read `Tensor`s; nothing means none.
+    """Read `Tensor`s; None means that there are none.
 
     Raises:
         InvalidRequestError: A field is missing or out of its range.
@@ -400,7 +401,7 @@ def read_tensors(structs: Any) -> tuple[Tensor, ...]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass's fields by name; its values as they are."""
+    """Return a dataclass's fields by name, nested dataclasses as they are."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 

@@ -1,4 +1,4 @@
-"""ARX, the linear relative of NARX: the inputs of LB-BSP's equation 4, learnt online, without fits."""
+"""ARX, the linear relative of NARX: the inputs of LB-BSP's equation 4, learned online, without fits."""
 
 from collections.abc import Sequence
 

@@ -36,7 +36,7 @@ class Refuse:
 
     def run(self):
         """Run the fit, as `predictors.Fit` describes."""
-        raise ValueError("nothing to be learnt here")
+        raise ValueError("nothing to be learned here")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Learner(Predictor):
 
     def predict(self):
         """The mean, or the last."""
-        learnt = [weights for weights in self.taken if weights is not None]
-        return (learnt[-1]["mean"] if learnt else self.last).copy()
+        learned = [weights for weights in self.taken if weights is not None]
+        return (learned[-1]["mean"] if learned else self.last).copy()
 
     def due_fit(self):
         """Every so often."""

@@ -105,7 +105,7 @@ class Session:
         self._lost: Sequence[Any] = ()  # slices that were lost before this worker joined
         self._waited = 0.0  # seconds in the parameter server since the last report
         self._samples = 0  # finished since `take_samples`
-        self._maximum: int | None = None  # samples, if it was learnt since the last report
+        self._maximum: int | None = None  # samples, if it was learned since the last report
         self._options = StepOptions()
         self._layout: Layout | None = None
         self._summed: Assignment | None = None  # the assignment that `gradient` has sums of

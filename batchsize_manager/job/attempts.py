@@ -1,4 +1,7 @@
-"""Attempts of a job: how often it has gone back to an earlier iteration, and whether it has to now."""
+"""Attempts of a job: each time that the job has to go back to an earlier iteration, another attempt begins.
+
+An attempt's number fences the shards and the manager off from messages of earlier attempts.
+"""
 
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.iterations import Iterations
@@ -8,18 +11,18 @@ from idl.records import Report
 
 
 class Attempts:
-    """The attempt that a job is in.
+    """The present attempt of a job.
 
     Between `begin` and `end` the job is *recovering*: its members fence the shards with the new attempt, and
     nothing is planned.
 
     Args:
-        members: The job's.
-        iterations: The job's.
-        outbox: Takes what happens.
+        members: The job's members.
+        iterations: The job's iterations.
+        outbox: Collects the effects.
 
     Attributes:
-        number: The attempt; 0 for the first.
+        number: The present attempt's number; 0 for the first.
         why_recovering: Why the job is recovering, in words; empty where it is not.
         failure: Why the job cannot go on at all, or None.
     """
@@ -40,11 +43,11 @@ class Attempts:
         return bool(self.why_recovering)
 
     def begin(self, why: str, after: int = 0) -> None:
-        """Forget what is under way, and have the members bring the shards to one iteration.
+        """Begin another attempt: drop open iterations, and have members bring the shards to one iteration.
 
         Args:
-            why: In words.
-            after: A later attempt than the present one that is known already.
+            why: The reason in words, for the job's log.
+            after: The number of an attempt that a member is in; the new attempt's is above it.
         """
         self.number = max(self.number, after) + 1
         self.why_recovering = why
@@ -54,36 +57,41 @@ class Attempts:
         self._outbox.log(f"attempt {self.number} is needed: {why}")
 
     def begin_if_deserted(self) -> None:
-        """Begin another attempt if all members of a job that redoes what they leave undone have gone."""
+        """Begin another attempt if all members have gone, so that nobody is left to redo their parts."""
         members = self._members
         if members.started and members.redoes and not members and not self.recovering:
             self.begin("all members had gone")
 
     def end(self, iteration: int, now: float) -> None:
-        """Go on from an iteration, which all shards are at."""
+        """End the recovery: the job goes on from `iteration`, to which all shards have gone back."""
         self.why_recovering = ""
         self._iterations.go_to(iteration, now)
         self._outbox.rewind(iteration)
 
     def catch_up(self, member: Member, attempt: int) -> None:
-        """Begin another attempt if a member knows of one that only an earlier manager can have told it of.
+        """Begin another attempt if a member is in one that this manager has not announced to it.
 
-        That manager did not keep it, and its number may have been given to another attempt since.
+        An earlier manager announced it, and was killed before it had written it. As this manager may have
+        given the same number to another attempt since, a new one begins, above both.
         """
-        if self._members.redoes and attempt >= self.number and attempt > member.told:
+        if self._members.redoes and attempt >= self.number and attempt > member.announced:
             self.begin(f"attempt {attempt} was not kept", after=attempt)
 
-    def tell(self, member: Member) -> int:
-        """Return the attempt's number, and note that a member is told of it."""
-        member.told = self.number
+    def announce(self, member: Member) -> int:
+        """Return the present attempt's number, and note that it is sent to a member."""
+        member.announced = self.number
         return self.number
 
     def must_recover(self, member: Member) -> int | None:
-        """Return the attempt that a member has yet to fence the shards with, if there is one, and note it."""
-        return self.tell(member) if self.recovering or member.attempt != self.number else None
+        """Return the attempt with which a member has yet to fence the shards, and note that it is sent.
+
+        Returns:
+            The attempt's number; None if the member has nothing to recover from.
+        """
+        return self.announce(member) if self.recovering or member.attempt != self.number else None
 
     def is_void(self, worker: str, member: Member, report: Report) -> bool:
-        """Return whether a report is of another attempt than the present one, so that it tells nothing."""
+        """Return whether a report is of another attempt than the present one, so that it does not count."""
         if not self._members.redoes:
             return False
         if report.attempt is not None:
@@ -96,13 +104,14 @@ class Attempts:
         return True
 
     def is_disputed(self, worker: str, report: Report) -> bool:
-        """Return whether a report is void, since another worker uses other shards in the same attempt.
+        """Return whether a report is void because two workers use different shards in the same attempt.
 
-        One of them may rely on a shard that was started again before anything had been saved, so that the
-        iteration is tried once more, in another attempt.
+        One of the workers may rely on a shard that was restarted before it had saved anything. Therefore
+        another attempt begins, and the iteration is tried once more.
 
         Raises:
-            InvalidRequestError: They used different shards in that, too; or there are no attempts.
+            InvalidRequestError: The workers used different shards in the second try, too, or the job's mode
+                has no attempts.
         """
         if report.shards is None:
             return False

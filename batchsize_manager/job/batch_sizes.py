@@ -8,31 +8,39 @@ from idl.plan import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A change of the batch's size, from an iteration on, whose batch begins at a position of an epoch."""
+    """A change of the size of a job's batches.
+
+    Attributes:
+        iteration: The first iteration with the new size.
+        epoch: The epoch of that iteration's batch.
+        start: The first position of that batch in the epoch.
+        size: Samples of a whole batch from then on.
+    """
 
     iteration: int
     epoch: int
     start: int
-    size: int  # samples
+    size: int
 
 
 class Batches:
-    """The batches of a job, one after the other.
+    """The positions and sizes of a job's batches.
 
-    They are those of `JobSpec.batch`, unless their size changes: since an operator wants that or, with
-    scaling, since it follows the number of members that a batch is planned for. Then each batch begins where
-    the one before has ended. All of that follows from where the size has changed, so nothing else is to be
-    kept.
+    They are those of `JobSpec.batch` until the size changes: because an operator changes it or, with scaling,
+    because it follows the number of members that a batch is planned for. From then on, each batch begins
+    where the one before it ends. The changes of the size determine every batch, so nothing else is saved.
 
     Args:
-        spec: What is trained on.
-        members: For how many the batch has `total` samples; None: for any number.
-        first_iteration: Where the job begins.
-        position: Epoch and first position of that iteration's batch; None: where `JobSpec.batch` has it.
+        spec: The data set, its order, and the first size of the batches.
+        members: The number of members for which a batch has `total` samples; None: the size does not follow
+            the number of members.
+        first_iteration: The job's first iteration.
+        position: Epoch and first position of that iteration's batch; None: as `JobSpec.batch` computes them.
 
     Attributes:
         spec: As given.
-        total: Samples of a whole batch: of any, or of `members` members; may be set between two batches.
+        total: Samples of a whole batch for `members` members, or for any number; may be set between two
+            batches.
     """
 
     def __init__(
@@ -46,16 +54,16 @@ class Batches:
 
     @property
     def changes(self) -> tuple[BatchChange, ...]:
-        """The changes of the size, oldest first; the first is where the job began."""
+        """The changes of the size, oldest first; the first one is the job's beginning."""
         return tuple(self._changes)
 
     @property
     def last_change(self) -> BatchChange:
-        """The last change of the size, or where the job began."""
+        """The last change of the size; without any, the job's beginning."""
         return self._changes[-1]
 
     def restore(self, changes: Sequence[BatchChange]) -> None:
-        """Go on from the changes in an earlier life of the job."""
+        """Replace the changes of the size by those of a saved job."""
         self._changes = list(changes)
 
     def size(self, members: int, total: int | None = None) -> int:
@@ -67,18 +75,24 @@ class Batches:
         return max(1, min(scaled, self.spec.dataset_size))
 
     def padded(self, members: int, total: int | None = None) -> int:
-        """Return `size` in whole micro-batches, as bounds are; unchanged in a job without."""
+        """Return `size` rounded up to whole micro-batches, as bounds are; `size` in a job without them."""
         return self.spec.cuts(self.size(members, total)).padded
 
     def go_on(self, iteration: int, epoch: int, start: int) -> None:
-        """Let an iteration's batch begin where the batch before it has ended, wherever it was thought to."""
+        """Have an iteration's batch begin at a position that the shards know, even if another was computed.
+
+        Args:
+            iteration: The iteration.
+            epoch: The epoch of its batch.
+            start: The first position of its batch in the epoch.
+        """
         self._go_back(iteration)
         change = BatchChange(iteration, epoch, start, self._changes[-1].size)
         if self._batch(iteration)[:2] != self._after(change, iteration)[:2]:
             self._changes.append(change)
 
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
-        """Return epoch, first position and size of an iteration's batch, for `members` from then on."""
+        """Return epoch, first position and size of an iteration's batch, from it on for `members` members."""
         self._go_back(iteration)
         size = self.size(members)
         if size != self._changes[-1].size:

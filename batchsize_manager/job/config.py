@@ -13,8 +13,8 @@ class JobConfig:
     """The configuration of a manager's jobs. Times are in seconds.
 
     Attributes:
-        report_timeout: The time that others may be ahead of a member that reports nothing; at least ten
-            typical iterations.
+        report_timeout: The time for which others wait for a member's report before it is taken out; ten
+            typical iterations, where these take longer.
         reconnect_grace: The time in which a member whose connection broke may come back.
         return_grace: The time in which a member may come back after the manager was restarted.
 
@@ -90,5 +90,5 @@ class JobConfig:
 
     @property
     def ahead(self) -> int:
-        """The number of iterations planned beyond the first that is not complete; not for asp."""
+        """The number of iterations planned beyond the first that is not complete; asp does not use it."""
         return self.synchronisation.staleness or self.lookahead

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from batchsize_manager.job.members import Member
 from batchsize_manager.job.progress import IterationProgress
 
-_PATIENCE = 10  # typical durations of an iteration that others wait for a report at least
+_PATIENCE = 10  # typical durations of an iteration, for which others wait for a report at least
 
 
 def gone(members: Mapping[str, Member], now: float) -> list[str]:
@@ -29,8 +29,8 @@ def silent(
 ) -> list[str]:
     """Return the members with something to do that have sent no heartbeat for `silence` seconds.
 
-    Nothing is expected of members that have neither sent nor promised one. Where no member was heard of, the
-    fault is not theirs.
+    A member that has neither sent nor promised heartbeats is never silent. Where nothing was heard of any
+    member, none is returned: the fault lies in the manager's own connection rather than in all of them.
     """
     there = {name: m for name, m in members.items() if not m.suspended}
     if all(now - m.heard_at >= silence for m in there.values()):
@@ -52,14 +52,14 @@ def overdue(
     typical: float,
     now: float,
 ) -> Iterator[tuple[str, int]]:
-    """Find the members that others have waited for for too long, with the iteration that they did not report.
+    """Yield each member that others have waited for too long, and the iteration that it has to report.
 
     Args:
-        members: By name.
+        members: The members by name.
         progress: The iterations under way, by number.
-        planned: How many iterations are planned.
-        report_timeout: Seconds that each has at least.
-        typical: Seconds that an iteration takes.
+        planned: The first iteration that is not planned.
+        report_timeout: Seconds that others wait for a report, at least.
+        typical: Seconds that an iteration typically takes.
         now: The time.
     """
     before = now - max(report_timeout, _PATIENCE * typical)
@@ -81,7 +81,13 @@ def overdue(
 def waited_since(
     iteration: int, members: Mapping[str, Member], progress: Mapping[int, IterationProgress]
 ) -> float:
-    """Return when the first of the members was done with a planned iteration; infinity if none is."""
+    """Return since when any member has waited for others to report an iteration; infinity if none waits.
+
+    Args:
+        iteration: A planned iteration.
+        members: The members by name.
+        progress: The iterations under way, by number.
+    """
     under_way = progress.get(iteration)
     if under_way is None:
         return -math.inf  # so long ago that it is forgotten
@@ -91,7 +97,7 @@ def waited_since(
         for name, done in under_way.done.items()
         if name in there and there[name].ready <= iteration and name not in under_way.open
     )
-    # Who came later has no part in it; nor has who came back, when others had got its part.
+    # A member that joined later, or came back after others had got its part, has no part and waits at once.
     without = (
         member.joined_at
         for name, member in there.items()

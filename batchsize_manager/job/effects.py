@@ -10,30 +10,36 @@ from batchsize_manager.job.state import JobState
 from idl.plan import Assignment
 from idl.records import IterationRecord
 
-EVENTS = 200  # that a job keeps
+EVENTS = 200
+"""The number of a job's latest events that are kept in memory."""
 
 
 class Over(NamedTuple):
-    """The end of a job, in words, and whether it is one that it could not avoid."""
+    """The end of a job.
+
+    Attributes:
+        why: The reason, in words.
+        failed: Whether the job ends because it cannot go on, rather than because its members have left.
+    """
 
     why: str
     failed: bool
 
 
 class Answer(NamedTuple):
-    """The answer to a member that asks what to do; one of the first four has a value.
+    """The answer to a member's call; exactly one of the first four fields has a value.
 
     Attributes:
-        released: Why it is released.
-        recover: The attempt that it has to recover with.
-        assignment: Its next part.
-        report_on: True if it is to go on with its reports: there is no other answer to this one yet.
-        ahead: With lookahead, its parts after that one; else None.
+        released: The reason why the member is released.
+        recover: The attempt with which the member has to fence the shards.
+        assignment: The member's next part.
+        report_on: True if nothing more is planned yet, but the member has parts left to report.
+        ahead: With lookahead, the member's parts after `assignment`; else None.
         lost: Slices whose workers have gone without a report, of the reported iteration and later.
-        continues: For a newcomer that is alone in a run that had begun, its first iteration that is not
-            complete; else None.
-        after_write: Whether it is given once all before it is written, since a manager that is started
-            again must know of it; else at once.
+        continues: The first iteration that is not complete, if the member has just joined and is alone in a
+            run that had begun; else None.
+        after_write: Whether the answer has to wait until all that happened before it is on disk, since a
+            restarted manager must know of it.
     """
 
     released: str | None
@@ -51,43 +57,43 @@ class Effects:
     """All that the manager has to do after an event of a job.
 
     Attributes:
-        log: What happened, in words, each with the worker that it is about; None where it is about several
+        log: Events in words, each with the worker that it is about; None where it is about several workers
             or none.
-        rewound: The iteration that the job goes on from, where it has gone back: records of that and later
+        rewound: The iteration that the job goes on from, if it has gone back: records of that and later
             ones are void.
-        completed: Records to keep, of the iterations that were completed, in that order.
-        state: The state to keep, where it has changed. A job is kept from its start on: before that, its
-            workers would join it again.
-        learnt: Whether to keep what the policy has learned: nobody is left who might add to it.
-        over: Set if the job is over.
-        answer: Whether there may be an answer now for members that wait; see `Job.answer`.
-        fit: Whether the policy has seen something new, so that a fit may be due.
+        completed: Records of the iterations that were completed, in that order, to be written.
+        state: The job's state, to be written, if it has changed. None before the job has started: its
+            workers can join again then.
+        learned: Whether the policy's models are to be written, since no member is left to add to them.
+        over: The end of the job, if it is over.
+        answer: Whether there may be an answer now for members that wait (`Job.answer`).
+        fit: Whether the policy has observed something new, so that a fit may be due.
     """
 
     log: list[tuple[str, str | None]] = field(default_factory=list)
     rewound: int | None = None
     completed: list[IterationRecord] = field(default_factory=list)
     state: JobState | None = None
-    learnt: bool = False
+    learned: bool = False
     over: Over | None = None
     answer: bool = False
     fit: bool = False
 
     def __bool__(self) -> bool:
         done = self.log or self.completed or self.state or self.over or self.answer or self.fit
-        return bool(done or self.learnt or self.rewound is not None)
+        return bool(done or self.learned or self.rewound is not None)
 
 
 class Outbox:
-    """The effects of a job's events until they are taken.
+    """A collector of the effects of a job's events, until the manager takes them.
 
     Attributes:
-        effects: What has been collected since the last `take`.
-        changed: Whether the job's state has changed since then, so that it has to be kept again.
-        keeps_state: Whether the state is among the effects; where a manager keeps none, that saves
-            milliseconds for each of thousands of members that leave.
-        events: The last things that happened, in words.
-        tally: Counts of what happened, for metrics.
+        effects: The effects since the last `take`.
+        changed: Whether the job's state has changed since then, so that it has to be written again.
+        keeps_state: Whether the state is among the effects. To leave it out where the manager writes none
+            saves milliseconds for each of thousands of members that leave.
+        events: The latest events, in words.
+        tally: Counts of events, for metrics.
     """
 
     def __init__(self) -> None:
@@ -98,7 +104,12 @@ class Outbox:
         self.tally = JobTally()
 
     def log(self, event: str, worker: str | None = None) -> None:
-        """Add something that happened, in words; whatever is logged changes what has to be kept."""
+        """Add an event.
+
+        Args:
+            event: A sentence. Whatever it says, the job's state has changed and has to be written again.
+            worker: The worker that it is about; None where it is about several or none.
+        """
         self.events.append(event)
         self.effects.log.append((event, worker))
         self.changed = True
@@ -109,14 +120,14 @@ class Outbox:
         self.effects.completed.append(record)
 
     def rewind(self, iteration: int) -> None:
-        """Add that the job goes on from an iteration."""
+        """Note that the job goes back to an iteration, which makes records of that and later ones void."""
         self.effects.rewound = iteration
         self.effects.completed = [done for done in self.effects.completed if done.iteration < iteration]
         self.effects.answer = True
 
     def take(self) -> Effects:
-        """Return what has been collected, and begin again."""
+        """Return the effects since the last call."""
         effects = self.effects
-        if effects:  # most reports have none, of thousands in a round
+        if effects:  # most of the thousands of reports in a round have none
             self.effects = Effects()
         return effects

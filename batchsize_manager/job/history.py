@@ -1,4 +1,4 @@
-"""The records of a job's latest complete iterations, as many as fit."""
+"""The records of a job's latest complete iterations, as many as a fixed limit of memory allows."""
 
 import itertools
 import statistics
@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from idl.noise import NoiseEstimate
 from idl.records import IterationRecord
 
-_RECORDS = 50_000  # workers times iterations; the oldest go first
-_TYPICAL = 20  # iterations that a typical duration is taken from
+_RECORDS = 50_000  # workers times iterations; beyond that, the oldest records are dropped
+_TYPICAL = 20  # latest iterations whose median duration is the typical one
 
 
 class History:
-    """Records by iteration, ascending; those that were completed while the manager was away are missing.
+    """Records of complete iterations, ascending; a restart of the manager may leave a gap.
 
     Attributes:
-        noise: What the norms in the records say of the gradient noise; also those that are forgotten.
+        noise: The estimate of the gradient noise from the norms in all records so far, dropped ones included.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class History:
         self._size = 0
 
     def add(self, record: IterationRecord) -> None:
-        """Keep a complete iteration; who stays shares the names with the one before."""
+        """Add an iteration's record, which shares the tuple of names with the last one if these are equal."""
         self._records.append(record.named_as(self.last))
         self.noise = self.noise.observe_step(record.norms)
         self._size += len(record.workers)
@@ -34,22 +34,22 @@ class History:
             self._size -= len(self._records.popleft().workers)
 
     def forget_from(self, iteration: int) -> None:
-        """Forget the records from an iteration on, which the job goes back to."""
+        """Drop the records of an iteration and all later ones, when the job goes back to it."""
         while self._records and self._records[-1].iteration >= iteration:
             self._size -= len(self._records.pop().workers)
 
     def page(self, first: int, limit: int) -> list[IterationRecord]:
-        """Return the records from an iteration on, oldest first, `limit` at most."""
+        """Return at most `limit` records of iteration `first` and later, oldest first."""
         skip = bisect_left(self._records, first, key=lambda record: record.iteration)
         return list(itertools.islice(self._records, skip, skip + limit))
 
     def latest(self, limit: int) -> list[IterationRecord]:
-        """Return the last records, oldest first, `limit` at most."""
+        """Return the latest records, at most `limit`, oldest first."""
         return list(itertools.islice(reversed(self._records), limit))[::-1]
 
     @property
     def last(self) -> IterationRecord | None:
-        """The last record, if there is one; from any thread."""
+        """The last record, or None; any thread may ask for it."""
         try:
             return self._records[-1]
         except IndexError:
@@ -63,9 +63,9 @@ class History:
 
 
 def surviving_records(records: Iterable[IterationRecord]) -> list[IterationRecord]:
-    """Return the records of iterations that no later attempt has gone back over, of all attempts.
+    """Return those of all attempts' records that count, ascending by iteration.
 
-    An iteration of a later attempt makes void whatever an earlier attempt did from there on.
+    A record of a later attempt makes void all earlier attempts' records of its iteration and later ones.
     """
     surviving: list[IterationRecord] = []
     for record in sorted(records, key=lambda record: (record.attempt, record.iteration)):

@@ -1,7 +1,7 @@
 """The iterations of a job: those that are planned and under way, and the records of those that are complete.
 
-Keeps what was planned and reported, and finds which iterations are complete. Plans are made in `planner`, and
-asked for in `job`.
+Keeps plans and reports, and finds which iterations are complete. Must not know how plans are made (`planner`)
+nor when (`job`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,23 +13,23 @@ from idl.plan import Assignment
 from idl.records import WorkerRecord
 from idl.synchronisation import Synchronisation
 
-_OPEN_RECORDS = 200_000  # workers times iterations, of plans that a member has still to go through
+_OPEN_RECORDS = 200_000  # workers times iterations of the plans that are kept for the slowest member
 
 
 class Iterations:
-    """The iterations of a job: those under way, and what is kept of the complete ones.
+    """The iterations of a job: those under way, and the records of complete ones.
 
     Args:
-        synchronisation: How the members wait for each other.
-        first_iteration: Where the job begins.
-        outbox: Takes the records of complete iterations.
+        synchronisation: The mode in which the members wait for each other.
+        first_iteration: The job's first iteration.
+        outbox: Collects the records of complete iterations.
 
     Attributes:
         progress: The iterations under way by number, ascending.
         planned: The first iteration that is not planned.
-        first_open: The first that is not complete.
-        history: Records of those that are.
-        completed_at: When the iteration before the first open one was complete.
+        first_open: The first iteration that is not complete.
+        history: The records of complete iterations.
+        completed_at: The time at which the last complete iteration was completed, in seconds.
     """
 
     def __init__(self, synchronisation: Synchronisation, first_iteration: int, outbox: Outbox) -> None:
@@ -46,19 +46,23 @@ class Iterations:
         self.planned += 1
 
     def interrupt(self) -> None:
-        """Forget what is under way."""
+        """Drop the plans and reports of all iterations that are not complete."""
         self.progress.clear()
         self.planned = self.first_open
 
     def go_to(self, iteration: int, now: float) -> None:
-        """Begin again at an iteration, and forget whatever was after it."""
+        """Go to an iteration: drop all plans, and the records of this iteration and later ones."""
         self.interrupt()
         self.history.forget_from(iteration)
         self.planned = self.first_open = iteration
         self.completed_at = now
 
     def deliver(self, worker: str, iteration: int) -> Assignment | None:
-        """Give a member its own part of an iteration, if it has yet to do it; the plan stands from now on."""
+        """Return a member's own part of an iteration, whose plan cannot be discarded from now on.
+
+        Returns:
+            None if the iteration is not planned, or the member has no part in it or is done with it.
+        """
         progress = self.progress.get(iteration)
         part = progress.plan.assignments.get(worker) if progress is not None else None
         if progress is None or part is None or part not in progress.open.get(worker, ()):
@@ -67,7 +71,7 @@ class Iterations:
         return part
 
     def discard_undelivered(self) -> None:
-        """Drop plans that no member has been given; they are made again for the members as they are then."""
+        """Drop the plans of which no member has a part yet, so that they are made for the present members."""
         while self.progress:
             iteration, progress = next(reversed(self.progress.items()))
             if progress.delivered or progress.done:
@@ -76,11 +80,17 @@ class Iterations:
             self.planned = iteration
 
     def has_piece(self, worker: str) -> bool:
-        """Return whether a member has a part to do that was another's."""
+        """Return whether a member has a part to do that was another member's."""
         return any(progress.has_piece(worker) for progress in self.progress.values())
 
     def take_from(self, worker: str, *, redo: bool, first: int = 0) -> None:
-        """Take a member's parts from an iteration on; others redo them, or they are lost."""
+        """Take a member's unfinished parts from it.
+
+        Args:
+            worker: The member's name.
+            redo: Whether others are to redo these parts; if not, they are lost.
+            first: The first iteration whose part is taken.
+        """
         for iteration in range(max(first, self.first_open), self.planned):
             if redo:
                 self.progress[iteration].withdraw(worker)
@@ -88,15 +98,15 @@ class Iterations:
                 self.progress[iteration].lose(worker)
 
     def reinstate(self, worker: str) -> bool:
-        """Let a member go on with its parts; return whether it has any that nobody else has been given."""
+        """Give a member back its parts that nobody else has got; return whether there are any."""
         return any([progress.reinstate(worker) for progress in self.progress.values()])  # noqa: C419 - all of them
 
     def is_complete(self, progress: IterationProgress, members: int) -> bool:
         """Return whether no member waits for more reports of an iteration.
 
         Args:
-            progress: The iteration's.
-            members: How many members there are.
+            progress: The iteration.
+            members: The number of members.
         """
         if progress.is_settled:
             return True
@@ -108,17 +118,20 @@ class Iterations:
         return self._sync.mode == "asp" and progress.plan.iteration < self.first_kept(members)
 
     def first_kept(self, members: int) -> int:
-        """Return the iteration that members further behind skip to: old plans must not fill the memory."""
+        """Return the oldest iteration whose plan is kept in asp: members further behind skip to it.
+
+        That limits the memory that old plans take.
+        """
         return self.planned - max(1, _OPEN_RECORDS // max(1, members))
 
     def complete(self, members: int, now: float) -> Iterator[Mapping[str, WorkerRecord]]:
-        """Record the iterations that are complete now, one by one; yield what the policy sees of each."""
+        """Record the iterations that are complete now, and yield the observations of each, by worker."""
         while self.first_open < self.planned:
             progress = self.progress[self.first_open]
             if not self.is_complete(progress, members):
                 return
             following = self.progress.get(self.first_open + 1)
-            released_at = following.planned_at if following else now  # when whoever waited could go on
+            released_at = following.planned_at if following else now  # when those that waited could go on
             duration = now - max(progress.planned_at, self.completed_at)
             record, observations = progress.complete(released_at, duration, self.history.last)
             self.history.add(record)
@@ -128,12 +141,12 @@ class Iterations:
             yield observations
 
     def forget_before(self, iteration: int) -> None:
-        """Forget how complete iterations before this one went."""
+        """Drop the plans and reports of complete iterations before `iteration`."""
         while (oldest := next(iter(self.progress), iteration)) < min(iteration, self.first_open):
             del self.progress[oldest]
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
-        """Find the slices that are lost of this and later iterations."""
+        """Yield the slices of this and later iterations that are lost."""
         oldest = next(iter(self.progress), self.planned)
         for later in range(max(iteration, oldest), self.planned):
             yield from self.progress[later].lost.values()

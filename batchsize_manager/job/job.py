@@ -1,13 +1,13 @@
-"""A job as a state machine: who is in it, who has reported, and what everybody does next.
+"""A job as a state machine: its members, their reports, and the part that each of them computes next.
 
 Events come in through `join`, `report`, `heartbeat`, `leave`, `disconnect`, `recover`, `rewind`, `tick` and
-the methods of `operations`, each with its time; what the manager has to do then is taken from `take_effects`,
-and what members are answered is returned by `answer`. No
-sockets, no threads, and no clock of its own, so that it can be tested, replayed event by event, and restored
-from what was kept of it (see `restoration`).
+the methods of `operations`, each with its time. Then `take_effects` returns what the manager has to do, and
+`answer` what it has to answer a member. No sockets, no threads, and no clock of its own, so that it can be
+tested, replayed event by event, and restored from its saved state (`restoration`).
 
-In bsp, what a member leaves undone is redone: by those who wait for it, as pieces of the same iteration; or,
-where that cannot be, by all in another attempt, for which parameters and plans go back to one iteration.
+In bsp, the parts that a member leaves undone are redone: by the members that wait for them, as pieces of the
+same iteration; or, where that is impossible, by all members in another attempt, for which parameters and
+plans go back to one iteration.
 """
 
 from collections.abc import Iterator
@@ -38,25 +38,25 @@ class Job:
     """One training job. Times are in seconds on any one monotonic clock.
 
     Args:
-        spec: What is trained on.
-        config: How the job is run.
-        policy: How batches are split.
-        first_iteration: Where it begins: above 0 for a job that goes on from a checkpoint.
-        position: Epoch and first position of that iteration's batch, where that does not tell since batches
-            have had other sizes.
-        total: Samples of a whole batch, where an operator has changed that; None: as in `spec`.
+        spec: The data set and the batches.
+        config: The job's configuration.
+        policy: The policy that splits batches.
+        first_iteration: The job's first iteration: above 0 for a job that goes on from a checkpoint.
+        position: Epoch and first position of that iteration's batch; None where they follow from the
+            iteration, since batches have always had the size of `spec`.
+        total: Samples of a whole batch, where an operator has changed it; None: as in `spec`.
 
     Attributes:
         spec: As given.
         config: As given.
         first_iteration: As given.
-        outbox: Collects effects; has the last events and the counts of what happened.
-        members: Who takes part.
-        iterations: Those under way, and the records of those that are complete.
-        planner: Splits batches, by the policy.
-        attempts: How often the job has gone back, whether it has to now, and whether it has failed.
-        presence: Changes of who takes part.
-        operations: What operators can do.
+        outbox: The collector of effects, with the latest events and the counts for metrics.
+        members: The members.
+        iterations: The iterations under way, and the records of complete ones.
+        planner: The maker of plans, which splits batches by the policy.
+        attempts: The present attempt; it has the reason, too, if the job recovers or has failed.
+        presence: The changes of membership.
+        operations: The changes that operators can make.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Job:
         if total is not None:
             why = "as it was at the checkpoint"
         elif config.batch_size is not None:
-            total, why = min(config.batch_size, spec.dataset_size), "as the manager was told to begin with"
+            total, why = min(config.batch_size, spec.dataset_size), "as the manager's configuration has it"
         if total is not None and total != spec.total_batch_size:
             batches.total = total
             self.outbox.log(f"the batch size is {total}, {why}; the workers say {spec.total_batch_size}")
@@ -105,25 +105,25 @@ class Job:
         beats: bool = False,
         again: bool = False,
     ) -> None:
-        """Let a worker take part; the same incarnation may ask again.
+        """Make a worker a member; a repeated call of the same incarnation is no error.
 
         Args:
-            worker: Its name.
-            incarnation: Of this start of it.
-            bounds: What batch sizes it can take.
+            worker: The worker's name.
+            incarnation: The id of this start of the worker; a restarted worker has another.
+            bounds: The batch sizes that it can take.
             now: The time.
             unreleasable: Whether it must not be released, since the others could not go on without it.
             device: The kind of device that it computes on, in words; empty where it does not say.
             threads: The threads that it computes with, if it says so.
-            beats: Whether it will send heartbeats, so that its silence says something.
-            again: Whether this incarnation was a member before, which an earlier manager did not keep: it has
+            beats: Whether it will send heartbeats, so that it counts as silent without them.
+            again: Whether this incarnation was a member under an earlier manager that did not save it: it has
                 to `recover`, whichever attempt it is in.
 
         Raises:
-            NotMemberError: It asks for that, but was taken out.
-            InvalidRequestError: Its name is taken, its minimum does not fit into the batch, or it cannot take
-                a micro-batch.
-            UnavailableError: Its name is that of a member of which it is not known yet whether it lives.
+            NotMemberError: `again` is set, but this incarnation was taken out of the job.
+            InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, or the
+                worker cannot take a micro-batch.
+            UnavailableError: The name is that of a member of which it is not known yet whether it lives.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -161,16 +161,16 @@ class Job:
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
             self.outbox.log(f"sums are exact, but {difference}: its gradients may differ in the last bits")
         if self.members.started or len(self.members) >= self.config.workers:
-            self.presence.changed()  # not for each of thousands who come before the first plan
+            self.presence.changed()  # spared for thousands of members that join before the first plan
         self._advance(now)
 
     def report(self, worker: str, incarnation: str, report: Report, now: float) -> None:
-        """Take in that a worker has finished an assignment; the same report may come again.
+        """Handle a worker's report that it has finished an assignment; a repeated report is ignored.
 
         Raises:
             NotMemberError: The worker is no member, nor was it released.
-            InvalidRequestError: It was not this assignment's turn, it cannot take a micro-batch, or it uses
-                other shards than another worker.
+            InvalidRequestError: Another assignment is next for the worker, it cannot take a micro-batch, or
+                it uses other shards than another worker.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -186,7 +186,7 @@ class Job:
         part = progress.piece_at(worker, report.start) if progress else None
         if part is None:
             if 0 <= report.iteration <= member.reported:
-                return  # it has come again, or others have done it, since the worker had been taken out
+                return  # a repeated report, or one of a part that others did while the worker was out
             part = self._own_part(worker, member, report, progress)
         if part is not None and part.count and report.batch_processing_time < _SHORTEST:
             raise InvalidRequestError(
@@ -212,16 +212,16 @@ class Job:
             self.members.let_go()
 
     def heartbeat(self, worker: str, incarnation: str, attempt: int, now: float) -> int | None:
-        """Take in that a worker is alive, in an attempt.
+        """Handle a worker's heartbeat, which names the attempt that it is in.
 
         Returns:
-            The attempt to recover with, if it has to; see `must_recover`.
+            The attempt to recover with, if the worker has to (`must_recover`); else None.
 
         Raises:
-            NotMemberError: It is no member, nor was it released.
+            NotMemberError: The worker is no member, nor was it released.
         """
         if self.members.is_released(worker, incarnation):
-            return None  # it is about to learn of that
+            return None  # the answer to another call, which it waits for, says that it is released
         member = self.presence.hear(worker, incarnation, now)
         member.beats = True
         if member.suspended and not self.members.staying:
@@ -230,15 +230,15 @@ class Job:
         return self.must_recover(worker, incarnation)
 
     def recover(self, worker: str, incarnation: str, attempt: int, now: float) -> int:
-        """Take in that a worker cannot go on in its attempt; all may say so, and again.
+        """Begin another attempt, as a worker cannot go on in its own; all workers may ask so, and repeatedly.
 
-        Workers that reduce gradients themselves have no shards to go back with: their job fails.
+        Workers that all-reduce gradients have no shards that keep earlier parameters: their job fails.
 
         Returns:
             The new attempt, with which the shards are to be fenced.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
             InvalidRequestError: The job's mode is not bsp, or the job has not begun.
         """
         if self.members.is_released(worker, incarnation):
@@ -255,7 +255,7 @@ class Job:
             self._welcome(worker, member, now)
         if attempt >= self.attempts.number:
             self.attempts.begin(f"{worker} could not go on", after=attempt)
-        return self.attempts.tell(member)
+        return self.attempts.announce(member)
 
     def rewind(
         self,
@@ -266,19 +266,19 @@ class Job:
         now: float,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """Take in that all shards are fenced with the new attempt, and can go on from an iteration.
+        """End a recovery, as a worker has fenced all shards with the new attempt, and finds where they are.
 
-        The first worker to say so decides; the others, and those in an earlier attempt, learn of it by
-        `must_recover` and `next_assignment`.
+        The first worker's call decides on the iteration; the others, and those in an earlier attempt, learn
+        of it by `must_recover` and `next_assignment`.
 
         Args:
             worker: The worker's name.
-            incarnation: Of this start of it.
+            incarnation: The id of this start of the worker.
             attempt: The new attempt.
-            iteration: The iteration.
+            iteration: The iteration from which all shards can go on.
             now: The time.
-            place: Epoch and first position of that iteration's batch, if the shards know: what is known here
-                may be of before a change of the batch's size.
+            place: Epoch and first position of that iteration's batch, if the shards know it; the job's own
+                record of it may date from before a change of the batch's size.
 
         Raises:
             NotMemberError: The worker is no member.
@@ -314,10 +314,10 @@ class Job:
         self._advance(now)
 
     def leave(self, worker: str, incarnation: str, now: float) -> None:
-        """Let a worker go that takes no further part.
+        """Take out a worker that leaves by itself.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
         """
         self.members.known(worker, incarnation)
         self.outbox.tally.left += 1
@@ -326,13 +326,13 @@ class Job:
             self.presence.awaited_until = None  # it is over
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
-        """Take in that a worker's connection broke; unless it is back within the grace period, it is dead."""
+        """Note that a worker's connection broke; unless it calls within `reconnect_grace`, it is dead."""
         member = self.members.get(worker, incarnation)
         if member is not None:
             member.back_by = now + self.config.reconnect_grace
 
     def tick(self, now: float) -> None:
-        """Take out members that have not come back, or that others have waited for for too long."""
+        """Take out or suspend the members whose deadlines have passed; to be called regularly."""
         config, members = self.config, self.members.by_name
         if self.presence.awaited_until is not None and now >= self.presence.awaited_until:
             self.presence.awaited_until = None
@@ -359,14 +359,14 @@ class Job:
     # -- what follows from them
 
     def take_effects(self) -> Effects:
-        """Return what the manager has to do after the events since the last time, each thing once.
+        """Return what the manager has to do after the events since the last call.
 
         An event that raises an error may have had effects, too.
         """
         outbox, failure = self.outbox, self.attempts.failure
         if failure or self.ended:
             outbox.effects.over = Over(failure or "all members have gone", failure is not None)
-            outbox.effects.learnt |= bool(self.members)  # else it is kept already
+            outbox.effects.learned |= bool(self.members)  # else it is kept already
         if outbox.changed:
             outbox.changed = False
             outbox.effects.state = self.saved if self.members.started and outbox.keeps_state else None
@@ -374,7 +374,7 @@ class Job:
 
     @property
     def saved(self) -> JobState:
-        """The state of the job that is to outlive its manager; see `restoration`."""
+        """The state of the job that is to outlive its manager, as `restore_job` takes it."""
         return JobState(
             self.spec,
             self.config.synchronisation.mode,
@@ -389,12 +389,12 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """True if it has no members, and none are awaited any more."""
+        """True if the job has no members, and waits for none any more."""
         return not self.members and self.presence.awaited_until is None
 
     @property
     def state(self) -> str:
-        """One of failed, recovering, paused, gathering and running; as in `JobSummary`."""
+        """One of failed, recovering, paused, gathering and running, the words of the IDL's `JobSummary`."""
         if self.attempts.failure:
             return "failed"
         if self.attempts.recovering:
@@ -410,17 +410,17 @@ class Job:
         """Answer a member that asks what to do, after a report or another call.
 
         Args:
-            worker: Its name.
-            incarnation: Of this start of it.
-            reported: The iteration that it has just reported; -1 if this is no report.
-            known: The last iteration that it has a part of already, if it says so; else -1.
+            worker: The member's name.
+            incarnation: The id of this start of the worker.
+            reported: The iteration that it has just reported; -1 if it calls for another reason.
+            known: The last iteration of which it says that it has a part already; else -1.
             joins: Whether it has just joined.
 
         Returns:
-            None if there is no answer yet.
+            The answer; None if there is none yet.
 
         Raises:
-            NotMemberError: It is no member, nor was it released.
+            NotMemberError: The worker is no member, nor was it released.
         """
         recover = assignment = report_on = ahead = None
         released = self.members.why_released(worker, incarnation, known)
@@ -453,10 +453,10 @@ class Job:
         return first if begun and self.members.started and self.members.is_alone(worker) else None
 
     def must_recover(self, worker: str, incarnation: str) -> int | None:
-        """Return the attempt that a member has yet to fence the shards with, and to `rewind` in, if any.
+        """Return the attempt in which a member has yet to fence the shards and call `rewind`, if any.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
         """
         return self.attempts.must_recover(self.members.known(worker, incarnation))
 
@@ -464,10 +464,10 @@ class Job:
         """Return a member's part after the last one that it reported or, if later, after iteration `known`.
 
         Returns:
-            None while that is not planned.
+            The part; None while it is not planned.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
         """
         member = self.members.known(worker, incarnation)
         progress = self.iterations.progress.get(member.reported)
@@ -482,12 +482,12 @@ class Job:
         return assignment
 
     def assignments_after(self, worker: str, iteration: int) -> list[Assignment]:
-        """Return a member's parts of the iterations that are planned beyond one."""
+        """Return a member's parts of the planned iterations after `iteration`."""
         later = (self.iterations.deliver(worker, i) for i in range(iteration + 1, self.iterations.planned))
         return [assignment for assignment in later if assignment is not None]
 
     def lost_since(self, iteration: int) -> Iterator[Assignment]:
-        """Find the slices, of this and later iterations, whose workers have gone without a report.
+        """Yield the slices, of this and later iterations, whose workers have gone without a report.
 
         Only in backup: in bsp they are redone, and in the asynchronous modes nobody waits for a slice.
         """
@@ -502,10 +502,10 @@ class Job:
     # -- within
 
     def _check_begun(self) -> None:
-        """Check that there is something to go back from: an iteration, or an attempt that a worker knew.
+        """Check that the job has something to go back from: an iteration, or an attempt that a worker knew.
 
         Raises:
-            InvalidRequestError: There is not.
+            InvalidRequestError: The job has not begun.
         """
         if not self.members.started and not self.attempts.recovering:
             raise InvalidRequestError(
@@ -519,7 +519,7 @@ class Job:
         """Return the part of the plan that a member reports; None where the plan is forgotten.
 
         Raises:
-            InvalidRequestError: It is not this part's turn.
+            InvalidRequestError: Another part is next for the member.
         """
         if report.iteration != member.assigned or report.iteration >= self.iterations.planned:
             raise InvalidRequestError(
@@ -574,24 +574,25 @@ class Job:
             self.outbox.effects.answer = True
 
     def _oldest_needed(self) -> int:
-        """Return the first iteration that a member may still report, or has to learn the losses of."""
+        """Return the first iteration that a member may still report, or whose lost slices it has to know."""
         if self.members.redoes:
             return self.iterations.first_open
         slowest = min((member.reported for member in self.members.by_name.values()), default=0)
         return max(slowest, self.iterations.first_kept(len(self.members)))
 
     def _redo(self, now: float) -> None:
-        """Give out what is pooled of the iteration that everybody waits for.
+        """Give the pooled parts of the first open iteration to members that can redo them.
 
-        It takes that iteration's parameters, which those have who took part in it; where it is computed while
-        reports are under way, nobody is sure to have them. If nobody can, all begin another attempt.
+        These need the parameters of that iteration, which the members that took part in it have. With
+        lookahead, members may be further already, so that none is sure to have them. If no member can redo
+        the parts, another attempt begins.
         """
         progress = self.iterations.progress.get(self.iterations.first_open)
         if progress is None or not progress.pool:
             return
         plan = progress.plan
         if plan.iteration == self.first_iteration and not progress.done and self.members.staying:
-            self.attempts.begin("who is missing may have been about to set the parameters at the shards")
+            self.attempts.begin("a lost worker may have been setting the initial parameters at the shards")
             return
         able = {
             name: member.bounds

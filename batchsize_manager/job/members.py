@@ -14,8 +14,8 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 
 DRAINED = "drained by an operator"
-_REMOVED = 1000  # members that were taken out, of which it is known that they were
-_RETURN_SECONDS = 5.0  # in which a worker that lives calls a manager that was started again
+_REMOVED = 1000  # latest incarnations that were taken out, which must not join again
+_RETURN_SECONDS = 5.0  # within this time, a worker that lives calls a restarted manager
 
 
 @dataclass(slots=True)
@@ -24,13 +24,13 @@ class Member:
 
     incarnation: str
     bounds: Bounds
-    joined_at: float  # or came back, if it was suspended
-    ready: int  # the first that it may have a part of, since it joined or came back
+    joined_at: float  # when it joined or, if it was suspended, came back
+    ready: int  # the first iteration that it may have a part of, since it joined or came back
     reported: int  # the last iteration whose slice it has reported
     assigned: int  # the iteration that it works on or, where it waits, works on next
-    attempt: int  # that it is in, for all that it has said
-    told: int  # the last attempt that this manager, or what it was restored from, has told it of
-    heard_at: float  # when it said anything last
+    attempt: int  # the attempt that it is in, as far as its calls show
+    announced: int  # the last attempt that this manager, or the saved state, has announced to it
+    heard_at: float  # when it last called
     reported_at: float  # when it reported last, joined, or was given a piece
     unreleasable: bool = False  # the others could not go on without it
     beats: bool = False  # it sends heartbeats, or will
@@ -38,27 +38,27 @@ class Member:
     contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
     back_by: float | None = None  # its connection broke: until when it may come back
     last: int | None = None  # its last iteration, if it is to be released after that
-    leaving: str = ""  # why it is
+    leaving: str = ""  # why it is to be released, in words; empty if it is not
     is_returning: bool = False  # the manager was started again, and has not heard of it since
-    device: str = ""  # of which kind it is, in words; empty where it does not say
-    threads: int | None = None  # that it computes with; None where it does not say, or a restart has lost it
+    device: str = ""  # its kind of device, in words; empty where it does not say
+    threads: int | None = None  # threads that it computes with; None: it does not say, or was restored
 
     def begin_at(self, iteration: int) -> None:
-        """Let this be the first iteration that it reports."""
+        """Make an iteration the first that the member may have a part of, and its next."""
         self.ready = iteration
         self.go_on_at(iteration)
 
     def go_on_at(self, iteration: int) -> None:
-        """Let this be its next iteration; there is nothing more to report of earlier ones."""
+        """Make an iteration the member's next; it has nothing more to report of earlier ones."""
         self.reported, self.assigned = iteration - 1, iteration
 
     @property
     def drained(self) -> bool:
-        """True if an operator has drained it, which holds in another attempt, too."""
+        """True if an operator has drained the member, which holds in later attempts, too."""
         return self.leaving == DRAINED
 
     def standing(self, worker: str, now: float) -> "Standing":
-        """Return its state as clients that look at the job see it."""
+        """Return the member's state as clients see it."""
         if self.last is not None:
             state = "leaving"
         elif self.back_by is not None:
@@ -72,7 +72,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A member's state for clients, as `MemberStatus` in the IDL, but for whether it waits."""
+    """A member's state for clients: the IDL's `MemberStatus`, where a waiting member counts as working."""
 
     worker: str
     state: str
@@ -86,14 +86,14 @@ class Members:
     """All members of a job by name, in the order of their slices.
 
     Args:
-        config: How the job is run.
-        outbox: Takes what happens.
-        is_busy: Whether a member has something to do that was another's.
+        config: The job's configuration.
+        outbox: Collects the effects.
+        is_busy: Function of a member's name: whether the member has another's part to do.
 
     Attributes:
-        by_name: Their states.
-        started: Whether as many as start the job have been in it at once.
-        reduce: Whether they all-reduce gradients among themselves, and cannot go on without each other.
+        by_name: The members' states.
+        started: Whether the job has had, at one time, the number of members with which it starts.
+        reduce: Whether members all-reduce gradients among themselves, and cannot go on without each other.
     """
 
     def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
@@ -102,8 +102,8 @@ class Members:
         self._config = config
         self._outbox = outbox
         self._is_busy = is_busy
-        self._released: dict[str, str] = {}  # incarnation to why
-        self._cut_off: dict[str, Member] = {}  # seem to have died
+        self._released: dict[str, str] = {}  # incarnation to the reason
+        self._cut_off: dict[str, Member] = {}  # by name; dead since their connection broke, it seems
         self._removed: deque[str] = deque(maxlen=_REMOVED)  # incarnations, the latest last
 
     def __len__(self) -> int:
@@ -117,17 +117,17 @@ class Members:
 
     @property
     def redoes(self) -> bool:
-        """True if what a member leaves undone is redone, rather than lost."""
+        """True if others redo the parts that a member leaves undone; False if these parts are lost."""
         return self._config.synchronisation.mode == "bsp" and not self.reduce
 
     @property
     def staying(self) -> dict[str, Member]:
-        """The members that are planned for."""
+        """The members that are planned for: those that are neither leaving nor suspended."""
         return {name: m for name, m in self.by_name.items() if m.last is None and not m.suspended}
 
     @property
     def saved(self) -> tuple[SavedMember, ...]:
-        """The members, and those that were cut off, as `restore_job` takes them."""
+        """The members, and those that were cut off, in the form that `restore_job` takes."""
         gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
         return tuple(
             SavedMember(
@@ -137,7 +137,7 @@ class Members:
         )
 
     def is_alone(self, worker: str) -> bool:
-        """Return whether nothing is heard of any member but one."""
+        """Return whether all other members have lost their connection, if there are any."""
         return all(name == worker or m.back_by is not None for name, m in self.by_name.items())
 
     def standings(self, now: float) -> list[Standing]:
@@ -158,7 +158,7 @@ class Members:
         threads: int | None = None,
         beats: bool = False,
     ) -> Member:
-        """Add a member that has a part of iterations from `first` on; otherwise as `Job.join`."""
+        """Add a member that has a part of iterations from `first` on; other arguments as in `Job.join`."""
         self.reduce |= unreleasable
         member = self.by_name[worker] = Member(
             incarnation,
@@ -168,7 +168,7 @@ class Members:
             reported=first - 1,
             assigned=first,
             attempt=attempt,
-            told=attempt,
+            announced=attempt,
             heard_at=now,
             reported_at=now,
             unreleasable=unreleasable,
@@ -179,15 +179,15 @@ class Members:
         return member
 
     def remove(self, worker: str) -> None:
-        """Take out a member, which cannot `join` again as the same incarnation."""
+        """Take out a member; the same incarnation cannot `join` again."""
         self._removed.append(self.by_name.pop(worker).incarnation)
-        self._outbox.effects.learnt |= not self.by_name
+        self._outbox.effects.learned |= not self.by_name
 
     def check_never_removed(self, worker: str, incarnation: str) -> None:
-        """Check that a worker that is no member was not taken out either.
+        """Check that an incarnation was not a member that has been taken out.
 
         Raises:
-            NotMemberError: It was.
+            NotMemberError: It was taken out.
         """
         if incarnation in self._removed:
             self.known(worker, incarnation)
@@ -202,11 +202,13 @@ class Members:
         return ""
 
     def contest(self, worker: str, incarnation: str, now: float) -> None:
-        """Let another incarnation have a member's name, if nothing is heard of the member any more.
+        """Check that another incarnation may have a member's name, since the member has fallen silent.
+
+        The member has some seconds from the first such call on to show that it lives.
 
         Raises:
             InvalidRequestError: The member lives.
-            UnavailableError: It may have died; its end may be on its way.
+            UnavailableError: It is not known yet whether the member lives; ask again.
         """
         member = self.by_name[worker]
         if member.contested is None or member.contested[0] != incarnation:
@@ -228,15 +230,17 @@ class Members:
         return member if member is not None and member.incarnation == incarnation else None
 
     def cut_off(self, worker: str, since: float) -> None:
-        """Keep what is known of a member that seems to be dead, since its connection broke.
+        """Remember a member that counts as dead since its connection broke, in case it is heard of again.
 
-        Others that have not been heard of since then are forgotten.
+        Args:
+            worker: The member's name.
+            since: Members that were cut off before, and were last heard of before this time, are forgotten.
         """
         self._cut_off = {name: m for name, m in self._cut_off.items() if m.heard_at >= since}
         self._cut_off[worker] = self.by_name[worker]
 
     def returning(self, worker: str, incarnation: str, since: float) -> Member | None:
-        """Return a member that was cut off, if it was heard of since then, and its name is free."""
+        """Return a member that was cut off, if its name is free and it was last heard of after `since`."""
         member = self._cut_off.get(worker)
         if member is None or member.incarnation != incarnation or worker in self.by_name:
             return None
@@ -246,7 +250,8 @@ class Members:
         """Return a member's state.
 
         Raises:
-            NotMemberError: There is no such member, or it is another incarnation; with what happened to it.
+            NotMemberError: There is no such member, or it is another incarnation; the message has the job's
+                events about the worker.
         """
         member = self.get(worker, incarnation)
         if member is None:
@@ -264,15 +269,15 @@ class Members:
         return member
 
     def check_bounds(self, changed: Mapping[str, Bounds], total: int, *, complete: bool) -> None:
-        """Check that the members can take a batch of `total` samples, some of them with other bounds.
+        """Check that the members can take a batch of `total` samples, some of them with changed bounds.
 
         Args:
-            changed: Those others, by name.
-            total: Samples.
-            complete: Whether no other member is awaited that might take some of it.
+            changed: The changed bounds, by member's name.
+            total: Samples of the batch.
+            complete: Whether the present members have to take all of it, since no other is awaited.
 
         Raises:
-            InvalidRequestError: They cannot.
+            InvalidRequestError: The minima sum to more than the batch, or the maxima to less.
         """
         bounds = {name: changed.get(name, member.bounds) for name, member in self.by_name.items()}
         minima = sum(bound.minimum for bound in bounds.values())
@@ -292,7 +297,7 @@ class Members:
         """Check that a newcomer's minimum fits into a batch of `total` samples beside the others'.
 
         Raises:
-            InvalidRequestError: It does not.
+            InvalidRequestError: The minima sum to more than the batch.
         """
         minima = bounds.minimum + sum(m.bounds.minimum for n, m in self.by_name.items() if n != worker)
         if minima > total:
@@ -302,7 +307,7 @@ class Members:
             )
 
     def lower_maximum(self, worker: str, maximum: int, total: int) -> bool:
-        """Lower a member's maximum, though not below what the others leave of `total`.
+        """Lower a member's maximum, but not below the samples of `total` that the others cannot take.
 
         Returns:
             Whether its bounds have changed.
@@ -329,7 +334,7 @@ class Members:
         return True
 
     def lower_at_once(self, worker: str, at_once: int) -> bool:
-        """Lower a member's most micro-batches at once; return whether it was higher."""
+        """Lower the most micro-batches that a member computes at once; return whether they were more."""
         member = self.by_name[worker]
         if at_once >= member.bounds.at_once:
             return False
@@ -338,27 +343,32 @@ class Members:
         return True
 
     def is_released(self, worker: str, incarnation: str) -> bool:
-        """Return whether a worker was released, and is out."""
+        """Return whether a worker was released, and is no longer a member."""
         return incarnation in self._released and self.get(worker, incarnation) is None
 
     def release(self, leaving: Mapping[str, str], last: int) -> None:
-        """Plan no more for these members, by name with why, after an iteration."""
+        """Plan nothing for some members any more.
+
+        Args:
+            leaving: The reasons in words, by member's name.
+            last: The last iteration that the members have a part of.
+        """
         for worker, why in leaving.items():
             self.by_name[worker].last, self.by_name[worker].leaving = last, why
 
     def let_go(self) -> None:
-        """Take out the members that are released, and have finished all that was planned for them."""
+        """Take out the members that are to be released, once they have finished all their parts."""
         for worker, member in list(self.by_name.items()):
             if member.last is not None and member.reported >= member.last and not self._is_busy(worker):
                 del self.by_name[worker]
-                self._outbox.effects.learnt |= not self.by_name
+                self._outbox.effects.learned |= not self.by_name
                 self._released[member.incarnation] = member.leaving
                 self._outbox.log(f"{worker} was released: {member.leaving}", worker)
 
     def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
         """Return why a worker is released, in words; None if it is not.
 
-        One that has been given its last assignment, of iteration `known`, is released before it has reported.
+        A member that has its last part already, of iteration `known`, is released before it reports that.
         """
         member = self.get(worker, incarnation)
         if member is None:

@@ -1,7 +1,7 @@
 """Changes of a running job by operators: another policy, batch size or bounds, a drained worker, a pause.
 
-Parts that were given to workers stand; what follows is planned again. Who asked, and with what right, is not
-known here.
+Parts that workers have been given stand; later iterations are planned again. Must not know who asked for a
+change, nor with what right.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,23 @@ from batchsize_manager.policies import Policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 
-REPLAYED = 500  # iterations that the policy of a job that goes on is shown
+REPLAYED = 500
+"""The number of latest complete iterations that a new policy, or that of a restored job, observes first."""
 
 
 class Operations:
-    """Changes that operators make to a job; each method returns, in words, what was done.
+    """Changes that operators make to a job; each method returns a sentence that says what was done.
 
     All methods raise `InvalidRequestError` where the change cannot be made, and have changed nothing then.
 
     Args:
-        members: The job's.
-        iterations: The job's.
-        planner: The job's.
-        attempts: The job's.
-        presence: The job's.
-        outbox: Takes what happens.
-        advance: Goes on with the job after a change, at a time.
+        members: The job's members.
+        iterations: The job's iterations.
+        planner: The job's planner.
+        attempts: The job's attempts.
+        presence: The job's changes of membership.
+        outbox: Collects the effects.
+        advance: Function of the time that completes and plans iterations, called after each change.
 
     Attributes:
         paused: Whether nothing more is planned until `resume`.
@@ -61,12 +62,12 @@ class Operations:
         self._advance = advance
 
     def change_policy(self, balancing: Balancing, policy: Policy, what: str, now: float) -> str:
-        """Split batches by another policy, which is shown what the last iterations were like.
+        """Split batches by another policy, which first observes the latest complete iterations.
 
         Args:
-            balancing: The names of the new one, and of its predictor.
-            policy: The new one; what is in `models` and not in its own is forgotten.
-            what: Is changed, in words.
+            balancing: The names of the new policy and its predictor.
+            policy: The new policy; models of the old one that it was not made with are lost.
+            what: The change in words, as "the policy from even to proportional".
             now: The time.
         """
         self._iterations.discard_undelivered()
@@ -79,7 +80,8 @@ class Operations:
         """Have batches of another size, each beginning where the one before it has ended.
 
         Args:
-            total: Samples; where the size follows the number of members, of as many as start the job.
+            total: Samples of a whole batch; where the size follows the number of members, for as many
+                members as start the job.
             now: The time.
         """
         batches = self._planner.batches
@@ -133,17 +135,17 @@ class Operations:
             return self._done(f"drained {worker}, {self._from_here}", now)
         self._iterations.discard_undelivered()
         last = self._iterations.planned - 1
-        if not self._members.redoes:  # where each goes its own way: what it does now
+        if not self._members.redoes:  # nobody waits for its later parts: the present one is its last
             last = min(member.assigned, last)
             self._iterations.take_from(worker, redo=False, first=last + 1)
         self._members.release({worker: DRAINED}, last)
         self._presence.changed()
         said = self._done(f"drained {worker}, {self._from_here}", now)
-        self._outbox.effects.answer = True  # it may wait for what it is not given any more
+        self._outbox.effects.answer = True  # it may wait for a part that it does not get any more
         return said
 
     def remove(self, worker: str, now: float) -> str:
-        """Take out a member that is known to be gone, as its absence would; its name is free."""
+        """Take out a member at once that an operator knows to be gone; its name is free then."""
         self._named(worker)
         self._presence.remove(worker, "was taken out by an operator, who knows that it is gone", now)
         if self._members:
@@ -156,7 +158,7 @@ class Operations:
             return "the job is paused already"
         self._iterations.discard_undelivered()
         self.paused = True
-        # Where it is planned ahead, members wait with reports for what is not planned now.
+        # With lookahead, members that have more to report wait here for a plan that is not made now.
         self._outbox.effects.answer = True
         return self._done(f"paused the job, {self._from_here}", now)
 

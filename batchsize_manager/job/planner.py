@@ -16,17 +16,17 @@ from predictors import Weights
 
 
 class Planner:
-    """Maker of one plan after the other.
+    """The maker of a job's plans, one for each iteration.
 
     Args:
-        config: How the job is run.
-        policy: How batches are split at first.
-        batches: What is to be split.
-        members: Of the job; some may be released here, if the policy finds them dispensable.
-        outbox: Takes what happens.
+        config: The job's configuration.
+        policy: The policy that splits batches at first.
+        batches: The batches to split.
+        members: The job's members; some may be released here, if the policy finds them dispensable.
+        outbox: Collects the effects.
 
     Attributes:
-        policy: How batches are split.
+        policy: The policy that splits batches now.
         batches: As given.
     """
 
@@ -52,7 +52,7 @@ class Planner:
 
     @property
     def padded_size(self) -> int:
-        """The same in whole micro-batches, as the members' bounds are."""
+        """The samples of `batch_size`, rounded up to whole micro-batches as the members' bounds are."""
         return self.batches.padded(len(self._members.staying))
 
     def can_do_without(self, workers: Collection[str]) -> bool:
@@ -62,7 +62,7 @@ class Planner:
 
     @property
     def lack(self) -> str:
-        """The samples that the members that are planned for cannot take, in words."""
+        """A sentence that says how many samples the members that are planned for fall short of a batch."""
         most = sum(member.bounds.maximum for member in self._members.staying.values())
         return f"the workers can take {most} samples together at most, less than a batch of {self.batch_size}"
 
@@ -77,16 +77,17 @@ class Planner:
             self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
-        """Show the policy what was observed of an iteration."""
+        """Have the policy observe an iteration's records, by worker."""
         if self.batches.spec.micro_batch is not None:
             observations = {name: self._in_whole(record) for name, record in observations.items()}
         self.policy.observe(observations)
         self._outbox.effects.fit = True
 
     def _in_whole(self, record: WorkerRecord) -> WorkerRecord:
-        """Return a record as if all of its micro-batches were whole, as those of splits are, at its speed.
+        """Return a record as if all of its micro-batches had been whole, at the same speed.
 
-        A larger share takes no more memory, so that it never seems to be short.
+        Policies split whole micro-batches only. A larger share takes no more memory, as its micro-batches are
+        computed one after the other, so the memory's usage is cut to what no policy counts as short.
         """
         count = record.batch_size
         whole = self._cuts(max(1, count)).padded if count else 0
@@ -97,10 +98,10 @@ class Planner:
         )
 
     def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
-        """Give a policy what the fit that it handed out last has learnt, or None where the fit failed.
+        """Give a policy the weights of the fit that it handed out last, or None where the fit failed.
 
         Returns:
-            Whether it was given: nothing is made of the fit of a policy that has been replaced.
+            Whether the policy got them: not if it was replaced meanwhile.
         """
         if policy is not self.policy:
             return False
@@ -108,7 +109,7 @@ class Planner:
         return True
 
     def show(self, records: Iterable[IterationRecord]) -> None:
-        """Show a new policy, which knows the members, what earlier iterations were like."""
+        """Have a new policy, which knows the members, observe earlier iterations, oldest first."""
         for record in records:
             self.observe(record.parts)
 
@@ -116,7 +117,7 @@ class Planner:
         """Take the next batch, release the members that it is faster without, and plan it for the others.
 
         Args:
-            iteration: The iteration; all before it are planned.
+            iteration: The iteration to plan; all before it are planned.
             attempt: The present attempt.
             now: The time.
 

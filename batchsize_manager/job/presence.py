@@ -1,6 +1,6 @@
-"""Members that fall silent, return and go, and what becomes of their parts of iterations.
+"""Changes of a job's membership: members fall silent, return and go, and others redo their parts.
 
-Decides nothing about time: which members are dead or unresponsive is found in `deadlines`.
+Must not know of deadlines: `deadlines` finds the members that are dead or unresponsive.
 """
 
 from batchsize_manager.job.attempts import Attempts
@@ -13,18 +13,19 @@ from batchsize_manager.policies.solver import InfeasibleError
 
 
 class Presence:
-    """Changes of who takes part in a job, each leaving members, iterations and planner consistent.
+    """Changes of a job's membership, each of which leaves members, iterations and planner consistent.
 
     Args:
-        config: How the job is run.
-        members: The job's.
-        iterations: The job's.
-        planner: The job's.
-        attempts: The job's.
-        outbox: Takes what happens.
+        config: The job's configuration.
+        members: The job's members.
+        iterations: The job's iterations.
+        planner: The job's planner.
+        attempts: The job's attempts.
+        outbox: Collects the effects.
 
     Attributes:
-        awaited_until: Where the members cannot take a whole batch, until when others are awaited; else None.
+        awaited_until: The time until which the job waits for more members, as the present ones cannot take a
+            whole batch; None if they can.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class Presence:
         self._outbox = outbox
 
     def hear(self, worker: str, incarnation: str, now: float) -> Member:
-        """Note that a member lives; one that seemed dead is a member again.
+        """Note that a worker has called; one that counted as dead since its connection broke returns.
 
         Raises:
-            NotMemberError: It is no member.
+            NotMemberError: The worker is no member.
         """
         cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
         if cut_off is not None:
@@ -59,7 +60,7 @@ class Presence:
         return member
 
     def changed(self) -> None:
-        """Have the planner reckon with the members as they are; fail if they cannot take the batch."""
+        """Have the planner plan for the present members; the job fails if they cannot take a whole batch."""
         if self.awaited_until is not None and not self._planner.can_do_without(()):
             return
         self.awaited_until = None
@@ -69,7 +70,13 @@ class Presence:
             self._attempts.failure = str(error)
 
     def remove(self, worker: str, why: str, now: float) -> None:
-        """Take a member out of the job; what it leaves undone is done by others, or lost."""
+        """Take a member out of the job; the parts that it leaves undone are redone by others, or lost.
+
+        Args:
+            worker: The member's name.
+            why: The reason, which follows the name in the job's log: "left".
+            now: The time.
+        """
         redoes = self._members.redoes
         self._members.remove(worker)
         self._outbox.tally.gone += 1
@@ -105,13 +112,13 @@ class Presence:
         """Plan for a suspended member again.
 
         Args:
-            worker: Its name.
+            worker: The member's name.
             member: The member.
             now: The time.
-            iteration: That it has come to report, if any.
+            iteration: The iteration that its present call reports, if any.
 
         Returns:
-            Whether it goes on where it was, since nobody has got its part yet.
+            Whether it goes on with its old part, since nobody else has got that yet.
         """
         member.suspended = False
         member.joined_at = now
@@ -127,7 +134,7 @@ class Presence:
         return goes_on
 
     def begin_again(self, iteration: int) -> None:
-        """Let all members begin at an iteration; release those that were drained before it, if possible."""
+        """Let all members go on at an iteration after a recovery; release the drained ones if possible."""
         drained = [name for name, member in self._members.by_name.items() if member.drained]
         for member in self._members.by_name.values():
             member.begin_at(iteration)
@@ -144,7 +151,7 @@ class Presence:
         self._outbox.log(said, worker)
 
     def _hold_back(self) -> None:
-        """Keep the members that are leaving, where those that are left cannot take the batch."""
+        """Keep the members that are leaving if the others cannot take a whole batch without them."""
         leaving = [name for name, member in self._members.by_name.items() if member.last is not None]
         if not leaving or not self._members.redoes or self._attempts.recovering:
             return
@@ -157,8 +164,8 @@ class Presence:
         self._attempts.begin("those who were leaving have to stay")
 
     def _take_back(self, worker: str, member: Member, now: float) -> None:
-        """Make a member again of one that was cut off only; it is suspended until it asks for work."""
-        # Others may be suspended, too, as this one is: planned for again, all have a larger batch, maybe.
+        """Make a worker that was cut off a member again; it is suspended until it asks for work."""
+        # For the batch of all members, suspended ones included: it is the one once all are planned for again.
         self._members.check_room(worker, member.bounds, self._planner.batches.padded(len(self._members) + 1))
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now

@@ -1,8 +1,8 @@
 """An iteration under way: parts that are still to be done, reported, or to be redone.
 
-Parts are slices of the iteration's batch. A member's own part is its slice of the plan; others that it is
-given later, of those who have gone, are pieces. No part is ever open with two members at once, and those that
-are open, pooled, lost or done tile the batch.
+Parts are slices of the iteration's batch. A member's own part is its slice of the plan; parts of members that
+have gone, which others are given later, are pieces. No part is ever open with two members at once, and the
+parts that are open, pooled, lost or done tile the batch.
 """
 
 import math
@@ -15,7 +15,7 @@ from idl.noise import StepNorms
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 
-_COMPUTED = {"batch_processing_time", "waiting_time", "at_once"}  # here, from the reports of all its parts
+_COMPUTED = {"batch_processing_time", "waiting_time", "at_once"}  # computed from a worker's reports together
 _AS_REPORTED = [
     name for name in WorkerRecord._fields if name not in _COMPUTED and name in Report.__dataclass_fields__
 ]
@@ -23,7 +23,7 @@ _AS_REPORTED = [
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A part that was reported, and when."""
+    """A part that was reported, the report, and the time of its arrival in seconds."""
 
     part: Assignment
     report: Report
@@ -35,14 +35,14 @@ class IterationProgress:
     """State of an iteration under way.
 
     Attributes:
-        plan: Everybody's own part.
-        planned_at: When it was planned.
-        predicted_speeds: By name, samples per second.
+        plan: The plan, with each member's own part.
+        planned_at: The time at which it was planned, in seconds.
+        predicted_speeds: Samples per second, by member's name.
         delivered: Whether any member has been given its part.
-        open: By name, the parts that a member has still to do, in that order.
-        done: By name, what was reported.
-        lost: By name, own parts of members that have gone, where nobody redoes them.
-        pool: Parts that are to be redone by somebody.
+        open: The parts that each member has still to do, in that order, by name.
+        done: The parts that each member has reported, in that order, by name.
+        lost: Own parts of members that have gone, in modes in which nobody redoes them, by name.
+        pool: Parts that are to be redone, and that no member has been given yet.
     """
 
     plan: Plan
@@ -54,7 +54,7 @@ class IterationProgress:
     lost: dict[str, Assignment] = field(default_factory=dict)
     pool: list[Assignment] = field(default_factory=list)
     _withdrawn: dict[str, list[Assignment]] = field(default_factory=dict)
-    _given: set[tuple[str, Assignment]] = field(default_factory=set)  # pieces that a member was told of
+    _given: set[tuple[str, Assignment]] = field(default_factory=set)  # pieces that were sent to a member
 
     def __post_init__(self) -> None:
         self.open = {worker: [part] for worker, part in self.plan.assignments.items()}
@@ -65,11 +65,11 @@ class IterationProgress:
         return not self.open and not self.pool
 
     def has_piece(self, worker: str) -> bool:
-        """Return whether a member has a part to do that was another's."""
+        """Return whether a member has a part to do that was another member's."""
         parts = self.open.get(worker)
         if not parts:
             return False
-        # Most have their own part alone, and this is asked several times for each of thousands.
+        # Most members have no more than their own part, and this is called several times for each.
         return len(parts) > 1 or parts[0] is not self.plan.assignments.get(worker)
 
     def next_piece(self, worker: str) -> Assignment | None:
@@ -81,7 +81,11 @@ class IterationProgress:
         return piece
 
     def piece_at(self, worker: str, start: int | None) -> Assignment | None:
-        """Return the piece that a member reports, by its first position; without one, the first of them."""
+        """Return the piece that begins at `start`, or the first one if `start` is None.
+
+        Returns:
+            None if the member has no such piece, or has not been sent it.
+        """
         if not self.has_piece(worker):
             return None
         pieces = (p for p in self.open[worker] if (worker, p) in self._given and start in (None, p.start))
@@ -111,7 +115,11 @@ class IterationProgress:
         return True
 
     def reinstate(self, worker: str) -> bool:
-        """Let a member go on with what was withdrawn from it, if nobody has got anything of that yet."""
+        """Give a member back the parts that were withdrawn from it, if nobody else has got any of them.
+
+        Returns:
+            Whether it has got them back.
+        """
         parts = self._withdrawn.pop(worker, None)
         if parts is None or any(part.count and part not in self.pool for part in parts):
             return False
@@ -120,13 +128,16 @@ class IterationProgress:
         return True
 
     def deal(self, takers: Mapping[str, Bounds]) -> list[str]:
-        """Split what is pooled among members, by name, in proportion to their own parts.
+        """Split the pooled parts among members, in proportion to their own parts.
 
         Each is given one piece at most, of whole micro-batches, none more than its maximum; what is left
         stays in the pool.
 
+        Args:
+            takers: The bounds of the members that may be given a piece, by name.
+
         Returns:
-            The members that have got a piece.
+            The names of the members that have got a piece.
         """
         got: dict[str, None] = {}
         cuts, origin = self.plan.cuts, self.plan.start
@@ -154,14 +165,14 @@ class IterationProgress:
     def complete(
         self, released_at: float, duration: float, before: IterationRecord | None
     ) -> tuple[IterationRecord, dict[str, WorkerRecord]]:
-        """Return the iteration's record, and the observations that policies make of it.
+        """Return the iteration's record, and the observations of it for the policy, by worker.
 
         In the record, a worker's numbers cover all its parts; an observation is of its own part alone, whose
         size the policy chose.
 
         Args:
-            released_at: When the members that waited could go on.
-            duration: Seconds that it took.
+            released_at: The time at which the members that waited could go on, in seconds.
+            duration: Seconds that the iteration took.
             before: The record of the iteration before, if there is one.
         """
         plan = self.plan

@@ -1,4 +1,4 @@
-"""A job that an earlier manager ran, made again from what was kept of it."""
+"""A job that an earlier manager ran, restored from its saved state and records."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,20 +22,20 @@ def restore_job(
     events: Iterable[str] = (),
     now: float,
 ) -> Job:
-    """Return the job in a new attempt: it waits for `rewind`.
+    """Return a saved job in a new attempt, in which it waits for `Job.rewind`.
 
-    With the policy `even` it plans from there on what it would have planned.
+    With the policy `even`, its plans from there on are those that it would have made without the restart.
 
     Args:
         state: The job's state. Its members count as disconnected, but have more time to come back.
-        config: How the job is run.
-        policy: How batches are split; it is shown what the last records say.
-        records: Of its complete iterations, of any attempt; the last ones may be missing.
-        events: What has happened before, in words.
+        config: The job's configuration.
+        policy: The policy that splits batches; it observes the latest records.
+        records: Records of complete iterations, of any attempt; the last ones may be missing.
+        events: Earlier events, in words.
         now: The time.
     """
     began = state.batch_changes[0]
-    # The size of its batches is restored below; with which it was to begin no longer counts.
+    # The batches' size is restored below; the one that is configured for new jobs does not count.
     config = replace(config, batch_size=None)
     job = Job(state.spec, config, policy, began.iteration, position=(began.epoch, began.start))
     job.outbox.events.extend(events)
@@ -65,7 +65,7 @@ def restore_job(
 
 
 def _restore_member(job: Job, saved: SavedMember, now: float) -> None:
-    """Add a member that may come back, or keep one as cut off."""
+    """Add a saved member, which has time to come back, or remember one that was cut off."""
     member = job.members.add(
         saved.worker,
         saved.incarnation,

@@ -1,7 +1,7 @@
 """The state of a job that outlives its manager, as one value: `Job.saved` makes it, `restore_job` takes it.
 
-Storage writes and reads it whatever its fields are. A field that is added has a default: where a file lacks
-it, it has that.
+Storage writes and reads all of its fields, whatever they are. A field that is added needs a default, which it
+has where an older file lacks it.
 """
 
 from dataclasses import dataclass
@@ -17,31 +17,31 @@ _MOST = 2**53  # iterations, attempts and the like, with room for more
 
 @dataclass(frozen=True, slots=True)
 class SavedMember:
-    """A member as it is kept."""
+    """A member of a saved job."""
 
     worker: str
     incarnation: str
     bounds: Bounds
     unreleasable: bool = False  # the others could not go on without it
     drained: bool = False  # an operator wants it released
-    device: str = ""  # of which kind it is
+    device: str = ""  # its kind of device, in words
     beats: bool = False  # it sends heartbeats
-    cut_off: bool = False  # it seems to have died, and is a member again if it is heard of
+    cut_off: bool = False  # it counts as dead since its connection broke, but returns if it is heard of
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job that is kept.
+    """The state of a job that is saved.
 
     Attributes:
         spec: The data set and the batches.
-        mode: Mode of synchronisation; see `Synchronisation`.
-        batch_changes: Changes of the size of its batches; the first is where the job began.
-        batch_size: Samples of a whole batch, which an operator may have changed; see `Batches.total`.
-        started: Whether as many members as start the job have been in it at once.
-        attempt: The present attempt.
+        mode: Mode of synchronisation (`Synchronisation.mode`).
+        batch_changes: Changes of the size of its batches; the first one is the job's beginning.
+        batch_size: Samples of a whole batch, which an operator may have changed (`Batches.total`).
+        started: Whether the job has had, at one time, the number of members with which it starts.
+        attempt: The present attempt's number.
         paused: Whether an operator has paused it.
-        balancing: The way in which an operator wanted batches to be split; None: the manager's own.
+        balancing: The policy and predictor that an operator has chosen; None: the manager's own.
         members: The members, in the order of their slices, and workers that may come back.
 
     Raises:

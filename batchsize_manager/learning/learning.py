@@ -1,4 +1,4 @@
-"""The maker of policies, and the way of what they learn: to the trainer's process, and to files of models."""
+"""The maker of policies, which sends their fits to the trainer's process, and their models to files."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ class Learning:
         self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
 
     def make_policy(self, learned: bytes, balancing: Balancing | None = None) -> Policy:
-        """Make a policy for a new job, with what an earlier run of the job had learned.
+        """Make a policy for a new job, with the models of an earlier run of the job.
 
         Args:
             learned: Packed models, from a checkpoint; may be empty.
@@ -57,33 +57,33 @@ class Learning:
             raise InvalidRequestError(f"learned: {error}") from error
 
     def make_successor(self, balancing: Balancing, models: Models) -> Policy:
-        """Make another policy for a running job, which has learned these models so far."""
+        """Make another policy for a running job, which starts from the models learned so far."""
         return self._make(balancing, {**self._options.models, **models})
 
     def _make(self, balancing: Balancing, models: Models) -> Policy:
         options = replace(self._options, predictor=balancing.predictor, tolerance=balancing.tolerance)
         return MeteredPolicy(make_job_policy(balancing.policy, options, models), self.tally)
 
-    def train(self, job: Job, learnt: Callable[[], None], name: str) -> None:
+    def train(self, job: Job, learned: Callable[[], None], name: str) -> None:
         """Run the fit that a job's policy has due, if any.
 
         Args:
             job: The job whose policy learns.
-            learnt: Function that is called after a successful fit.
+            learned: Function that is called after a successful fit.
             name: The job's name.
         """
         policy = job.planner.policy
 
         def take(weights: Weights | None) -> None:
             if job.planner.take_fit(policy, weights) and weights is not None:
-                learnt()
+                learned()
 
         fit = policy.due_fit()
         if fit is not None:
             self._trainer.submit(fit, take, {"job": name, "iteration": job.iterations.first_open})
 
     def save(self, name: str, job: Job) -> None:
-        """Write what a job has learned into its file, if models are to be kept."""
+        """Write a job's models into its file, if models are to be kept."""
         models = job.planner.policy.models() if self._folder is not None else {}
         if self._folder is None or not models:
             return

@@ -1,4 +1,4 @@
-"""Profiles: how long a script's steps take on one kind of device, measured once, before jobs run on it.
+"""Profiles: a script's step times on one kind of device, measured once, before jobs run on it.
 
 VirtualFlow's offline profiles (section 5.1.1), kept as JSON. `evenpace profile` writes them; managers start
 from them, and `evenpace plan` splits batches by them. A file looks like this::
@@ -100,7 +100,7 @@ class Profile:
         return StepTimes(tuple(step.batch_size for step in self.steps), tuple(seconds))
 
     def content(self) -> Mapping[str, Any]:
-        """Return what a file has, for JSON."""
+        """Return the content of the profile's file, for JSON."""
         return asdict(self)
 
 
@@ -128,10 +128,10 @@ def read_profiles(paths: Iterable[Path]) -> list[Profile]:
 
 
 def with_profiles(models: Models, profiles: Iterable[Profile]) -> Models:
-    """Return models with profiles as what was learnt of their kinds of device, in place of any before.
+    """Return models in which profiles replace the models of their kinds of device.
 
-    Workers of these kinds start from them; see `ModelRegistry`. What was learnt of workers by name is left
-    out, since it would prevail over their kinds'.
+    Workers of these kinds start from the profiles (`ModelRegistry`). Models of single workers, by name, are
+    left out, since they would prevail over those of their kinds.
     """
     before = models.get("learned", {})
     learned = {name: weights for name, weights in before.items() if name.startswith(KIND_PREFIX)}

@@ -86,7 +86,7 @@ def unpack_models(packed: bytes) -> Models:
 
 
 def load_models(path: Path) -> Models:
-    """Read a file of models, or all files in a folder; of a worker in several, the newest file's.
+    """Read a file of models, or all files in a folder; of a worker that is in several, the newest counts.
 
     Raises:
         ValueError: There is no file, or a file is not one of `save_models`.

@@ -1,4 +1,4 @@
-"""Uploads of what workers' jobs had learned: held while they come, and bounded over all workers."""
+"""Uploads of resumed jobs' models by workers: held in memory while they arrive, within one common limit."""
 
 import weakref
 
@@ -9,7 +9,7 @@ LEARNED_BYTES = 3 * 2**24
 
 _AT_ONCE = 2**28  # bytes of uploads, of all workers together
 _PIECE = 2**18  # bytes
-_DROPPED = 2**12  # bytes that are read at once of an upload that there is no room for
+_DROPPED = 2**12  # bytes of the buffer through which an upload is read that there is no room for
 
 
 class Uploads:
@@ -51,10 +51,10 @@ class Uploads:
 
 
 class Upload:
-    """One upload; see `rpc.service.Sink`. Takes no memory for bytes that have not arrived.
+    """One upload, a `rpc.service.Sink`. Takes no memory for bytes that have not arrived.
 
     Args:
-        uploads: All that are under way.
+        uploads: All uploads that are under way.
         length: Bytes that are to come.
 
     Attributes:

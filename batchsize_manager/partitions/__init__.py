@@ -1,1 +1,1 @@
-"""The DataPartitionManager: which worker has which part of the data."""
+"""The DataPartitionManager: the sizes of workers' local parts of the data, and the samples to move."""

@@ -78,7 +78,7 @@ class Move:
 
 
 def gap(parts: Mapping[str, Part]) -> float:
-    """Return the traversals by which the fastest worker was ahead when the last reached its iteration.
+    """Return the traversals by which the fastest worker is ahead of the slowest at the same iteration.
 
     Reports come at different times, so the workers are compared at the least of their iterations.
     """
@@ -87,7 +87,7 @@ def gap(parts: Mapping[str, Part]) -> float:
 
 
 def plan_moves(parts: Mapping[str, Part]) -> list[Move]:
-    """Return the moves after which all would go through their parts equally often.
+    """Return the moves after which all workers would traverse their parts equally often.
 
     The best size of a part is in proportion to its worker's batch size. Samples above that go from the
     slowest worker to the fastest that lacks some, and so on. A worker keeps at least one sample.
@@ -170,7 +170,7 @@ class PartitionedJob:
             self.dataset_size = sum(m.part.samples for m in self._members.values())
 
     def report(self, worker: str, incarnation: str, progress: Traversal, now: float) -> None:
-        """Take in a worker's progress, and let samples move if a worker is too far ahead.
+        """Handle a worker's report of its progress, and let samples move if a worker is too far ahead.
 
         Raises:
             NotMemberError: The worker is no member.
@@ -264,7 +264,7 @@ class PartitionedJob:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin a new generation: all count from 0 once they have noted it."""
+        """Begin a new generation: each worker counts from 0 once it has noted it."""
         self.generation += 1
         self.moves = []
         for member in self._members.values():

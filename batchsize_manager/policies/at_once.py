@@ -1,4 +1,4 @@
-"""How many micro-batches workers compute at once: tried upwards, fitted for each kind of device, and chosen.
+"""Numbers of micro-batches that workers compute at once: tried upwards, fitted by kind of device, and chosen.
 
 The throughput of k micro-batches at once is α ln k + β (JABAS, equation 1). Here it is relative to that of
 one at a time, 1 + γ ln k with γ = α / β, so that it stays right when a worker's speed changes. A wave of k
@@ -44,7 +44,7 @@ def _waves(relative: tuple[tuple[int, float], ...], most: int, at_once: int | No
 
 @dataclass
 class Trial:
-    """What is known of one kind of device, and what is tried to know more.
+    """The measured gains of one kind of device, and the number at once that is tried at present.
 
     Attributes:
         relative: By number at once, the throughput relative to one at a time, of the numbers that have paid.
@@ -68,7 +68,7 @@ class Trial:
         return _waves(tuple(self.relative.items()), most, at_once)
 
     def observe(self, worker: str, number: int, at_once: int, seconds: float) -> None:
-        """Take in a worker's iteration of `number` micro-batches, `at_once` of them at once."""
+        """Observe a worker's iteration of `number` micro-batches, `at_once` of them at once."""
         wanted = at_once == self.trying and number >= at_once if self.trying else at_once <= self.most
         measured = self._measured.setdefault(worker, [])
         if wanted and len(measured) <= _WINDOW:
@@ -81,7 +81,7 @@ class Trial:
             rooms: The most micro-batches at once that each worker can have, by its bound and its share.
 
         Returns:
-            What was found out, in words, if anything was.
+            The finding in words; None if there is none yet.
         """
         target = self.trying or self._next(rooms)
         able = [worker for worker, room in rooms.items() if room >= target]
@@ -125,10 +125,10 @@ class Trial:
 
 
 class Gains:
-    """What several micro-batches at once gain, for the members of a job.
+    """The throughput that a job's members gain by several micro-batches at once.
 
     Args:
-        known: What was learned before, by worker; see `ModelRegistry`.
+        known: Models learned before, by worker (`ModelRegistry`).
 
     Raises:
         ValueError: A model has not the form of this module's.
@@ -179,7 +179,7 @@ class Gains:
         return sum(-(-seen.batch_size // size) * size for seen in observations.values()) if size else 0
 
     def take_found(self) -> list[str]:
-        """Return what was found out since the last call, in words."""
+        """Return the findings since the last call, in words."""
         found, self._found = self._found, []
         return found
 
@@ -193,7 +193,7 @@ class Gains:
         return trial.waves(trying or min(trial.most, member.bounds.at_once), trying)
 
     def alone(self, name: str, seen: WorkerRecord) -> float | None:
-        """Return the samples that take a worker as long, one micro-batch after another, as what was seen.
+        """Return the samples that would have taken a worker as long, one micro-batch after another.
 
         Returns:
             Samples; None for a number at once that is not known yet.
@@ -238,7 +238,7 @@ class SeveralAtOnce(PolicyWrapper):
 
     Args:
         policy: The other policy.
-        gains: What is known of the gains, which the other policy may use, too.
+        gains: The gains that are known, which the other policy may use, too.
     """
 
     def __init__(self, policy: Policy, gains: Gains) -> None:
@@ -283,7 +283,7 @@ def _key(member: Participant) -> str:
 
 
 def _restored(name: str, weights: Weights) -> Trial:
-    """Return what was learned of a worker or its kind before, or raise ValueError."""
+    """Return the trial that a model of a worker or its kind describes, or raise ValueError."""
     numbers, relative, stopped = (
         np.asarray(weights.get(key, ())).ravel() for key in ("numbers", "throughputs", "stopped")
     )

@@ -63,7 +63,7 @@ class Policy(ABC):
 
     @abstractmethod
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
-        """Take in a complete iteration: by name, the reports of the members that finished it."""
+        """Observe a complete iteration: the records of the members that finished it, by name."""
 
     @abstractmethod
     def split(self, total: int) -> Split:
@@ -78,7 +78,7 @@ class Policy(ABC):
         return None
 
     def take_fit(self, weights: Weights | None) -> None:
-        """Take in the result of the fit that was handed out last; None if it failed."""
+        """Use the weights of the fit that `due_fit` returned last; None if the fit failed."""
         raise AssertionError(f"{type(self).__name__} hands out no fits")
 
     def models(self) -> Models:

@@ -25,18 +25,18 @@ class Alone:
     def __init__(self, waves: Sequence[Waves | None], micro_batches: Sequence[int]) -> None:
         self._in_waves = [one is not None for one in waves]
         self._sizes = np.array(micro_batches)
-        self._curves: WaveCurves | None = None  # in most jobs, samples are what they are
+        self._curves: WaveCurves | None = None  # None in most jobs, where no conversion is needed
         if any(self._in_waves):
             self._curves = WaveCurves([one or Waves((1.0,)) for one in waves], micro_batches)
 
     def one(self, worker: int, count: int) -> float:
-        """Return the samples for `count` samples of one worker."""
+        """Return the samples that take as long, one micro-batch after another, as `count` in waves."""
         if self._curves is None or not self._in_waves[worker]:
             return count
         return int(self._sizes[worker]) * self._curves.time(worker, count)
 
     def all(self, counts: Sequence[int]) -> Array:
-        """Return the samples for all workers' samples, (workers,)."""
+        """Return `one` of every worker, (workers,)."""
         if self._curves is None:
             return np.array(counts, dtype=float)
         return np.array([self.one(worker, count) for worker, count in enumerate(counts)], dtype=float)
@@ -53,7 +53,7 @@ class CurvesInWaves(EqualTime):
 
     Args:
         curves: The times of samples that are computed one micro-batch after another.
-        alone: What samples in waves amount to.
+        alone: The conversion of samples in waves to samples one micro-batch after another.
     """
 
     def __init__(self, curves: Curves, alone: Alone) -> None:

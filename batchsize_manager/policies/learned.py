@@ -133,12 +133,12 @@ class Learned(Policy):
     def models(self) -> Models:
         """Return each member's measurements, from which its curve follows; see `Policy.models`."""
         measurements = self._measurements
-        learnt = {
+        learned = {
             member.name: {"sizes": measurements.sizes[row, places], "times": measurements.times[row, places]}
             for row, (member, places) in enumerate(zip(self._members, measurements.repeats > 0, strict=True))
             if places.any()
         }
-        return {"learned": learnt} if learnt else {}
+        return {"learned": learned} if learned else {}
 
     def _fit(self, centres: Array) -> Curves:
         """Return the curves fitted near `centres`, (workers,); the average where nothing was measured."""

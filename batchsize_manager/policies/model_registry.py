@@ -1,6 +1,6 @@
 """Fitted models of a job by worker and by kind of device, from which workers that join start.
 
-The registry knows models by their names alone, not what they hold.
+The registry must not know the content of models, only their names.
 """
 
 import itertools
@@ -20,7 +20,7 @@ UNKNOWN = ""
 
 
 class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
-    """Models by predictor, then by worker; a member without a model has that of its kind.
+    """Models by predictor, then by worker; a member without a model of its own has its kind's.
 
     A worker's model stays after the worker has left, should it come back, until a newcomer takes its place:
     there are no more workers' models than there have been members at once. The model of a kind is that of

@@ -65,7 +65,7 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class Learned:
     """The models that the policy has learned."""
 
     run: str
@@ -81,7 +81,7 @@ class Ended:
     at: float
 
 
-Change = Begun | Saved | Completed | Rewound | Logged | Learnt | Ended
+Change = Begun | Saved | Completed | Rewound | Logged | Learned | Ended
 
 
 def weight(change: Change) -> int:
@@ -94,7 +94,7 @@ def compact(changes: Sequence[Change]) -> list[Change]:
     seen: set[tuple[type, str]] = set()
     kept: list[Change] = []
     for change in reversed(changes):
-        if isinstance(change, Saved | Learnt):
+        if isinstance(change, Saved | Learned):
             if (type(change), change.run) in seen:
                 continue
             seen.add((type(change), change.run))

@@ -1,4 +1,4 @@
-"""The records of a job that it has forgotten itself, from its manager's state."""
+"""Records of a job that are no longer in memory, read from its manager's state."""
 
 import asyncio
 import math

@@ -19,7 +19,7 @@ from batchsize_manager.storage.changes import (
     Change,
     Completed,
     Ended,
-    Learnt,
+    Learned,
     Logged,
     Rewound,
     Saved,
@@ -46,7 +46,7 @@ _WAL_BYTES = 2**26  # to which the log is cut after it has grown
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A change that cannot be written, the job that it is of, if that is known, and the reason."""
+    """A change that cannot be written, the name of its job, if that is known, and the reason."""
 
     change: Change
     job: str | None
@@ -134,7 +134,7 @@ class StateFile:
         return refused
 
     def _forget(self) -> None:
-        """Forget what is known of the file: that may be what was not written."""
+        """Empty the caches of the file's content: they may have changes that were not written."""
         for known in self._known:
             known.clear()
 
@@ -251,7 +251,7 @@ class StateFile:
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Logged(run, event, at):
                 execute("INSERT INTO events (run, said, event) VALUES (?, ?, ?)", (self._id(run), at, event))
-            case Learnt(run, models):
+            case Learned(run, models):
                 execute("UPDATE runs SET learned = ? WHERE id = ?", (pack_models(models), self._id(run)))
             case Ended(run, why, at):
                 execute("UPDATE runs SET ended = ?, ending = ? WHERE id = ?", (at, why, self._id(run)))
@@ -285,7 +285,7 @@ class StateFile:
         """
         execute, number = self._connection.execute, self._id(run)
         execute("UPDATE runs SET state = ? WHERE id = ?", (to_json(replace(state, members=())), number))
-        if run not in self._members:  # what is in the file may be damaged: it is written anew
+        if run not in self._members:  # the rows in the file may be damaged: write them again
             execute("DELETE FROM members WHERE run = ?", (number,))
         before = self._members.get(run, {})
         after = {(member.worker, member.incarnation, member.cut_off): member for member in state.members}

@@ -182,7 +182,7 @@ def unpack_values(packed: bytes, workers: int) -> bytes:
     """Return `IterationRecord.values`, from what `pack_values` returned.
 
     Raises:
-        ValueError: There are not as many bytes as so many workers have.
+        ValueError: The number of bytes does not fit the number of workers.
     """
     number, rest = divmod(len(packed), 8 * workers) if workers else (len(COLUMNS), len(packed))
     missing = COLUMNS[number:]

@@ -51,7 +51,7 @@ class DamagedRun:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """One run of a job, as it is kept: a job that is started again under its old name is another run.
+    """One saved run of a job; a job that is started again under its old name is another run.
 
     Attributes:
         run: The run's id, which no other run has.
@@ -162,7 +162,7 @@ class StateReader:
         return self._sound("members", run, _saved_member, rows)
 
     def records(self, run: str, first_iteration: int, limit: int) -> list[IterationRecord]:
-        """A run's complete iterations from `first_iteration` on, `limit` at most; the oldest first."""
+        """Return a run's complete iterations from `first_iteration` on, `limit` at most, oldest first."""
         while True:
             rows = self._iterations(run, "iteration >= ? ORDER BY iteration LIMIT ?", first_iteration, limit)
             found = self._records(run, rows)
@@ -226,7 +226,7 @@ class StateReader:
         return self._sound("iterations", run, record, rows)
 
     def _sound(self, what: str, run: str, make: Callable[..., _T], rows: Iterable[Any]) -> list[_T]:
-        """Return what rows hold, but for those that are damaged."""
+        """Return the values of rows, without the damaged rows."""
         found, damage = [], []
         for row in rows:
             try:

@@ -307,7 +307,7 @@ def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager
         workers = [Worker(manager.address, [shard], f"w{i}", ITERATIONS, together) for i in range(2)]
         batches = assert_trained(workers)
         assert client.status(JOB).summary.batch_size == 24
-    # Where a worker hears of the restart before iteration 11 is pushed, that is done anew with the new size.
+    # Where a worker hears of the restart before iteration 11 is pushed, that is done again with the new size.
     assert {total for _, _, total in batches[:11]} <= {16, 8}
     assert {total for _, _, total in batches[25:]} >= {24}
 

@@ -240,7 +240,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
         def kill():
             for version, following in zip(kills, [*bounds[1:], math.inf], strict=True):
                 tape.wait_for(version - 12)
-                wait_until(lambda least=version - 30: kept() >= least, "what had been learnt")
+                wait_until(lambda least=version - 30: kept() >= least, "what had been learned")
                 tape.wait_for(version)
                 manager.kill()
                 tape.hold(following)
@@ -262,7 +262,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
     assert [part.count for part in fast.first_parts[:1]] == [32]
     for part, other in zip(fast.first_parts[1:], slow.first_parts[1:], strict=True):
         assert (part.iteration, part.count + other.count) == (other.iteration, 64)
-        assert 44 <= part.count <= 52, "three quarters, as had been learnt"
+        assert 44 <= part.count <= 52, "three quarters, as had been learned"
 
 
 def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
@@ -482,7 +482,7 @@ def _ended(folder):
         return reader.runs()[0].ended
 
 
-def test_what_a_policy_has_learnt_is_remembered(tmp_path, client, wait_until):
+def test_what_a_policy_has_learned_is_remembered(tmp_path, client, wait_until):
     """A policy's models are in the state, for the restored job and for reports."""
     _orphaned(tmp_path, client, wait_until)
     with open_state(tmp_path) as reader:
@@ -533,7 +533,7 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
 
 
 def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
-    """Members of a job that gathers anew may go back then, and the state is written all the same."""
+    """Members of a job that gathers again may go back then, and the state is written all the same."""
     manager = service(tmp_path, workers=2)
     with serving(manager) as address:
         waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)

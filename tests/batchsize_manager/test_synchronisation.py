@@ -360,19 +360,24 @@ def test_asp_fast_worker_never_waits():
         assert slow.parameters.tolist() == [-260.0] * 3
 
 
-def test_asp_newcomer_and_leaver():
-    """A late worker starts at the fastest's iteration with the present parameters; others may leave."""
+def test_asp_newcomer_starts_beside_the_fastest():
+    """A worker that joins late starts at the fastest one's iteration, with the present parameters."""
     with cluster(ASP, 2) as services:
-        slow, fast = services.join("slow", "fast")
+        _, fast = services.join("slow", "fast")
         Runner(fast, 20).join()
         (late,) = services.join("late")
         assert late.assignment.iteration >= 20
         assert late.parameters.tolist() == [-20.0] * 3
+
+
+def test_asp_goes_on_when_others_leave():
+    """The slowest worker goes on alone, from the parameters of all steps, once the others have left."""
+    with cluster(ASP, 2) as services:
+        slow, fast = services.join("slow", "fast")
+        Runner(fast, 20).join()
         fast.close()
-        finish(late, 1.0)
-        late.close()
         assert finish(slow, 1.0).iteration == 1
-        assert slow.parameters.tolist() == [-22.0] * 3
+        assert slow.parameters.tolist() == [-21.0] * 3
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -41,16 +41,23 @@ def test_a_slice_knows_its_number_of_micro_batches(total, size, data):
 
 
 @given(TOTALS, SIZES, st.data())
-def test_positions_and_indices(total, size, data):
-    """A cut has one index, and any other position is refused."""
+def test_the_index_of_a_cut_is_the_inverse_of_its_position(total, size, data):
+    """The position of any index has that index."""
     cuts = Cuts(total, size)
-    positions = {cuts.position(index): index for index in range(len(cuts) + 1)}
-    position = data.draw(st.integers(0, total))
-    if position in positions:
-        assert cuts.index(position) == positions[position]
-    else:
-        with pytest.raises(ValueError, match=f"position {position} of a batch of {total} samples: not a cut"):
-            cuts.index(position)
+    index = data.draw(st.integers(0, len(cuts)))
+
+    assert cuts.index(cuts.position(index)) == index
+
+
+@given(st.integers(2, 500), st.integers(2, 70), st.data())
+def test_a_position_that_is_not_a_cut_has_no_index(total, size, data):
+    """The index of any position between cuts is refused, with the position and the batch's size."""
+    cuts = Cuts(total, size)
+    others = {*range(total + 1)} - {cuts.position(index) for index in range(len(cuts) + 1)}
+    position = data.draw(st.sampled_from(sorted(others)))
+
+    with pytest.raises(ValueError, match=f"position {position} of a batch of {total} samples: not a cut"):
+        cuts.index(position)
 
 
 @given(TOTALS, SIZES, st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())

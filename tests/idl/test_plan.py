@@ -79,15 +79,24 @@ def test_the_last_batch_is_smaller_or_left_out():
 
 @settings(deadline=None)
 @given(specs(), st.integers(0, 2**40))
-def test_permutation_is_a_permutation_and_deterministic(spec, epoch):
-    """Each index comes once, and the same arguments give the same order."""
+def test_permutation_has_each_index_once(spec, epoch):
+    """An epoch's order is a permutation of the data set's indices, as 64-bit integers."""
     order = permutation(spec, epoch)
 
     assert order.dtype == np.int64
     assert sorted(order) == list(range(spec.dataset_size))
-    assert np.array_equal(order, permutation(spec, epoch))
-    if not spec.shuffle:
-        assert np.array_equal(order, np.arange(spec.dataset_size))
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(0, 2**40))
+def test_permutation_is_deterministic(spec, epoch):
+    """The same arguments give the same order."""
+    assert np.array_equal(permutation(spec, epoch), permutation(spec, epoch))
+
+
+def test_permutation_without_shuffling_is_the_order_of_the_data():
+    """Without shuffling, samples are taken in order in each epoch."""
+    assert np.array_equal(permutation(JobSpec(100, 10, shuffle=False), 3), np.arange(100))
 
 
 @settings(deadline=None)

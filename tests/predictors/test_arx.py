@@ -1,4 +1,4 @@
-"""ARX: a regression that is learnt online."""
+"""ARX: a regression that is learned online."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_inputs_that_stand_still_do_no_harm():
     assert predictor.predict() == pytest.approx([70.0], rel=0.01)
 
 
-def test_a_worker_is_learnt_of_as_if_alone():
+def test_a_worker_is_learned_of_as_if_alone():
     """The prediction for a worker does not depend on the others."""
     series = contended(2, iterations=200, workers=3)
     alone = Series(*(array[:, 1:2] for array in (series.speeds, series.cpu, series.memory, series.expected)))

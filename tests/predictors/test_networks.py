@@ -82,29 +82,29 @@ def test_handing_out_a_fit_copies_none_of_the_past(name):
 
 
 @pytest.fixture(scope="module")
-def learnt():
+def learned():
     """Return NARX models of two workers."""
     predictor = make_predictor("narx", PredictorOptions(first_fit=400))
     replay(predictor, contended(5, iterations=400, workers=2))
     return predictor.models()
 
 
-def test_models_of_earlier_runs_predict_from_the_start(learnt):
+def test_models_of_earlier_runs_predict_from_the_start(learned):
     """A worker of the same name beats the average by a tenth before any fit, and no fit has run."""
     series = contended(6, iterations=300, workers=2)
-    predictor = make_predictor("narx", models=learnt)
+    predictor = make_predictor("narx", models=learned)
     warm = rmse(replay(predictor, series), series)
 
     assert (warm <= 0.9 * rmse(replay(make_predictor("ema"), series), series)).all()
     assert "narx" not in predictor.models()
 
 
-def test_models_of_other_workers_are_scaled_to_the_speed(learnt):
+def test_models_of_other_workers_are_scaled_to_the_speed(learned):
     """A borrowed model is scaled: ten times the speeds give ten times the predictions."""
     series = contended(6, iterations=50, workers=1)
     predictions = []
     for scale in (1.0, 10.0):
-        predictor = Network("narx", PredictorOptions(), learnt)
+        predictor = Network("narx", PredictorOptions(), learned)
         predictor.set_workers(["unheard of"])
         for speed, cpu, memory in zip(series.speeds, series.cpu, series.memory, strict=True):
             predictor.observe(scale * speed, cpu, memory)
@@ -114,15 +114,15 @@ def test_models_of_other_workers_are_scaled_to_the_speed(learnt):
     assert predictions[1] == pytest.approx(10 * predictions[0], rel=1e-9)
 
 
-def test_fits_start_from_earlier_models(learnt):
+def test_fits_start_from_earlier_models(learned):
     """A fit for workers with models of earlier runs starts from these, not from random weights."""
     series = contended(6, iterations=40, workers=2)
-    predictor = Network("narx", QUICK, learnt)
+    predictor = Network("narx", QUICK, learned)
     fits = []
     replay(predictor, series, fits.append)
 
     for row, worker in enumerate(("w0", "w1")):
-        assert np.array_equal(fits[0].start["hidden"][row], learnt["narx"][worker]["hidden"])
+        assert np.array_equal(fits[0].start["hidden"][row], learned["narx"][worker]["hidden"])
 
 
 def test_young_workers_borrow_until_there_is_enough():
@@ -144,9 +144,9 @@ def test_young_workers_borrow_until_there_is_enough():
         ("spread", np.zeros(3), "spread .* must be positive"),
     ],
 )
-def test_broken_saved_models_are_refused(learnt, name, value, error):
+def test_broken_saved_models_are_refused(learned, name, value, error):
     """The error names the predictor, the worker and the array."""
-    broken = {**learnt["narx"]["w0"], name: value}
+    broken = {**learned["narx"]["w0"], name: value}
     with pytest.raises(ValueError, match=f"narx model of w9: {error}"):
         make_predictor("narx", models={"narx": {"w9": broken}})
 

@@ -56,7 +56,7 @@ def joining(*members: Membership, resume=None, **options) -> None:
 
 
 def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[Assignment | None]:
-    """Let all members take and report an iteration; `limits` has those that a member has learnt, by index."""
+    """Let all members take and report an iteration; `maxima`: learned maximum batch sizes, by member."""
     parts = [m.next() for m in members]
     reports = [
         lambda m=m, part=part, i=i: m.report(

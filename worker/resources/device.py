@@ -1,4 +1,4 @@
-"""Names of the devices that workers compute on, by which workers of one kind share what was learnt of it.
+"""Names of the devices that workers compute on, by which workers of one kind share what was learned of it.
 
 An adapter knows its GPU's name; this module names CPUs. It knows no session and no framework.
 """

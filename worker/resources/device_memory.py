@@ -1,4 +1,4 @@
-"""The largest batch that fits into a device's memory, learnt from batches' peaks and from failures.
+"""The largest batch that fits into a device's memory, learned from batches' peaks and from failures.
 
 This module knows figures and batch sizes, and no framework: an adapter reads its device, and catches errors.
 """

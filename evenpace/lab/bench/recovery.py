@@ -44,7 +44,11 @@ class _Job:
         self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; `what` describes it in the error's message.
+        """Wait until a condition holds.
+
+        Args:
+            what: The event to wait for, e.g. "all workers to train", for the error's message.
+            condition: Function that returns True once it holds.
 
         Raises:
             UnavailableError: It did not hold in time, or a process ended that was not killed.
@@ -52,7 +56,7 @@ class _Job:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                raise UnavailableError(f"within {_PATIENCE_SECONDS:g} s it did not come about that {what}")
+                raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
             self.supervisor.poll()
             for end in self.supervisor.endings:
                 raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
@@ -62,14 +66,17 @@ class _Job:
     def go_on(self, steps: int = _CALM) -> float:
         """Wait until the job has taken `steps` steps; return the seconds that one took."""
         began, first = time.monotonic(), self._progress.version
-        self.until(f"the job goes on from version {first}", lambda: self._progress.version >= first + steps)
+        self.until(
+            f"the job to take {steps} steps beyond step {first}",
+            lambda: self._progress.version >= first + steps,
+        )
         return (time.monotonic() - began) / steps
 
     def all_train(self) -> None:
         """Wait until all workers take part, other than those that are to stay away."""
         away = {name for name, due in self.supervisor.due.items() if due == math.inf}
         there = set(self.cluster.workers) - away
-        self.until(f"{', '.join(sorted(there))} take part", lambda: self._parties() == there)
+        self.until(f"the workers {', '.join(sorted(there))} to take part", lambda: self._parties() == there)
 
     def measure(self, event: Callable[["_Job"], None]) -> dict[str, float]:
         """Cause a fault, wait until the job has recovered from it, and return its cost."""
@@ -150,7 +157,7 @@ def _vanish(service: str) -> Callable[[_Job], None]:
         for link in links:
             proxy.do(link.swallow)
         back = time.monotonic() + job.away
-        job.until(f"{service} is back", lambda: time.monotonic() >= back)
+        job.until(f"the outage of {service} to end", lambda: time.monotonic() >= back)
         for link in links:
             proxy.do(link.answer_again)
         job.go_on(10)
@@ -192,7 +199,7 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
         ChaosCluster(settings, Path(folder)) as cluster,
     ):
         job = _Job(cluster, config.away)
-        job.until("the services listen", cluster.listening)
+        job.until("the manager and the shards to listen", cluster.listening)
         cluster.start_workers()
         job.all_train()
         plan = [name for _ in range(config.repeats) for name in costs]

@@ -116,7 +116,7 @@ class _Run:
             ChaosError: The run did not end cleanly.
         """
         cluster, seconds = self.cluster, _END_SECONDS
-        self._until("the services listen", _START_SECONDS, cluster.listening)
+        self._until("the manager and the shards to listen", _START_SECONDS, cluster.listening)
         cluster.start_workers()
         if versions is None:
             self._under_faults()
@@ -127,11 +127,11 @@ class _Run:
         for job, version in versions.items():
             files.replace(cluster.stop_file(job), str(version).encode())
         cluster.supervisor.wanted -= set(cluster.workers)
-        self._until("the workers end", seconds, lambda: not cluster.supervisor.running("worker"))
+        self._until("the workers to end", seconds, lambda: not cluster.supervisor.running("worker"))
         self._read_history()
 
     def _under_faults(self) -> None:
-        self._until("all workers train", _START_SECONDS, lambda: self._all_train(0))
+        self._until("all workers to train", _START_SECONDS, lambda: self._all_train(0))
         self.storm = Storm(self.cluster, self.faults, self.cluster.folder / "faults.jsonl")
         until = time.monotonic() + self.cluster.settings.minutes * 60
         for progress in self.progress.values():
@@ -140,9 +140,9 @@ class _Run:
             self._tick()
             self._check_hung()
         self.storm.end()
-        self._until("all faults are over", _OVER_SECONDS, lambda: self.storm.done)
+        self._until("all faults to be over", _OVER_SECONDS, lambda: self.storm.done)
         calm = time.monotonic()
-        self._until("all workers train again", _START_SECONDS, lambda: self._all_train(calm))
+        self._until("all workers to train again", _START_SECONDS, lambda: self._all_train(calm))
 
     def stop(self) -> None:
         """End the services; an end that is not clean is a problem of the run."""
@@ -181,10 +181,15 @@ class _Run:
         time.sleep(_TICK_SECONDS)
 
     def _until(self, what: str, seconds: float, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; `what` names it in the error's message, as "all workers to train".
+
+        Raises:
+            ChaosError: It does not hold within `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise ChaosError(f"within {seconds:g} s it did not come about that {what}")
+                raise ChaosError(f"timed out after {seconds:g} s, waiting for {what}")
             self._tick()
 
     def _all_train(self, since: float) -> bool:

@@ -309,7 +309,7 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/job/attempts.py",
-                "attempt >= self.number and attempt > member.told",
+                "attempt >= self.number and attempt > member.announced",
                 "attempt > self.number",
             ),
         ),

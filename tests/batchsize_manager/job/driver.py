@@ -105,18 +105,18 @@ def asp(*names, **config):
 
 
 def ssp(*names, staleness, **config):
-    """Workers that wait for those who are too far behind."""
+    """Make a job in mode ssp, whose workers wait for those that are too far behind."""
     return Driver(*names, synchronisation=Synchronisation("ssp", staleness), **config)
 
 
 def backup(*names, replicas, **config):
-    """Workers that wait for so many."""
+    """Make a job in mode backup, whose steps take the first `replicas` gradients."""
     sync = Synchronisation("backup", replicas_to_aggregate=replicas)
     return Driver(*names, synchronisation=sync, **config)
 
 
 def restored(job, config, policy="even", now=100.0, records=None, **changes):
-    """A job made from what another would have kept, but for changes of its state."""
+    """Restore a job from the state of another, with some fields of the state changed."""
     return restore_job(
         replace(job.saved, **changes),
         config,

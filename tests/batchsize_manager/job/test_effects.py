@@ -110,10 +110,10 @@ def test_the_last_member_that_goes_leaves_what_was_learned():
         driver.job.disconnect(name, name, driver.now)
         driver.tick_at(driver.now + 2.0)
         effects = driver.job.take_effects()
-        assert (effects.learnt, effects.over) == (last, None)
+        assert (effects.learned, effects.over) == (last, None)
     driver.tick_at(driver.now + 61.0)
     effects = driver.job.take_effects()
-    assert (effects.learnt, effects.over) == (False, Over("all members have gone", failed=False))
+    assert (effects.learned, effects.over) == (False, Over("all members have gone", failed=False))
 
 
 def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():
@@ -124,7 +124,7 @@ def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():
     driver.job.recover("a", "a", 0, driver.now)
     effects = driver.job.take_effects()
     assert effects.over == Over("a cannot go on; restart the job from its checkpoint", failed=True)
-    assert effects.learnt
+    assert effects.learned
 
 
 def test_answers_of_which_a_restarted_manager_must_know_are_given_after_the_write():

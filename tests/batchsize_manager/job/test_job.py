@@ -102,20 +102,30 @@ def test_a_batch_without_a_sample_for_somebody():
     assert driver.iteration("b") == 2
 
 
-def test_duplicate_reports_and_joins_are_harmless():
-    """Saying the same again changes nothing, whether others are still awaited or not."""
+def test_a_repeated_report_changes_nothing():
+    """The first report of an iteration counts, whether others are still awaited or not."""
     driver = Driver("a", "b")
     driver.report("a", 0, 1.0)
     driver.report("a", 0, 5.0)
-    driver.join("a")
     assert driver.next("a") is None
     driver.report("b", 0, 1.0)
     driver.report("a", 0, 9.0)
+
+    assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
+    assert driver.job.history(0, 9)[0].parts["a"].batch_processing_time == 1.0
+
+
+def test_a_repeated_join_changes_nothing():
+    """A member that joins again goes on where it was, whether others are still awaited or not."""
+    driver = Driver("a", "b")
+    driver.report("a", 0)
+    driver.join("a")
+    assert driver.next("a") is None
+    driver.report("b", 0)
     driver.join("b")
 
     assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
     assert list(driver.job.members) == ["a", "b"]
-    assert driver.job.history(0, 9)[0].parts["a"].batch_processing_time == 1.0
 
 
 def test_a_delivered_assignment_does_not_change():
@@ -293,7 +303,7 @@ def test_gone_after_its_report_loses_nothing(go):
     assert set(driver.job.history(0, 9)[0].workers) == {"a", "b"}
 
 
-def test_a_plan_that_nobody_has_seen_is_made_anew():
+def test_a_plan_that_nobody_has_seen_is_made_again():
     """When a member goes before anybody has asked for the new plan, the plan does without it."""
     driver = Driver("a", "b", "c", total=30)
     driver.finish("a", "b", "c")
@@ -546,15 +556,30 @@ def test_ssp_goes_on_when_the_slowest_has_gone():
 
 
 def test_asp_never_waits():
-    """However far ahead, a worker has its next iteration; one that comes then starts beside it."""
+    """However far ahead of the others a worker is, it has its next iteration."""
     driver = asp("a", "b", total=4, size=10)
     for k in range(100):
         assert driver.iteration("a") == k
         driver.finish("a")
+    assert driver.iteration("b") == 0
+
+
+def test_an_asp_newcomer_starts_beside_the_fastest():
+    """A worker that joins late has the fastest one's iteration first, and its own pace then."""
+    driver = asp("a", "b", total=4, size=10)
+    for _ in range(100):
+        driver.finish("a")
     driver.join("c")
     assert driver.iteration("c") == driver.iteration("a") == 100
     driver.finish("c")
-    assert (driver.iteration("c"), driver.iteration("b")) == (101, 0)
+    assert driver.iteration("c") == 101
+
+
+def test_an_asp_iteration_is_recorded_once_all_have_reported_it():
+    """The history has an iteration when the slowest worker has finished it, however far others are."""
+    driver = asp("a", "b", total=4, size=10)
+    for _ in range(100):
+        driver.finish("a")
     assert driver.job.history(0, 9) == []
     driver.finish("b")
     assert [r.iteration for r in driver.job.history(0, 9)] == [0]
@@ -683,8 +708,9 @@ def test_backup_takes_out_who_stays_away():
 # -- what can be read
 
 
-def test_history_has_durations_and_waiting():
-    """A duration lasts from the plan to the last report; waiting is for the last and in the server."""
+@pytest.fixture
+def two_records():
+    """The records of two iterations: reports at 3 and 5 s, then both at 6 s."""
     driver = Driver("a", "b", total=30)
     driver.now = 3.0
     driver.report("a", 0, 2.5, waiting=0.25)
@@ -693,11 +719,22 @@ def test_history_has_durations_and_waiting():
     driver.now = 6.0
     driver.report("a", 1)
     driver.report("b", 1)
-    first, second = driver.job.history(0, 9)
+    return driver.job.history(0, 9)
+
+
+def test_a_duration_lasts_from_the_plan_to_the_last_report(two_records):
+    """An iteration's record has the seconds from its plan to the last worker's report."""
+    first, second = two_records
 
     assert (first.iteration, first.epoch, first.total, first.duration) == (0, 0, 30, 5.0)
     assert (second.iteration, second.duration) == (1, 1.0)
+
+
+def test_waiting_is_for_the_last_worker_and_in_the_parameter_server(two_records):
+    """A worker's waiting time is what it reports, and the time from its report to the last one."""
+    first, _ = two_records
     a, b = first.parts["a"], first.parts["b"]
+
     assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 2.5, 2.25)
     assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 4.0, 0.0)
 
@@ -755,10 +792,11 @@ def test_events_name_who_was_late():
 
 
 @pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])
-def test_a_job_begins_with_the_batch_size_that_the_manager_was_told(given, size):
-    """The first batch has the configured size, as far as the data set goes; else what the workers say."""
+def test_a_job_begins_with_the_configured_batch_size(given, size):
+    """The first batch has the configured size, at most the data set's; else the one that workers ask for."""
     job = Job(JobSpec(60, 32), JobConfig(batch_size=given), make_policy("even"))
     job.join("a", "a", Bounds(), 0.0)
 
     assert job.next_assignment("a", "a").total == size
-    assert bool(job.outbox.events and "the manager was told" in job.outbox.events[0]) == (given is not None)
+    is_logged = bool(job.outbox.events and "the manager's configuration" in job.outbox.events[0])
+    assert is_logged == (given is not None)

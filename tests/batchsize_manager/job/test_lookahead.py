@@ -254,7 +254,7 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
 
 
 def test_who_was_to_be_released_is_needed_again_after_going_back():
-    """Whether it is dispensable is asked anew."""
+    """In another attempt, a member is released only if the policy still finds it dispensable."""
     job, policy = _job_that_releases_b()
     assert job.members.why_released("b", "b", known=2) == "b was named"
     policy.named.clear()

@@ -636,7 +636,7 @@ class AnyFault(RuleBasedStateMachine):
         self.before = [self.job.members.saved]
 
     def restart_manager(self, records, forgets_members):
-        """Make the job anew from what was kept."""
+        """Make the job again from what was kept."""
         members = self.before[0] if forgets_members else self.before[-1]
         self.restore(**self.with_records(replace(self.job.saved, members=members), records))
         for name in self.workers.keys() - set(self.job.members):
@@ -647,7 +647,7 @@ class AnyFault(RuleBasedStateMachine):
         return {"state": state, "records": list(records), "events": list(self.job.outbox.events)}
 
     def restore(self, state, **records):
-        """Make the job anew from what the store has, as text."""
+        """Make the job again from what the store has, as text."""
         state = from_json(JobState, to_json(state))
         self.job = restore_job(state, self.config, make_policy(self.policy), now=self.now, **records)
         self.kept = list(records["records"])

@@ -59,7 +59,7 @@ def test_a_new_policy_knows_what_the_last_iterations_were_like(before, policy):
         assert counts[0] < 12
 
 
-def test_plans_that_nobody_has_seen_are_made_anew():
+def test_plans_that_nobody_has_seen_are_made_again():
     """With lookahead, those that somebody was given stay as they were; the others are the new policy's."""
     driver = Beating("a", "b", lookahead=2)
     for name in "ab":
@@ -91,7 +91,7 @@ def test_what_a_replaced_policy_learns_does_not_reach_the_new_one():
     driver.job.planner.take_fit(driver.job.planner.policy, new.run())
 
 
-def test_what_was_learnt_stays_when_the_policy_does_not_need_it():
+def test_what_was_learned_stays_when_the_policy_does_not_need_it():
     """A checkpoint of a job has the models of its earlier policies, too; of the same, the latest."""
     driver = Beating("a", "b", policy="learned")
     learn(driver)

@@ -89,7 +89,7 @@ def test_who_has_not_rewound_is_told_to():
 
 
 def test_after_going_back_deadlines_count_from_the_new_work():
-    """However long ago a member has reported last, it has the whole time-out once another is done anew."""
+    """However long ago a member has reported last, it has the whole time-out once another is done again."""
     driver = Beating("a", "b", report_timeout=100.0)
     driver.finish("a", "b", "a")
     driver.tick_at(99.0)

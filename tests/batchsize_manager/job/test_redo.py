@@ -250,7 +250,7 @@ def test_who_is_back_is_welcome():
 
 
 def test_who_is_back_before_the_next_plan_is_taken_has_a_part_of_it():
-    """What was planned without it, and given to nobody yet, is planned anew."""
+    """What was planned without it, and given to nobody yet, is planned again."""
     driver = silent_b()
     late = driver.next("b")
     driver.tick_at(10.0)

@@ -35,7 +35,7 @@ def predictions(address, job):
     return [float(record.predicted_speeds[0]) for record in read_history(history)[1]]
 
 
-def test_what_was_learnt_is_used_kept_and_used_again(tmp_path, wait_until):
+def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
     """The job goes on while its model is fitted; the model is kept, and a later manager starts from it."""
     with serving(narx(tmp_path)) as address:
         worker = MemberWorker(address)

@@ -29,7 +29,7 @@ def test_times_never_fall():
 
 
 def test_models_of_kinds_are_replaced():
-    """A profile stands for its kind of device, whatever was learnt before, of its workers, too."""
+    """A profile stands for its kind of device, whatever was learned before, of its workers, too."""
     before = {
         "learned": {
             "w0": {"sizes": [1.0]},
@@ -43,8 +43,8 @@ def test_models_of_kinds_are_replaced():
     assert models["narx"] == before["narx"]
     assert "w0" not in models["learned"]
     assert models["learned"][KIND_PREFIX + "another"] == {"sizes": [3.0]}
-    learnt = models["learned"][KIND_PREFIX + "a GPU"]
-    assert (learnt["sizes"].tolist(), learnt["times"].tolist()) == ([8.0, 16.0, 32.0], [0.5, 0.4, 0.9])
+    learned = models["learned"][KIND_PREFIX + "a GPU"]
+    assert (learned["sizes"].tolist(), learned["times"].tolist()) == ([8.0, 16.0, 32.0], [0.5, 0.4, 0.9])
 
 
 @pytest.mark.parametrize(

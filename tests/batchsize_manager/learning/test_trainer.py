@@ -71,7 +71,7 @@ def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):
 
     assert failed is None
     assert done["doubled"][0] == 4.0
-    assert "nothing to be learnt here" in caplog.text
+    assert "nothing to be learned here" in caplog.text
 
 
 def test_a_process_that_dies_is_replaced(caplog):

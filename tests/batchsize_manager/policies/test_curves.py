@@ -154,15 +154,20 @@ def test_the_slopes_error_is_that_of_the_noise():
     assert np.mean(found.tilted(0.1).per_sample > 0.02) == pytest.approx(0.1, abs=0.05)
 
 
-def test_split_keeps_granularity_and_refuses_what_does_not_fit():
-    """Counts are multiples where the sum allows it; more than the maxima is infeasible."""
+def test_split_keeps_granularity():
+    """Counts are multiples of each worker's granularity where such counts sum to the total."""
     found = EqualTime(curves((1.0, 0, 0.1), (0.1, 0, 0.02)))
-    limits = [Bounds(1, 40, 8), Bounds(1, 80, 16)]
 
-    counts = split_evenly_in_time(found, 88, limits)
+    counts = split_evenly_in_time(found, 88, [Bounds(1, 40, 8), Bounds(1, 80, 16)])
     assert (counts[0] % 8, counts[1] % 16, sum(counts)) == (0, 0, 88)
+
+
+def test_split_refuses_a_batch_beyond_all_maxima():
+    """A batch that is larger than the workers' maxima together is infeasible."""
+    found = EqualTime(curves((1.0, 0, 0.1), (0.1, 0, 0.02)))
+
     with pytest.raises(InfeasibleError, match="121 samples"):
-        split_evenly_in_time(found, 121, limits)
+        split_evenly_in_time(found, 121, [Bounds(1, 40, 8), Bounds(1, 80, 16)])
 
 
 def test_flat_parts_share_a_large_batch_quickly():

@@ -204,7 +204,7 @@ def test_workers_of_unknown_kinds_are_not_of_one_kind():
 
 @pytest.mark.parametrize("predictor", sorted({*PREDICTORS} - {"memoryless", "arx"}))
 def test_the_registry_outlives_any_policy(predictor):
-    """A job that goes on with another policy, or from a checkpoint, has all models learnt before."""
+    """A job that goes on with another policy, or from a checkpoint, has all models learned before."""
     workers = Workers("fast", "slow")
     workers.iterate(8)
     before = workers.job.planner.policy.models()

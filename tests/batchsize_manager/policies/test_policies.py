@@ -65,14 +65,21 @@ def test_unknown_names_are_refused():
 # -- Even
 
 
-def test_even_ignores_speeds_and_keeps_bounds():
-    """All workers get the same, whatever they report, except where a bound is in the way."""
+def test_even_ignores_speeds():
+    """All workers get the same number of samples, to one, whatever times they report."""
     policy = policy_of(Even(), "a", "b", "c")
     observe(policy, {"a": 10, "b": 10, "c": 10}, {"a": 1.0, "b": 9.0, "c": 5.0})
+
     assert policy.split(31).counts == [11, 10, 10]
 
-    policy.set_members(members("a", "b", b=Bounds(1, 4)))
-    assert policy.split(31).counts == [27, 4]
+
+def test_even_keeps_bounds():
+    """Samples beyond a worker's maximum go to the others."""
+    assert policy_of(Even(), "a", "b", b=Bounds(1, 4)).split(31).counts == [27, 4]
+
+
+def test_even_refuses_a_batch_beyond_all_maxima():
+    """A batch that is larger than the workers' maxima together is infeasible."""
     with pytest.raises(InfeasibleError):
         policy_of(Even(), "a", a=Bounds(1, 4)).split(5)
 
@@ -114,16 +121,22 @@ def test_proportional_rounds_as_the_erratum_asks():
 
 
 def test_proportional_newcomer_gets_the_mean():
-    """A worker that was never measured counts as the mean of the others; members keep their speeds."""
+    """A worker that was never measured counts as the mean of the others, until it is measured."""
     policy = policy_of(Proportional(Memoryless()), "a", "b")
     observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
-    policy.set_members(members("new", "b", "a"))
-    assert policy.split(60).counts == [20, 30, 10]
-
     policy.set_members(members("a", "new"))
     assert policy.split(60).counts == [30, 30]
     observe(policy, {"a": 10, "new": 50}, {"a": 1.0, "new": 1.0})
     assert policy.split(60).counts == [10, 50]
+
+
+def test_proportional_members_keep_their_speeds_in_another_order():
+    """Speeds belong to names: a newcomer and another order of the members leave the others' as they were."""
+    policy = policy_of(Proportional(Memoryless()), "a", "b")
+    observe(policy, {"a": 10, "b": 30}, {"a": 1.0, "b": 1.0})
+    policy.set_members(members("new", "b", "a"))
+
+    assert policy.split(60).counts == [20, 30, 10]
 
 
 @pytest.mark.parametrize("predictor", ["memoryless", "ema"])
@@ -153,19 +166,38 @@ def test_proportional_keeps_bounds_and_granularity():
     assert policy.split(100).counts == [20, 40, 40]
 
 
-def test_proportional_tolerance_keeps_a_split_that_is_good_enough():
-    """The last split stays within the tolerance; beyond it, or for another total, the best is taken."""
+@pytest.fixture
+def tolerant():
+    """A policy with a tolerance of 10% that has split 60 samples evenly, where 29 and 31 are the best."""
     policy = policy_of(Proportional(Memoryless(), tolerance=0.1), "a", "b")
     assert policy.split(60).counts == [30, 30]
-    observe(policy, {"a": 30, "b": 33}, {"a": 1.0, "b": 1.0})  # the best would be 29 and 31
-    assert policy.split(60).counts == [30, 30]
-    assert policy.split(63).counts == [30, 33]
+    observe(policy, {"a": 30, "b": 33}, {"a": 1.0, "b": 1.0})
+    return policy
 
-    observe(policy, {"a": 20, "b": 40}, {"a": 1.0, "b": 1.0})
-    assert policy.split(60).counts == [20, 40]
-    observe(policy, {"a": 21, "b": 40}, {"a": 1.0, "b": 1.0})
-    policy.set_members(members("a", "b"))
-    assert policy.split(61).counts == [21, 40]
+
+def test_proportional_tolerance_keeps_a_split_that_is_good_enough(tolerant):
+    """The last split stays while its slowest worker is within the tolerance of the best split's."""
+    assert tolerant.split(60).counts == [30, 30]
+
+
+def test_proportional_takes_the_best_split_of_another_total(tolerant):
+    """A batch of a size that was not split before is split in proportion to the speeds."""
+    assert tolerant.split(63).counts == [30, 33]
+
+
+def test_proportional_takes_the_best_split_beyond_the_tolerance(tolerant):
+    """The last split is given up once its slowest worker takes longer than the tolerance allows."""
+    observe(tolerant, {"a": 20, "b": 40}, {"a": 1.0, "b": 1.0})
+
+    assert tolerant.split(60).counts == [20, 40]
+
+
+def test_proportional_takes_the_best_split_for_other_members(tolerant):
+    """After the members were set, the last split is not kept, even if it is good enough."""
+    observe(tolerant, {"a": 29, "b": 31}, {"a": 1.0, "b": 1.0})
+    tolerant.set_members(members("a", "b"))
+
+    assert tolerant.split(60).counts == [29, 31]
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])

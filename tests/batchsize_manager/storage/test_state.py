@@ -24,7 +24,7 @@ from batchsize_manager.storage.changes import (
     Begun,
     Completed,
     Ended,
-    Learnt,
+    Learned,
     Logged,
     Rewound,
     Saved,
@@ -181,7 +181,7 @@ CHANGES = st.one_of(
     ),
     st.builds(Rewound, RUNS, st.integers(0, 5)),
     st.builds(Logged, RUNS, st.text(st.characters(exclude_categories=("Cs",))), NUMBERS),
-    st.builds(Learnt, RUNS, st.builds(lambda w, x: {"narx": {w: {"x": np.array([x])}}}, NAMES, NUMBERS)),
+    st.builds(Learned, RUNS, st.builds(lambda w, x: {"narx": {w: {"x": np.array([x])}}}, NAMES, NUMBERS)),
     st.builds(Ended, RUNS, NAMES, st.just(3.0)),
 )
 
@@ -210,7 +210,7 @@ def test_a_file_holds_what_its_changes_add_up_to(tmp_path_factory, batches, data
                     of["records"] = {i: r for i, r in of["records"].items() if i < iteration}
                 case Logged(_, event, _):
                     of["events"].append(event)
-                case Learnt(_, models):
+                case Learned(_, models):
                     of["run"]["learned"] = pack_models(models)
                 case Ended(_, why, at):
                     of["run"] |= {"ended": at, "ending": why}

@@ -84,7 +84,7 @@ def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
 
 @pytest.mark.parametrize("every", [1, 10])
 def test_how_often_somebody_looks_changes_nothing(every):
-    """What is learnt of the workers follows from the iterations alone, not from who looks at them when."""
+    """What is learned of the workers follows from the iterations alone, not from who looks at them when."""
     iterations = played("learned", [0.010, 0.008, 0.030, 0.012], 16, 0.1, 2.5)
     view = JobView()
     for first in range(0, len(iterations), every):
