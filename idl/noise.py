@@ -271,7 +271,8 @@ class StepNorms:
     def joined(cls, iteration: int, total: int, told: Iterable["StepNorms | None"]) -> "StepNorms | None":
         """Return the norms of an iteration's whole step from those that its workers tell.
 
-        Each worker tells those of all contributions, as shards know them, or of its own alone.
+        Each worker tells those of all contributions, as shards know them, or of its own alone; a worker that
+        is the only one may tell those of two iterations.
 
         Args:
             iteration: The iteration.
@@ -283,7 +284,7 @@ class StepNorms:
         """
         parts = [one.norms for one in told if one is not None and one.iteration == iteration]
         for part in parts:
-            if part.samples == total:
+            if part.samples >= total:
                 return cls(iteration, part)
         if not parts or sum(part.samples for part in parts) != total:
             return None

@@ -4,7 +4,8 @@ It knows those of its own contributions, a slice's or each micro-batch's, or lea
 shards. This module knows no framework and no wire; see `idl.noise` for what follows from the norms.
 """
 
-from typing import Any, SupportsFloat
+import math
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,28 @@ from idl.plan import Assignment
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 
 
-def squared_norm(gradient: NDArray[Any], layout: Layout) -> float:
-    """Return the squared norm of a flat gradient, (elements,); groups of statistics are left out."""
+def squared_norm(gradient: NDArray[Any], layout: Layout, minus: NDArray[Any] | None = None) -> float:
+    """Return the squared norm of a flat gradient, (elements,), or of its difference from another one.
+
+    Groups of statistics are left out.
+    """
     total, begin = 0.0, 0
     for group in layout.groups:
         end = begin + group.elements
         for first in range(begin, end, _PIECE) if not group.statistics else ():
-            piece = gradient[first : min(first + _PIECE, end)]
+            place = slice(first, min(first + _PIECE, end))
+            piece = gradient[place] if minus is None else gradient[place] - minus[place]
             total += float(np.dot(piece, piece))
         begin = end
     return total
+
+
+class _Gradient(NamedTuple):
+    """A worker's gradient for its slice, a copy, with its squared norm."""
+
+    part: Assignment
+    squares: float
+    values: NDArray[Any]
 
 
 class OwnNorms:
@@ -41,9 +54,17 @@ class OwnNorms:
         self._attempt = 0
         self._told: StepNorms | None = None
         self._reduced: list[tuple[int, SupportsFloat]] = []
+        self._last: _Gradient | None = None  # the first of two that this worker alone has made
 
-    def add(self, part: Assignment, count: int, squares: SupportsFloat) -> None:
-        """Add a contribution: the squared norm of the mean gradient over `count` samples of a slice."""
+    def add(self, part: Assignment, count: int, squares: SupportsFloat, *, once: bool = False) -> None:
+        """Add a contribution: the squared norm of the mean gradient over `count` samples of a slice.
+
+        Args:
+            part: The slice.
+            count: The samples; with 0, nothing is added.
+            squares: The squared norm.
+            once: Whether the slice has one contribution only; another makes its norms unknown.
+        """
         if part.attempt != self._attempt:
             self._attempt = part.attempt
             self._own.clear()
@@ -51,7 +72,8 @@ class OwnNorms:
             return
         for iteration in [one for one in self._own if one < part.iteration - 1]:
             del self._own[iteration]
-        self._own.setdefault(part.iteration, []).append((count, squares))
+        own = self._own.setdefault(part.iteration, [])
+        own.append((count, math.nan if once and own else squares))
 
     def scale(self, iteration: int, factor: SupportsFloat) -> None:
         """Multiply the squared norms of an iteration, whose gradient was scaled after they were taken."""
@@ -63,6 +85,26 @@ class OwnNorms:
         if step is not None:
             own = self._own.pop(step.iteration, None)
             self._told = self._part(step.iteration, own, step.norms.squared) if own else step
+
+    def take_gradient(self, part: Assignment, gradient: NDArray[Any], layout: Layout) -> None:
+        """Take the gradient that was pushed for a slice, (elements,), after `take_all`.
+
+        Where the last step had no other contribution, gradients are compared in pairs of successive
+        iterations (Pollux, section 3.1); what their true gradients differ by counts as noise.
+        """
+        alone = self._told is not None and self._told.norms.contributions == 1
+        last, self._last = self._last, None
+        if not alone or part.count < part.total or gradient.dtype.kind != "f":
+            return
+        squares = squared_norm(gradient, layout)
+        if last is None or (last.part.attempt, last.part.iteration + 1) != (part.attempt, part.iteration):
+            self._last = _Gradient(part, squares, gradient.copy())
+            return
+        difference = squared_norm(gradient, layout, minus=last.values)
+        norms = GradientNorms.of_consecutive(
+            (last.part.count, last.squares), (part.count, squares), difference
+        )
+        self._told = StepNorms(part.iteration, norms)
 
     def take_reduced(self, iteration: int, squares: SupportsFloat) -> None:
         """Take the squared norm of a part of an iteration's gradient, summed over all workers.

@@ -545,6 +545,8 @@ class Session:
         try:
             with self.tally.phase("push", done):
                 self.norms.take_all(self._shards.push(done, self.gradient, groups))
+                assert self._layout is not None
+                self.norms.take_gradient(done, self.gradient, self._layout)
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
             # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
             # the same iteration is refused again, another attempt would not help.

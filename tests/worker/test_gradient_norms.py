@@ -48,3 +48,29 @@ def test_records_have_the_norms_of_the_step_before(shards, tmp_path):
         np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])
     with open_state(tmp_path) as state:
         assert state.records(run, 0, ITERATIONS) == records
+
+
+def test_a_worker_that_is_alone_compares_the_gradients_of_two_iterations():
+    """Every second record has the norms of two successive gradients, once it is known that no other came."""
+    config = ManagerConfig("even", job=JobConfig(workers=1))
+    with serving(ManagerService(config)) as manager, serving(shard_service()) as shard:
+        worker = Worker(manager, [shard], "a", ITERATIONS)
+        done = worker.end()
+        with ManagerClient(manager) as client:
+            _, records = client.history("default", 0)
+    pairs = [record for record in records if record.norms and record.norms.norms.contributions == 2]
+    assert [record.iteration for record in pairs] == list(range(2, ITERATIONS, 2))
+    for record in pairs:
+        assert record.norms.iteration == record.iteration
+        parts = [done[record.iteration - 1], done[record.iteration]]
+        gradients = [
+            mean_gradient(trained_alone(part.iteration), permutation(SPEC, part.epoch)[part.start : part.end])
+            for part in parts
+        ]
+        mean = np.average(gradients, axis=0, weights=[part.count for part in parts])
+        expected = GradientNorms.of(
+            [(part.count, float(g @ g)) for part, g in zip(parts, gradients, strict=True)], float(mean @ mean)
+        )
+        found = record.norms.norms
+        assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
+        np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])

@@ -191,7 +191,7 @@ def _reduce(
     last = bucket.is_last()
     if last:
         if session.samples_at_hand is None:
-            session.norms.add(assignment, assignment.count, state.own)
+            session.norms.add(assignment, assignment.count, state.own, once=True)
         state.own = 0.0
         session.stopwatch.stop()
 
