@@ -88,7 +88,7 @@ def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:
         scale: The noise scale in samples, with the ends of its interval, which may be infinite.
     """
     if not measured and iterations >= _ENOUGH_TO_TELL:
-        return "not measured: it takes two gradients in each step, of workers or of micro-batches"
+        return "not measured: it takes two gradients in each step"
     text = f"not known yet, after {measured:,} measured iteration{'' if measured == 1 else 's'}"
     if not scale.least > 0:  # or not a number
         return f"{text}: less than {samples(scale.most)} samples" if math.isfinite(scale.most) else text

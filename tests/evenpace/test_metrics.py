@@ -36,6 +36,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
+from tests.scripts.train_least_squares import INPUTS, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 
 THE_LIBRARYS = re.compile("process_|python_")
@@ -127,6 +128,19 @@ def test_the_parts_agree(cluster, wait_until):
     assert seconds.keys() == {"pull", "load", "compute", "push", "report"}
     assert all(seconds.values())
     assert value(manager, "evenpace_job_state", job=JOB, state="running") == 1
+
+
+@pytest.mark.slow
+def test_the_gradient_noise_is_that_of_the_workers_gradients(cluster):
+    """It is the noise of the gradients at parameters 0, which the script hardly leaves."""
+    gradients = -TARGETS[:, None] * INPUTS
+    true, var = gradients.mean(axis=0), gradients.var(axis=0).sum()
+    scraped = cluster.scrape("manager")
+    scale = value(scraped, "evenpace_job_noise_scale_samples", job=JOB)
+    # A scale is known to a factor of two by two standard errors; this is by four.
+    assert var / (true @ true) / 4 < scale < 4 * var / (true @ true)
+    told = value(scraped, "evenpace_job_gradient_variance", job=JOB)
+    assert scale == pytest.approx(told / value(scraped, "evenpace_job_gradient_squared_norm", job=JOB))
 
 
 def test_the_table_has_all_metrics():

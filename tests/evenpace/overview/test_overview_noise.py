@@ -7,7 +7,7 @@ import pytest
 from evenpace.overview.job_view import JobView
 from idl.measures import work_of_batch
 from idl.noise import Noise
-from tests.evenpace.overview.noisy_gradients import with_norms
+from tests.evenpace.overview.noisy_gradients import VAR, with_norms
 from tests.evenpace.overview.played import iteration
 
 BATCH = 100
@@ -32,8 +32,8 @@ def test_the_noise_scale_is_that_of_the_gradients(scale):
     assert figures.noise_known
     assert figures.noise_scale_least < scale < figures.noise_scale_most
     assert figures.noise_scale == pytest.approx(scale, rel=0.25)  # errors here are about a tenth
-    assert figures.noise_var == pytest.approx(5.0, rel=0.05)
-    assert figures.noise_sqr == pytest.approx(5.0 / scale, rel=0.25)
+    assert figures.noise_var == pytest.approx(VAR, rel=0.05)
+    assert figures.noise_sqr == pytest.approx(VAR / scale, rel=0.25)
     assert figures.noise_iterations == 400
 
 
@@ -72,9 +72,7 @@ def test_nothing_is_known_without_norms():
     """A job that measures no norms has no figures of noise, and after a while says what they take."""
     early, late = viewed(played(19)).figures(), viewed(played(20)).figures()
     assert early.noise_text == "not known yet, after 0 measured iterations"
-    assert (
-        late.noise_text == "not measured: it takes two gradients in each step, of workers or of micro-batches"
-    )
+    assert late.noise_text == "not measured: it takes two gradients in each step"
     for figures in (early, late):
         assert not figures.noise_known
         assert figures.noise_scale is None
@@ -85,7 +83,7 @@ def test_nothing_is_known_without_norms():
 def test_a_few_iterations_say_little():
     """After three iterations there is a likely scale without a bound, and it is not called known."""
     figures = viewed(with_norms(played(3), 100.0)).figures()
-    assert figures.noise_var == pytest.approx(5.0, rel=0.3)
+    assert figures.noise_var == pytest.approx(VAR, rel=0.3)
     assert not figures.noise_known
     assert figures.noise_scale_most is None
     assert figures.noise_text == "not known yet, after 3 measured iterations"
