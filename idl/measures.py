@@ -5,6 +5,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from idl.noise import Noise
+
+
+def work_of_batch(noise: Noise, batch: float, factor: float) -> tuple[float, float, float]:
+    """Return the work of an iteration with a batch of another size, relative to one with the present size.
+
+    The work is the progress per sample, (6) of Pollux, times the samples.
+
+    Args:
+        noise: The gradient noise; its interval is of two standard errors.
+        batch: Samples of the present batch, M.
+        factor: The other batch's samples, as a multiple of M.
+
+    Returns:
+        The least, the likely and the greatest work: factor * (scale + M) / (scale + factor * M), between 1
+        and `factor`. The likely one is NaN where the noise scale is.
+
+    Raises:
+        ValueError: `batch` or `factor` is not above 0.
+    """
+    least, most = noise.efficiency_interval(factor * batch, batch)
+    return factor * least, factor * noise.efficiency(factor * batch, batch), factor * most
+
 
 def waiting_share(waiting: ArrayLike, processing: ArrayLike) -> Any:
     """Return the share of workers' time spent waiting for others: waiting / (waiting + processing), 0 to 1.

@@ -27,6 +27,8 @@ from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.cluster import service
+from idl.noise import StepNorms
+from idl.translation import wire_norms
 from ps.config import ParameterServerConfig
 from ps.service import ParameterServerService
 from rpc import codec, tokens
@@ -254,9 +256,11 @@ class MemberWorker:
         self.iteration = 0
         self._check(reply.assignment)
 
-    def iterate(self) -> None:
-        """Go on by one iteration, and see that the answer is the right one."""
-        request = idl.batchsize_manager.ReportRequest(self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5)
+    def iterate(self, norms: StepNorms | None = None) -> None:
+        """Go on by one iteration, and see that the answer is the right one; `norms` are reported with it."""
+        request = idl.batchsize_manager.ReportRequest(
+            self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5, norms=wire_norms(norms)
+        )
         reply = self.client.call("report", request)
         self.iteration += 1
         assert reply.identity == self.identity

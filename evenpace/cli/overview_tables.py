@@ -101,7 +101,7 @@ def details(job: Shown, width: int) -> RenderableType:
 
 
 def head(job: Shown) -> list[Text]:
-    """Draw a job's state and sums, in two lines."""
+    """Draw a job's state, its sums, and its gradient noise, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
     if summary.reason:
@@ -123,6 +123,8 @@ def head(job: Shown) -> list[Text]:
     if figures.prediction_error is not None:
         pieces.append(f"predicted to {figures.prediction_error:.0%}")
     lines = [first, Text("  ".join(pieces))]
+    if figures.iterations:
+        lines.append(Text(f"gradient noise: {_noise(figures)}"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
@@ -215,6 +217,12 @@ def _that_fit(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
         if sum(widths.values()) - _GAP > width:
             del widths[title]
     return list(widths)
+
+
+def _noise(figures: JobFigures) -> str:
+    if not figures.noise_known or figures.noise_scale is None:
+        return figures.noise_text
+    return f"{phrases.samples(figures.noise_scale)} samples; {figures.noise_text}"
 
 
 def _policy(summary: Any) -> str:

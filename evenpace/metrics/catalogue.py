@@ -131,6 +131,21 @@ def _described() -> Iterator[DescribedMetric]:
         *("job_prediction_error_ratio", "job", "ratio"),
         "error of predicted speeds over the measured ones: root mean square over the workers",
     )
+    yield gauge(
+        of,
+        *("job_noise_scale_samples", "job", "samples"),
+        "noise scale of the gradients, once it is known to about a factor of two",
+    )
+    yield gauge(
+        of,
+        *("job_gradient_squared_norm", "job", ""),
+        "squared norm of the true gradient, estimated; may be negative where it is near 0",
+    )
+    yield gauge(
+        of,
+        *("job_gradient_variance", "job", ""),
+        "trace of the covariance of one sample's gradient, estimated",
+    )
     yield counter(of, "job_rewinds", "job", "attempts", "attempts after the first")
     yield counter(of, "job_pieces", "job", "parts", "parts of iterations that were redone by another worker")
     yield counter(of, "job_members_left", "job", "workers", "members that left by themselves")

@@ -4,6 +4,7 @@ All is read in the thread that serves the scrape, while the event loop goes on: 
 workers the last iteration's record, which does not change any more.
 """
 
+import math
 import time
 from collections import Counter
 
@@ -14,6 +15,7 @@ from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
 from idl.measures import prediction_error, waiting_share
+from idl.noise import Noise
 from idl.records import COLUMNS, IterationRecord
 from rpc.server import Server
 
@@ -45,6 +47,7 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
             record = managed.job.iterations.history.last
             if record is not None:
                 last_iteration(families, managed.name, record, most_workers)
+            gradient_noise(families, managed.name, managed.job.iterations.history.noise.noise)
         learning = service.learning
         families.fill("policy_seconds", learning.splits, "split")
         families.fill("policy_seconds", learning.observations, "observe")
@@ -80,6 +83,15 @@ def _job(families: Families, managed: ManagedJob) -> None:
     families.set("job_members_left", tally.left, name)
     families.set("job_members_removed", tally.gone - tally.left, name)
     families.set("job_members_suspended", tally.suspended, name)
+
+
+def gradient_noise(families: Families, job: str, noise: Noise) -> None:
+    """Set the figures of a job's gradient noise as far as they are known."""
+    if math.isfinite(noise.sqr_error) and math.isfinite(noise.var_error):
+        families.set("job_gradient_squared_norm", noise.sqr, job)
+        families.set("job_gradient_variance", noise.var, job)
+    if noise.known and math.isfinite(noise.scale):
+        families.set("job_noise_scale_samples", noise.scale, job)
 
 
 def last_iteration(families: Families, job: str, record: IterationRecord, most_workers: int) -> None:

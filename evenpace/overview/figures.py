@@ -106,6 +106,8 @@ class Timeline:
         batch_processing_times: Spread over workers, in seconds.
         waiting_times: Spread over workers, in seconds.
         throughputs: Samples per second.
+        totals: Samples of the whole batch.
+        noise_scales: Noise scale in samples, as it was known at that iteration.
         workers: The requested workers' timelines, by name.
     """
 
@@ -116,6 +118,8 @@ class Timeline:
     batch_processing_times: list[Spread]
     waiting_times: list[Spread]
     throughputs: list[float]
+    totals: list[int]
+    noise_scales: list[float | None]
     workers: dict[str, WorkerTimeline] = field(default_factory=dict)
 
 
@@ -143,6 +147,20 @@ class JobFigures:
             defines it.
         prediction_error: Error of the predictions of all workers' speeds in the last iterations, as
             `idl.measures` defines it.
+        noise_scale: The gradient noise's scale in samples, as `idl.noise.Noise` defines it, from all
+            iterations whose gradients' norms are known; the older ones count less.
+        noise_scale_least: The least that two standard errors allow.
+        noise_scale_most: The greatest; None where there is no bound.
+        noise_known: Whether the scale is known to about a factor of two each way.
+        noise_sqr: Squared norm of the true gradient; an estimate, which may be negative.
+        noise_var: Trace of the covariance of one sample's gradient, likewise.
+        noise_iterations: Number of iterations that these are from.
+        work_of_twice: Work of an iteration with twice the batch relative to the present, as `idl.measures`
+            defines it: from 1 to 2. The present batch is the larger one of the last two iterations, since
+            an epoch's last batch may be small.
+        work_of_twice_least: The least that two standard errors of the noise allow.
+        work_of_twice_most: The greatest, likewise.
+        noise_text: What the noise says about the size of the batch, in words, or why it is not known.
         headline: "1.9x faster than even; 41 min saved so far", "at least ..." where only a bound is known,
             or the reason why nothing can be said yet.
         workers: Workers of the last iterations, the slowest per sample first.
@@ -165,6 +183,17 @@ class JobFigures:
     saved_most: float
     waiting_share: float | None
     prediction_error: float | None
+    noise_scale: float | None
+    noise_scale_least: float | None
+    noise_scale_most: float | None
+    noise_known: bool
+    noise_sqr: float | None
+    noise_var: float | None
+    noise_iterations: int
+    work_of_twice: float | None
+    work_of_twice_least: float | None
+    work_of_twice_most: float | None
+    noise_text: str
     headline: str
     workers: list[WorkerFigures]
     verdicts: dict[str, int]

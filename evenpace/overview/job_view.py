@@ -13,6 +13,7 @@ from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.recent import RecentFigures
 from evenpace.overview.seen_times import SeenTimes
 from evenpace.overview.thinned_rows import DURATION, ThinnedRows
+from idl.noise import NoiseEstimate
 from idl.records import IterationRecord
 
 _RECENT = 100  # iterations that figures of the last iterations are computed from
@@ -33,6 +34,8 @@ class JobView:
         self._seen = SeenTimes()
         self._best = Best()
         self._rows = ThinnedRows()
+        self._noise = NoiseEstimate()
+        self._noise_scale = np.nan  # by the estimate, where it is known
         self._curves = self._seen.curves()  # as of the last fit
         self._unrevised = 0  # iterations added since the last fit
 
@@ -71,9 +74,8 @@ class JobView:
             limit: Number of workers listed, the slowest first; None for all.
         """
         curves = self._revise()
-        return RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT).figures(
-            states, limit
-        )
+        recent = RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT)
+        return recent.figures(states, limit, self._noise)
 
     def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
         """Return a timeline of the job's iterations, for plots.
@@ -107,7 +109,11 @@ class JobView:
         sizes, times = row[SIZE, columns], row[TIME, columns]
         self._seen.observe(sizes, times, row[CPU, columns], columns)
         self._best.append(iteration.iteration, row[SIZE], row[TIME])
-        self._rows.append(iteration)
+        estimate = self._noise.observe_step(iteration.norms)
+        if estimate is not self._noise:
+            self._noise, noise = estimate, estimate.noise
+            self._noise_scale = noise.scale if noise.known else np.nan
+        self._rows.append(iteration, self._noise_scale)
         self._unrevised += 1
         if 2 * self._unrevised >= self._recent.most:  # before a row that is yet to be estimated is dropped
             self._revise(len(self._recent))

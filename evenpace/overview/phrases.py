@@ -9,6 +9,11 @@ _WORTH_SAYING = 1.0  # seconds saved or lost, below which a headline leaves them
 _CERTAIN = 1.2  # ratio of the highest to the lowest estimate, up to which a speed-up is written as one number
 
 
+_ONE_NUMBER = 0.1  # width of the interval of a work, up to which it is written as one number
+_NEARLY_SAME = 0.9  # work of half the batch, from which on it is said to be nearly the same
+_ENOUGH_TO_TELL = 20  # iterations, after which norms that are lacking are taken to be lacking for good
+
+
 class Estimate(NamedTuple):
     """Likely value of a quantity, with the lowest and the highest of its estimates."""
 
@@ -57,6 +62,39 @@ def speedup(factor: float) -> str:
     if factor < _PERCENT_BELOW:
         return f"{factor - 1:.0%} faster than even"
     return f"{times(factor)}× faster than even"
+
+
+def work_of_other_batches(twice: Estimate, half: Estimate) -> str:
+    """Return what a batch of another size would do, in words.
+
+    Args:
+        twice: Work of an iteration with twice the batch, relative to the present: 1 to 2.
+        half: Work of one with half the batch, 0.5 to 1.
+    """
+    if half.least >= _NEARLY_SAME:
+        return f"half the batch would do nearly the same work per iteration: {half.likely:.2f} times"
+    least, most = times(twice.least), times(twice.most)
+    one = twice.most - twice.least <= _ONE_NUMBER or least == most
+    factor = times(twice.likely) if one else f"{least} to {most}"
+    return f"a batch twice as large would do {factor} times the work per iteration"
+
+
+def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:
+    """Return why the gradient noise is not known, in words.
+
+    Args:
+        iterations: Number of complete iterations.
+        measured: Number of those whose gradients' norms are known.
+        scale: The noise scale in samples, with the ends of its interval, which may be infinite.
+    """
+    if not measured and iterations >= _ENOUGH_TO_TELL:
+        return "not measured: it takes two gradients in each step"
+    text = f"not known yet, after {measured:,} measured iteration{'' if measured == 1 else 's'}"
+    if not scale.least > 0:  # or not a number
+        return f"{text}: less than {samples(scale.most)} samples" if math.isfinite(scale.most) else text
+    if math.isinf(scale.most):
+        return f"{text}: more than {samples(scale.least)} samples"
+    return f"{text}: {samples(scale.least)} to {samples(scale.most)} samples"
 
 
 def headline(workers: int, factors: Estimate | None, saved: Estimate) -> str:

@@ -10,11 +10,13 @@ from evenpace.overview.best import Best, rates
 from evenpace.overview.columns import AT_ONCE, CPU, NAMES, PREDICTED, SHOWN, SIZE, TIME, WAIT, Recent, Slots
 from evenpace.overview.even_split import with_even_shares
 from evenpace.overview.figures import JobFigures, Spread, WorkerFigures, worker_figures
+from evenpace.overview.noise_figures import noise_figures
 from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
 from idl.measures import prediction_error, waiting_share
+from idl.noise import NoiseEstimate
 
 
 class RecentFigures:
@@ -45,8 +47,16 @@ class RecentFigures:
         self._rates = rates(self._sizes, self._times, curves)
         self._best = best.rates(columns, curves)
 
-    def figures(self, states: Mapping[str, str] | None, limit: int | None) -> JobFigures:
-        """Return the job's figures with the `limit` slowest workers; `states` are the members', by name."""
+    def figures(
+        self, states: Mapping[str, str] | None, limit: int | None, noise: NoiseEstimate
+    ) -> JobFigures:
+        """Return the job's figures.
+
+        Args:
+            states: The members' states, by name; None where they are not known.
+            limit: Number of workers listed, the slowest first; None for all.
+            noise: The gradient noise over all iterations.
+        """
         whole, rows = self._whole, self._rows
         sums = whole.sums
         seconds = float(rows[:, DURATION].sum())
@@ -76,6 +86,7 @@ class RecentFigures:
             saved_most=saved.most,
             waiting_share=number(float(waiting_share(waits.sum(), times.sum()))),
             prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
+            **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
             headline=phrases.headline(len(self._names), speedups, saved),
             workers=self._workers(verdicts, states, limit),
             verdicts=verdicts.counts(),

@@ -17,8 +17,9 @@ _FIRST_ROWS = 64  # rows of memory at first
 ITERATION, EPOCH, TOTAL, DURATION = range(4)
 EVEN = slice(4, 7)  # durations with an even split: by the flattest, the likely, and the steepest time curves
 SIZES, TIMES, WAITS = slice(7, 10), slice(10, 13), slice(13, 16)  # minimum, median, maximum over workers
-_SUMS, _SAVED = slice(16, 19), slice(19, 22)
-_WIDTH = 22
+NOISE = 16  # the noise scale in samples, as it was known then; NaN where it was not
+_SUMS, _SAVED = slice(17, 20), slice(20, 23)
+_WIDTH = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,13 @@ class ThinnedRows:
         count, samples, seconds = row[_SUMS].tolist()
         return Sums(int(count), int(samples), seconds, row[_SAVED].copy())
 
-    def append(self, iteration: IterationRecord) -> None:
-        """Add an iteration above the last; its durations with an even split are unknown until `revise`."""
+    def append(self, iteration: IterationRecord, noise_scale: float = np.nan) -> None:
+        """Add an iteration above the last; its durations with an even split are unknown until `revise`.
+
+        Args:
+            iteration: The iteration.
+            noise_scale: The noise scale in samples, as it is known with this iteration; NaN where it is not.
+        """
         if self._count == len(self._rows):
             self._make_room()
         row = self._rows[self._count]
@@ -74,6 +80,7 @@ class ThinnedRows:
         row[SIZES] = _spread(iteration.batch_sizes)
         row[TIMES] = _spread(iteration.batch_processing_times[iteration.batch_sizes > 0])
         row[WAITS] = _spread(iteration.waiting_times)
+        row[NOISE] = noise_scale
         row[_SUMS], row[_SAVED] = (1, iteration.total, iteration.duration), 0.0
         if self._count:
             row[_SUMS.start :] += self._rows[self._count - 1, _SUMS.start :]

@@ -36,6 +36,8 @@ def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> 
         batch_processing_times=_spreads(rows[:, thinned_rows.TIMES]),
         waiting_times=_spreads(rows[:, thinned_rows.WAITS]),
         throughputs=throughputs.tolist(),
+        totals=totals.astype(np.int64).tolist(),
+        noise_scales=_listed(rows[:, thinned_rows.NOISE]),
         workers={name: _of_worker(numbers, *known) for name, known in workers.items()},
     )
 

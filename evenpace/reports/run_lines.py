@@ -91,6 +91,17 @@ def draw_against(
     legend(axes)
 
 
+def draw_named(axes: Axes, iterations: Sequence[int], lines: Mapping[str, Values]) -> None:
+    """Draw quantities of the same unit, (points,) each, by the names in the legend."""
+    for colour, (name, values) in zip(COLOURS, lines.items(), strict=False):
+        axes.plot(
+            iterations, array(values), color=colour, label=name, linewidth=_THIN, marker=marker(iterations)
+        )
+    _limit(axes, [array(values) for values in lines.values()])
+    label_iterations(axes)
+    legend(axes)
+
+
 def draw_prediction(
     axes: Axes, iterations: Sequence[int], real: Values, predicted: Values, style: WorkerStyle
 ) -> None:

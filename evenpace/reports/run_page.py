@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.overview.columns import SHOWN
+from evenpace.overview.figures import JobFigures
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
 from evenpace.reports.run_data import RunReport
@@ -93,7 +94,13 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
         ),
         ("Samples", f"{figures.samples:,}", f"epoch {numbers.text(figures.epoch, 'd')} at the end"),
         ("Prediction error", numbers.text(figures.prediction_error, ".1%"), "of speeds, of late"),
+        ("Gradient noise", _noise_scale(figures), figures.noise_text),
     ]
+
+
+def _noise_scale(figures: JobFigures) -> str:
+    known = figures.noise_known and figures.noise_scale is not None
+    return f"{numbers.quantity(figures.noise_scale)} samples" if known else numbers.UNKNOWN
 
 
 def _always_there(presence: WorkerPresence, report: RunReport) -> bool:

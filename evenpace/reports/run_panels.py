@@ -15,6 +15,7 @@ from evenpace.reports.run_lines import (
     Values,
     array,
     draw_against,
+    draw_named,
     draw_prediction,
     draw_shares,
     draw_workers,
@@ -98,7 +99,7 @@ def timeline_panels(report: RunReport) -> list[Panel]:
             alt += f" Over all workers: {_spread(spread[-1], quantity)}."
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
         made.append(Panel(quantity.name, quantity.title, alt, draw))
-    return [*made, _durations(timeline), _throughput(timeline)]
+    return [*made, _durations(timeline), _throughput(timeline), *_noise(timeline)]
 
 
 def prediction_panels(report: RunReport) -> list[Panel]:
@@ -194,6 +195,22 @@ def _throughput(timeline: Timeline) -> Panel:
             won_below=False,
         ),
     )
+
+
+def _noise(timeline: Timeline) -> list[Panel]:
+    """Return the plot of the gradient noise; none where it was never known."""
+    if not _some(timeline.noise_scales):
+        return []
+    lines: dict[str, Values] = {"noise scale": timeline.noise_scales, "batch": timeline.totals}
+    ends = numbers.listed(((name, last(values)) for name, values in lines.items()), unit=" samples")
+    return [
+        Panel(
+            "noise",
+            "Gradient noise (samples)",
+            f"Scale of the gradient noise, and the whole batch, against the iteration. Last: {ends}.",
+            lambda axes: draw_named(axes, timeline.iterations, lines),
+        )
+    ]
 
 
 def last(values: Values) -> float | None:

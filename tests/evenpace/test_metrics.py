@@ -24,10 +24,11 @@ from evenpace.cli import cli
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
-from evenpace.metrics.manager import last_iteration, manager_collector
+from evenpace.metrics.manager import gradient_noise, last_iteration, manager_collector
 from evenpace.metrics.server import PartCollector
 from evenpace.observing import Observing
 from idl.errors import AddressInUseError, InvalidRequestError
+from idl.noise import Noise
 from idl.records import IterationRecord, WorkerRecord
 from rpc.address import Address
 from rpc.counters import Histogram
@@ -35,6 +36,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
+from tests.scripts.train_least_squares import INPUTS, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 
 THE_LIBRARYS = re.compile("process_|python_")
@@ -53,6 +55,11 @@ def cluster(tmp_path_factory, wait_until):
         wait_until(
             lambda: value(running.scrape("manager"), "evenpace_job_prediction_error_ratio") is not None,
             "an iteration that was predicted",
+        )
+        wait_until(
+            lambda: value(running.scrape("manager"), "evenpace_job_noise_scale_samples") is not None,
+            "a known noise scale",
+            240,
         )
         yield running
 
@@ -123,6 +130,19 @@ def test_the_parts_agree(cluster, wait_until):
     assert value(manager, "evenpace_job_state", job=JOB, state="running") == 1
 
 
+@pytest.mark.slow
+def test_the_gradient_noise_is_that_of_the_workers_gradients(cluster):
+    """It is the noise of the gradients at parameters 0, which the script hardly leaves."""
+    gradients = -TARGETS[:, None] * INPUTS
+    true, var = gradients.mean(axis=0), gradients.var(axis=0).sum()
+    scraped = cluster.scrape("manager")
+    scale = value(scraped, "evenpace_job_noise_scale_samples", job=JOB)
+    # A scale is known to a factor of two by two standard errors; this is by four.
+    assert var / (true @ true) / 4 < scale < 4 * var / (true @ true)
+    told = value(scraped, "evenpace_job_gradient_variance", job=JOB)
+    assert scale == pytest.approx(told / value(scraped, "evenpace_job_gradient_squared_norm", job=JOB))
+
+
 def test_the_table_has_all_metrics():
     """`evenpace metrics` prints a row for each metric, each in base units."""
     printed = CliRunner().invoke(cli, ["metrics"]).output
@@ -187,6 +207,24 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
     ]
     told = value(found, "evenpace_job_prediction_error_ratio")
     assert told == (pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-9) if errors else None)
+
+
+@pytest.mark.parametrize(
+    ("noise", "told"),
+    [
+        (Noise(0.5, 40.0, 0.05, 1.0), (80.0, 0.5, 40.0)),
+        (Noise(0.5, 40.0, 0.5, 1.0), (None, 0.5, 40.0)),  # the squared norm may be 0
+        (Noise(-0.1, 40.0, 0.2, 1.0), (None, -0.1, 40.0)),
+        (Noise(0.5, 40.0, math.inf, math.inf), (None, None, None)),
+        (Noise(math.nan, math.nan, math.inf, math.inf), (None, None, None)),
+    ],
+)
+def test_figures_of_gradient_noise_are_there_once_they_are_known(noise, told):
+    """The scale is told once it is known, the two that it is made of once their errors are."""
+    with registered(PartCollector("manager", partial(gradient_noise, job="job", noise=noise))) as scrape:
+        found = scrape()
+    names = ("noise_scale_samples", "gradient_squared_norm", "gradient_variance")
+    assert tuple(value(found, f"evenpace_job_{name}", job="job") for name in names) == told
 
 
 @given(st.lists(st.floats(0, 100)))

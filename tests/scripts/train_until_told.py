@@ -8,9 +8,10 @@ import numpy as np
 
 import evenpace
 from idl.layout import Group, Layout
-from tests.scripts.train_least_squares import FEATURES, RATE, SPEC, mean_gradient
+from tests.scripts.train_least_squares import FEATURES, SPEC, mean_gradient
 from worker.data.slices import Slices
 
+RATE = 1e-6  # so small that the gradient noise stays what it is at the beginning
 PACE = 0.01  # seconds that an iteration takes at least, so that the machine has time for others
 
 

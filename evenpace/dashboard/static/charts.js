@@ -82,6 +82,17 @@ function draw(timeline, names, many) {
     quantity("Batch processing times", "Waiting left out", "batch_processing_times", seconds),
     quantity("Waiting", "For the others, per iteration", "waiting_times", seconds),
   ];
+  if (timeline.noise_scales.some((scale) => scale != null)) {
+    charts.push({
+      title: "Gradient noise",
+      note: "Its scale, and the whole batch, in samples",
+      format: number,
+      lines: [
+        { name: "noise scale", values: timeline.noise_scales },
+        { name: "batch", values: timeline.totals },
+      ],
+    });
+  }
   const errors = drawn.map((name, i) => ({ name, values: deviations(timeline.workers[name]), line: many ? i + 2 : i }));
   if (errors.length) {
     charts.push({ title: "Prediction errors", note: "|predicted − real| / real speed", format: percent, lines: errors });

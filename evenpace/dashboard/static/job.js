@@ -22,6 +22,8 @@ export function Job({ job, page, stale }) {
         <${Figure} name="Iteration" value=${seconds(figures.iteration_time)} note=${`number ${figures.iteration ?? "–"}, epoch ${figures.epoch ?? "–"}`} />
         <${Figure} name="Waiting" value=${percent(figures.waiting_share)} note="of the workers' time" />
         <${Figure} name="Prediction error" value=${percent(figures.prediction_error)} note="of speeds, RMS" />
+        <${Figure} name="Gradient noise" value=${number(figures.noise_known ? figures.noise_scale : null)}
+          unit=${figures.noise_known && "samples"} note=${figures.noise_text} />
         <${Figure} name="Workers" value=${job.members} note=${members(job.member_states)} />
       </dl>
       <p class="setting muted">

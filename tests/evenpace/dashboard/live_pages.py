@@ -18,10 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import idl
+from idl.translation import wire_norms
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.processes import Process
+from tests.evenpace.overview.noisy_gradients import drawn_norms
 from tests.services import ANYWHERE
 
 _wire = idl.batchsize_manager
@@ -156,6 +158,7 @@ class Uneven:
         speeds: Samples per second of each worker, worker-0 first.
         credentials: Where the manager asks for them.
         micro_batch: Samples of a micro-batch, of which each computes up to 4 at once; None for a job without.
+        noise_scale: The scale of the gradient noise that the reports' norms have; None for reports without.
 
     Attributes:
         done: Iterations that worker-0 was answered for, each once and in order.
@@ -170,9 +173,11 @@ class Uneven:
         speeds: Sequence[float] = (400, 300, 200, 50),
         credentials: Credentials | None = None,
         micro_batch: int | None = None,
+        noise_scale: float | None = None,
     ) -> None:
         self.job = job
         self._micro_batch = micro_batch
+        self._noise_scale = noise_scale
         self.done: list[int] = []
         self._manager = manager
         self._speeds = speeds
@@ -217,12 +222,16 @@ class Uneven:
         spec = _wire.JobSpec(10**6, self.BATCH * len(self._speeds), 1, False, True, cut)
         bounds = _wire.Bounds(1, 10**6, 1, None if cut is None else 4)
         noise = random.Random(number)
+        halves = [spec.total_batch_size // 2] * 2
         reply = client.call("join", _wire.JoinRequest(identity, spec, bounds))
         while not self._over.is_set() and reply.released is None:
             given = reply.assignment
             seconds = max(1e-4, given.count / self._speeds[number] * noise.gauss(1, 0.02))
             self._over.wait(seconds / 100)
-            report = _wire.ReportRequest(identity, given.iteration, seconds, 0.001, 0.1, 0.5)
+            norms = self._noise_scale and drawn_norms(given.iteration, halves, self._noise_scale)
+            report = _wire.ReportRequest(
+                identity, given.iteration, seconds, 0.001, 0.1, 0.5, norms=wire_norms(norms or None)
+            )
             reply = client.call("report", report)
             if number == 0:
                 self.done.append(given.iteration)

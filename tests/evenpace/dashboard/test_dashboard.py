@@ -108,6 +108,30 @@ def test_a_job_in_micro_batches_tells_their_size_and_how_many_are_computed_at_on
     assert {row["at_once"] for row in page.get("/api/jobs/shared/workers")["rows"]} == {1}
 
 
+def test_the_gradient_noise_of_a_job_is_among_its_figures(page, run, wait_until):
+    """Scale and sentence are those of the records, and so are the timeline's points."""
+    with Uneven(page.manager, "noisy", noise_scale=300.0) as noisy:
+        wait_until(lambda: len(noisy.done) > 60, "sixty iterations")
+    told = wait_until(
+        lambda: (job := page.shows("noisy")) and job["state"] == "ended" and not job["behind"] and job,
+        "its end",
+    )
+    view = JobView()
+    with ManagerClient(page.manager) as manager:
+        while records := manager.history("noisy", view.last + 1)[1]:
+            view.add(records)
+    figures = view.figures({})
+    assert figures.noise_known
+    assert told["figures"]["noise_scale"] == pytest.approx(figures.noise_scale, rel=1e-4)
+    assert told["figures"]["noise_text"] == figures.noise_text
+    timeline, whole = page.get("/api/jobs/noisy/timeline?points=1000"), view.timeline(1000)
+    assert timeline["totals"] == whole.totals
+    assert timeline["noise_scales"] == [
+        scale if scale is None else pytest.approx(scale, rel=1e-4) for scale in whole.noise_scales
+    ]
+    assert page.get("/api/jobs/shared")["figures"]["noise_scale"] is None
+
+
 def test_the_stream_follows_a_run(page, run):
     """Viewers receive new iterations by themselves, each event small, and the end."""
     with Uneven(page.manager, "followed") as followed, page.events("followed") as events:

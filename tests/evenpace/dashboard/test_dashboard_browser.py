@@ -52,7 +52,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(page, wait_until):
     """A job with a straggler that goes on during the tests."""
-    with Uneven(page.manager, "digits") as run:
+    with Uneven(page.manager, "digits", noise_scale=300.0) as run:
         wait_until(lambda: len(run.done) > 30, "thirty iterations")
         yield run
 
@@ -72,7 +72,7 @@ def opened(chromium, page, run):
         tab.on("console", lambda said: said.type == "error" and wrong.append(said.text))
         tab.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
         tab.goto(own)
-        expect(tab.locator(".chart canvas")).to_have_count(6)
+        expect(tab.locator(".chart canvas")).to_have_count(7)
         expect(tab.locator(".workers tbody tr")).to_have_count(4)
         return tab
 
@@ -94,7 +94,11 @@ def _violations(tab):
 
 
 def _iteration(tab):
-    text = tab.locator(".figures div", has_text="Iteration").locator(".note").inner_text()
+    text = (
+        tab.locator(".figures div", has=tab.get_by_text("Iteration", exact=True))
+        .locator(".note")
+        .inner_text()
+    )
     return int(re.search(r"number (\d+)", text)[1])
 
 
@@ -109,6 +113,12 @@ def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):
     expect(slowest).to_contain_text("worker-3")
     expect(slowest).to_contain_text("chronic")
     expect(tab.locator(".events")).to_contain_text("worker-0 joined")
+    noise = tab.locator(".figures div", has_text="Gradient noise")
+    expect(noise).to_contain_text(
+        re.compile(r"\d samples ?a batch twice as large would do 1\.\d.* times the work")
+    )
+    last = tab.get_by_role("img", name=re.compile(r"^Gradient noise, .*noise scale \d+, batch 256\.$"))
+    expect(last).to_have_count(1)
     for part in (".setting", ".workers"):
         expect(tab.locator(part)).not_to_contain_text(re.compile("micro-batches|at once"))
     tab.evaluate("window.mark = 1")

@@ -18,10 +18,12 @@ from click.testing import CliRunner
 
 import idl
 from evenpace.cli import cli
+from evenpace.overview import phrases
 from rpc import tokens
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.server import Security
+from tests.evenpace.overview.noisy_gradients import drawn_norms
 from tests.services import (
     MemberWorker,
     address_of_our_own,
@@ -118,6 +120,24 @@ def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(bus
     (job,) = json.loads(told.output)["jobs"]
     assert job["spec"]["micro_batch"] == 5
     assert (job["figures"]["workers"][0]["at_once"], job["members"][0]["at_once"]) == (2, 4)
+
+
+@pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
+def test_a_job_is_shown_with_its_gradient_noise(busy, command):
+    """A line with the scale and what it says once it is known, and else with the reason."""
+    worker = MemberWorker(busy, "noisy")
+    for iteration in range(100):
+        worker.iterate(drawn_norms(iteration, [5, 5], 10.0))
+    known, unknown = (run(*command, job, "--manager", busy).output for job in ("noisy", "first"))
+    told = run("status", "noisy", "--json", "--manager", busy)
+    worker.close()
+    figures = json.loads(told.output)["jobs"][0]["figures"]
+    assert figures["noise_known"]
+    assert figures["noise_scale_least"] < 10 < figures["noise_scale_most"]
+    assert figures["work_of_twice_least"] < 4 / 3 < figures["work_of_twice_most"]
+    scale = phrases.samples(figures["noise_scale"])
+    assert f"gradient noise: {scale} samples; {figures['noise_text']}\n" in known
+    assert "gradient noise: not measured: it takes two gradients in each step" in unknown
 
 
 @pytest.mark.parametrize("command", ["status", "top"])

@@ -73,3 +73,33 @@ def test_what_json_lacks_is_none():
     """Neither NaN nor infinity gets through."""
     values = [phrases.number(value) for value in (1.5, math.nan, math.inf, -math.inf)]
     assert values == [1.5, None, None, None]
+
+
+def test_the_work_of_other_batches():
+    """One number where it is known to a tenth, else a range; half the batch where it would nearly do."""
+    little, half = phrases.Estimate(0.5, 0.6, 0.7), phrases.Estimate(0.91, 0.95, 0.97)
+    say = phrases.work_of_other_batches
+    assert say(phrases.Estimate(1.76, 1.8, 1.84), little) == (
+        "a batch twice as large would do 1.8 times the work per iteration"
+    )
+    assert say(phrases.Estimate(1.6, 1.8, 1.9), little) == (
+        "a batch twice as large would do 1.6 to 1.9 times the work per iteration"
+    )
+    assert say(phrases.Estimate(1.0, 1.1, 1.1), half) == (
+        "half the batch would do nearly the same work per iteration: 0.95 times"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "scale", "text"),
+    [
+        (0, (math.nan, math.nan, math.nan), ", after 0 measured iterations"),
+        (1, (0.0, 50.0, math.inf), ", after 1 measured iteration"),
+        (12, (120.4, 900.0, math.inf), ", after 12 measured iterations: more than 120 samples"),
+        (12, (0.0, 3.0, 60.0), ", after 12 measured iterations: less than 60 samples"),
+        (1200, (20.0, 90.0, 1250.0), ", after 1,200 measured iterations: 20 to 1,250 samples"),
+    ],
+)
+def test_a_noise_that_is_not_known_is_told_as_far_as_it_is(measured, scale, text):
+    """The number of measured iterations, and the bounds that there are."""
+    assert phrases.unknown_noise(measured, measured, phrases.Estimate(*scale)) == f"not known yet{text}"

@@ -19,6 +19,7 @@ from evenpace.overview.job_view import JobView
 from evenpace.reports.run_samples import SampledIterations
 from evenpace.reports.run_totals import RunTotals
 from idl.records import IterationRecord, WorkerRecord
+from tests.evenpace.overview.noisy_gradients import with_norms
 from tests.evenpace.reports.pages import read_page
 from tests.evenpace.reports.stored_runs import EVEN, records, write_run
 from tests.scripts import train_least_squares
@@ -81,6 +82,24 @@ def test_a_timeline_has_the_records_values(tmp_path):
     predicted = timeline["workers"]["worker-0"]["predicted_speeds"]
     assert predicted[0] is None
     assert predicted[1:] == [record.parts["worker-0"].predicted_speed for record in iterations[1:]]
+
+
+def test_the_page_has_the_gradient_noise(tmp_path):
+    """A figure and a plot have the scale, where the records have norms, and what it says in words."""
+    page, numbers = page_of(write_run(tmp_path, with_norms(records(3, 150), 2.0 * 3 * EVEN)))
+    figures = numbers["figures"]
+    assert figures["noise_scale_least"] < 2 * 3 * EVEN < figures["noise_scale_most"]
+    assert numbers["timeline"]["noise_scales"][-1] == figures["noise_scale"]
+    assert f"Gradient noise{figures['noise_scale']:.3g} samples{figures['noise_text']}" in page.text
+    (label,) = (label for label in page.values("aria-label") if label and "Scale of the gradient" in label)
+    assert f"noise scale {figures['noise_scale']:.3g} samples, batch {3 * EVEN} samples" in label
+
+
+def test_a_run_without_norms_has_no_plot_of_gradient_noise(tmp_path):
+    """The figure says why nothing is known."""
+    page, _ = page_of(write_run(tmp_path, records(3, 50)))
+    assert "Gradient noise–not measured: it takes two gradients in each step" in page.text
+    assert not any("Scale of the gradient" in label for label in page.values("aria-label") if label)
 
 
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])

@@ -1,0 +1,116 @@
+"""The gradient noise in a job's figures, against records whose true noise is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from evenpace.overview.job_view import JobView
+from idl.measures import work_of_batch
+from idl.noise import Noise
+from tests.evenpace.overview.noisy_gradients import VAR, with_norms
+from tests.evenpace.overview.played import iteration
+
+BATCH = 100
+
+
+def played(iterations, first=0, sizes=(70, 30)):
+    """Make iterations of two workers with unequal parts, without norms."""
+    return [iteration(first + k, sizes, [1.0, 1.0]) for k in range(iterations)]
+
+
+def viewed(iterations):
+    """Make a view of iterations."""
+    view = JobView()
+    view.add(iterations)
+    return view
+
+
+@pytest.mark.parametrize("scale", [50.0, 200.0])
+def test_the_noise_scale_is_that_of_the_gradients(scale):
+    """The interval of two standard errors has the true scale, and the variance is the true one."""
+    figures = viewed(with_norms(played(400), scale)).figures()
+    assert figures.noise_known
+    assert figures.noise_scale_least < scale < figures.noise_scale_most
+    assert figures.noise_scale == pytest.approx(scale, rel=0.25)  # errors here are about a tenth
+    assert figures.noise_var == pytest.approx(VAR, rel=0.05)
+    assert figures.noise_sqr == pytest.approx(VAR / scale, rel=0.25)
+    assert figures.noise_iterations == 400
+
+
+def test_the_work_of_twice_the_batch_follows_from_the_noise_scale():
+    """With a scale of twice the batch, an iteration with twice the batch does the work of 1.5."""
+    figures = viewed(with_norms(played(400), 2.0 * BATCH)).figures()
+    assert figures.work_of_twice_least < 1.5 < figures.work_of_twice_most
+    scale = figures.noise_scale
+    assert figures.work_of_twice == pytest.approx(2 * (scale + BATCH) / (scale + 2 * BATCH), rel=1e-12)
+    assert "a batch twice as large would do 1." in figures.noise_text
+
+
+def test_the_present_batch_is_no_rest_of_an_epoch():
+    """The small batch at an epoch's end is not taken for the size that is doubled."""
+    records = with_norms(played(400), 2.0 * BATCH)
+    rest = with_norms(played(1, 400, sizes=(3, 1)), 2.0 * BATCH)
+    before, after = viewed(records).figures(), viewed([*records, *rest]).figures()
+    assert after.work_of_twice == pytest.approx(before.work_of_twice, rel=0.01)
+
+
+def test_each_step_counts_once():
+    """A step that the next record tells of again, or that is repeated after a rewind, adds nothing."""
+    records = with_norms(played(60), 100.0)
+    told_again = [
+        replace(after, norms=before.norms) for before, after in zip(records, played(60, 1), strict=True)
+    ]
+    once, again = viewed(records), viewed(records)
+    again.add(told_again[-1:])
+    again.add(replace(record, attempt=1) for record in records[30:])
+    ours, theirs = again.figures(), once.figures()
+    assert ours.noise_iterations == 60
+    assert (ours.noise_sqr, ours.noise_var) == (theirs.noise_sqr, theirs.noise_var)
+
+
+def test_nothing_is_known_without_norms():
+    """A job that measures no norms has no figures of noise, and after a while says what they take."""
+    early, late = viewed(played(19)).figures(), viewed(played(20)).figures()
+    assert early.noise_text == "not known yet, after 0 measured iterations"
+    assert late.noise_text == "not measured: it takes two gradients in each step"
+    for figures in (early, late):
+        assert not figures.noise_known
+        assert figures.noise_scale is None
+        assert figures.noise_scale_least is None
+        assert figures.work_of_twice is None
+
+
+def test_a_few_iterations_say_little():
+    """After three iterations there is a likely scale without a bound, and it is not called known."""
+    figures = viewed(with_norms(played(3), 100.0)).figures()
+    assert figures.noise_var == pytest.approx(VAR, rel=0.3)
+    assert not figures.noise_known
+    assert figures.noise_scale_most is None
+    assert figures.noise_text == "not known yet, after 3 measured iterations"
+
+
+def test_the_timeline_has_the_scale_as_it_was_known_then():
+    """Points have the scale of a view that ends there, and None while it was not known."""
+    records = with_norms(played(300), 100.0)
+    timeline = viewed(records).timeline(points=1000)
+    assert timeline.totals == [BATCH] * 300
+    assert timeline.noise_scales[:9] == [None] * 9
+    for count in (150, 300):
+        then = viewed(records[:count]).figures()
+        assert then.noise_known
+        assert timeline.noise_scales[count - 1] == then.noise_scale
+
+
+def test_iterations_without_norms_keep_the_scale_that_was_known():
+    """Where norms end, since one worker is left for example, the line of the timeline goes on."""
+    view = viewed([*with_norms(played(300), 100.0), *played(5, 300)])
+    scales = view.timeline(points=1000).noise_scales
+    assert scales[-6:] == [view.figures().noise_scale] * 6
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor", "work"), [(100.0, 2.0, 4 / 3), (100.0, 0.5, 2 / 3), (0.0, 2.0, 1.0), (1e12, 2.0, 2.0)]
+)
+def test_work_worked_out_by_hand(scale, factor, work):
+    """Work of a batch of 100 samples: it grows with the batch where noise is large, and not without noise."""
+    assert work_of_batch(Noise(1.0, scale), 100, factor) == pytest.approx((work, work, work), rel=1e-9)
