@@ -279,6 +279,20 @@ def bench_solver(devices: int, micro_batches: int, repeats: int, json_path: Path
         run(devices, micro_batches, repeats, json_path)
 
 
+@bench.command("noise")
+@example("evenpace bench noise --json noise-cost.json")
+@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Of each figure.")
+@json_path
+def bench_noise(repeats: int, json_path: Path | None) -> None:
+    """Time what it costs to measure the gradient noise, beside an iteration.
+
+    Of ResNet-32 and of the transformer, with 32 samples on one core.
+    """
+    from evenpace.lab.bench.noise_cost import run
+
+    run(repeats, json_path)
+
+
 def _schedule(texts: tuple[str, ...]) -> tuple[Change, ...]:
     """Read the values of `--change`.
 

@@ -9,11 +9,15 @@ _PIECE = 2**16  # elements: sums of float32 over millions of them are too small 
 
 def squared_norm(gradient: torch.Tensor) -> torch.Tensor | float:
     """Return the squared norm of a dense tensor; off the CPU as a tensor, which nothing waits for."""
-    flat = gradient.detach().reshape(-1)
+    flat = gradient.reshape(-1)  # a step for each tensor costs more than the sum itself
+    if flat.requires_grad:
+        flat = flat.detach()
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
-    if flat.device.type != "cpu":
+    if not flat.is_cpu:
         return torch.dot(flat, flat)
+    if len(flat) <= _PIECE:
+        return float(torch.dot(flat, flat))
     return sum((float(torch.dot(piece, piece)) for piece in torch.split(flat, _PIECE)), 0.0)
 
 
@@ -36,7 +40,7 @@ class PassNorms:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._squares: torch.Tensor | float | None = None  # None outside of a pass that is measured
         for parameter in parameters:
-            parameter.register_hook(self._add)  # type: ignore[no-untyped-call]
+            parameter.register_hook(self.add)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Measure the passes from now on."""
@@ -47,6 +51,7 @@ class PassNorms:
         squares, self._squares = self._squares, None
         return 0.0 if squares is None else squares
 
-    def _add(self, gradient: torch.Tensor) -> None:
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add what a pass adds to one parameter; called by its hook."""
         if self._squares is not None and gradient.layout is torch.strided:
             self._squares = self._squares + squared_norm(gradient)

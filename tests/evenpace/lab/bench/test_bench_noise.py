@@ -1,0 +1,22 @@
+"""What measuring the gradient noise costs, as `evenpace bench noise` times it."""
+
+import json
+
+from click.testing import CliRunner
+
+from evenpace.cli.bench import bench
+
+
+def test_every_way_is_timed_beside_an_iteration_of_each_model(tmp_path):
+    """Shares are those of the seconds beside them; norms take less time than the passes do."""
+    out = tmp_path / "noise.json"
+    done = CliRunner().invoke(bench, ["noise", "--repeats", "1", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(out.read_text())
+    assert list(figures) == ["ResNet-32", "transformer"]
+    for its in figures.values():
+        assert list(its["norms"]) == ["parameter server", "ranks", "micro-batches"]
+        for name, way in its["norms"].items():
+            whole = its["seconds_in_micro_batches" if name == "micro-batches" else "seconds"]
+            assert way["share"] == way["seconds"] / whole
+            assert 0 < way["seconds"] < whole
