@@ -89,12 +89,18 @@ def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:
     """
     if not measured and iterations >= _ENOUGH_TO_TELL:
         return "not measured: it takes two gradients in each step"
-    text = f"not known yet, after {measured:,} measured iteration{'' if measured == 1 else 's'}"
+    after = f"after {measured:,} measured iteration{'' if measured == 1 else 's'}"
+    bounded = math.isfinite(scale.most)
     if not scale.least > 0:  # or not a number
-        return f"{text}: less than {samples(scale.most)} samples" if math.isfinite(scale.most) else text
-    if math.isinf(scale.most):
-        return f"{text}: more than {samples(scale.least)} samples"
-    return f"{text}: {samples(scale.least)} to {samples(scale.most)} samples"
+        return (
+            f"not known well {after}: at most {samples(scale.most)} samples"
+            if bounded
+            else f"not known yet, {after}"
+        )
+    bounds = (
+        f"{samples(scale.least)} to {samples(scale.most)}" if bounded else f"at least {samples(scale.least)}"
+    )
+    return f"not known well {after}: {bounds} samples"
 
 
 def headline(workers: int, factors: Estimate | None, saved: Estimate) -> str:

@@ -93,13 +93,13 @@ def test_the_work_of_other_batches():
 @pytest.mark.parametrize(
     ("measured", "scale", "text"),
     [
-        (0, (math.nan, math.nan, math.nan), ", after 0 measured iterations"),
-        (1, (0.0, 50.0, math.inf), ", after 1 measured iteration"),
-        (12, (120.4, 900.0, math.inf), ", after 12 measured iterations: more than 120 samples"),
-        (12, (0.0, 3.0, 60.0), ", after 12 measured iterations: less than 60 samples"),
-        (1200, (20.0, 90.0, 1250.0), ", after 1,200 measured iterations: 20 to 1,250 samples"),
+        (0, (math.nan, math.nan, math.nan), "not known yet, after 0 measured iterations"),
+        (1, (0.0, 50.0, math.inf), "not known yet, after 1 measured iteration"),
+        (12, (120.4, 900.0, math.inf), "not known well after 12 measured iterations: at least 120 samples"),
+        (12, (0.0, 3.0, 60.0), "not known well after 12 measured iterations: at most 60 samples"),
+        (1200, (20.0, 90.0, 1250.0), "not known well after 1,200 measured iterations: 20 to 1,250 samples"),
     ],
 )
 def test_a_noise_that_is_not_known_is_told_as_far_as_it_is(measured, scale, text):
     """The number of measured iterations, and the bounds that there are."""
-    assert phrases.unknown_noise(measured, measured, phrases.Estimate(*scale)) == f"not known yet{text}"
+    assert phrases.unknown_noise(measured, measured, phrases.Estimate(*scale)) == text
