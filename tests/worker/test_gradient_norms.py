@@ -1,6 +1,8 @@
 """The norms of gradients on their way: from the shards by the workers to the records of the manager."""
 
 import contextlib
+import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_reader import open_state
-from idl.noise import GradientNorms
-from idl.plan import permutation
+from idl.layout import Group, Layout
+from idl.noise import GradientNorms, StepNorms
+from idl.plan import Assignment, permutation
 from tests.scripts.train_least_squares import SPEC, mean_gradient
 from tests.services import serving, shard_service
 from tests.worker.least_squares import Worker, trained_alone
+from worker.gradient_norms import OwnNorms, squared_norm
 
 ITERATIONS = 30
 
@@ -74,3 +78,58 @@ def test_a_worker_that_is_alone_compares_the_gradients_of_two_iterations():
         found = record.norms.norms
         assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
         np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])
+
+
+@pytest.fixture
+def norms():
+    """The norms of a worker, and a slice of eight samples of each iteration."""
+    return OwnNorms(), [Assignment(iteration, 0, 8 * iteration, 8, 16) for iteration in range(3)]
+
+
+def step(iteration, contributions=2, samples=16, weighted=40.0, squared=2.0):
+    """What the shards tell of a step."""
+    return StepNorms(iteration, GradientNorms(contributions, samples, weighted, squared))
+
+
+def test_micro_batches_take_precedence_over_what_the_shards_know(norms):
+    """They are more contributions; the norm of the sum is the shards'. Those without samples do not count."""
+    own, parts = norms
+    for count, squares in ((3, 4.0), (5, 2.0), (0, 7.0)):
+        own.add(parts[0], count, squares)
+    own.take_all(step(0))
+    assert own.take() == step(0, contributions=2, samples=8, weighted=22.0)
+    assert own.take() is None
+
+
+def test_what_an_earlier_attempt_has_contributed_does_not_count(norms):
+    """A job that goes back computes the slice again."""
+    own, parts = norms
+    own.add(parts[0], 8, 4.0)
+    own.add(dataclasses.replace(parts[0], attempt=1), 8, 3.0)
+    own.take_all(step(0))
+    assert own.take() == step(0, contributions=1, samples=8, weighted=24.0)
+
+
+def test_a_gradient_that_is_not_finite_has_no_norms(norms):
+    """As where a loss scale overflows: the manager would refuse the report."""
+    own, parts = norms
+    own.add(parts[0], 8, math.inf)
+    own.take_reduced(0, 1.0)
+    assert own.take() is None
+
+
+def test_a_slice_that_is_reduced_twice_has_no_norms(norms):
+    """The second reduction's gradient has the first one's in it."""
+    own, parts = norms
+    for _ in range(2):
+        own.add(parts[0], 8, 4.0, once=True)
+        own.take_reduced(0, 1.0)
+    assert own.take() is None
+
+
+def test_statistics_are_no_part_of_a_gradient():
+    """Neither of its norm nor of a difference; here they are the last two elements."""
+    layout = Layout("float64", "sgd", (Group(3, {}), Group(2, {}, statistics=True)))
+    gradient = np.array([1.0, 2.0, 3.0, 50.0, 60.0])
+    assert squared_norm(gradient, layout) == 14.0
+    assert squared_norm(gradient, layout, minus=np.array([1.0, 1.0, 1.0, 0.0, 0.0])) == 5.0
