@@ -24,21 +24,20 @@ class NormMeter:
 
     def __init__(self, layout: Layout) -> None:
         self._elements = layout.elements
-        self._left_out: list[tuple[int, int]] = []
+        self._kept: list[tuple[int, int]] = []  # elements, from the first up to the last of each range
         begin = 0
         for group in layout.groups:
             end = begin + group.elements
-            if group.statistics and group.elements:
-                self._left_out.append((begin, end))
+            if not group.statistics:
+                self._kept.append((begin, end))
             begin = end
 
     def squares(self, begin: int, piece: torch.Tensor) -> float:
         """Return the squared norm of a gradient's floating-point elements from `begin` on, (n,)."""
-        total = float(torch.dot(piece, piece))
-        for first, last in self._left_out:
-            inside = piece[max(first - begin, 0) : max(last - begin, 0)]
-            if len(inside):
-                total -= float(torch.dot(inside, inside))
+        total = 0.0
+        for first, last in self._kept:
+            kept = piece[max(first - begin, 0) : max(last - begin, 0)]
+            total += float(torch.dot(kept, kept)) if len(kept) else 0.0
         return total
 
     def norms(self, contributions: Iterable[Contribution], mean: torch.Tensor) -> GradientNorms | None:

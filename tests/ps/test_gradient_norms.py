@@ -80,11 +80,13 @@ def test_norms_of_millions_of_float32_are_right():
 
 
 def test_statistics_are_left_out():
-    """They are values, not gradients; here in the middle, and cut by the pieces in which they come."""
+    """They are values, not gradients; here in the middle, in the same piece, and far larger."""
     groups = (Group(3, {"lr": 1.0}), Group(4, {}, statistics=True), Group(2, {"lr": 1.0}))
     shard = Shard(Layout("float64", "sgd", groups))
     shard.initialise(torch.zeros(9, dtype=DTYPES["float64"]), 0)
     gradients = gradients_of((2, 5), 9)
+    for gradient in gradients:
+        gradient[3:7] = 1e9
     push(shard, 0, 2, 7, gradients[0], [16, 24, 8])
     push(shard, 2, 5, 7, gradients[1])
     shard.step()
