@@ -243,7 +243,7 @@ def test_other_modes_change_the_size_at_once(mode):
 
 
 def test_bounds_hold_from_the_next_plan_on():
-    """They may be changed both ways; what would not hold the batch is refused."""
+    """The present assignment stays as it is."""
     driver = Beating("a", "b", bounds={"a": Bounds(1, 20)})
     driver.next("a")
     said = driver.job.operations.change_bounds("a", Bounds(2, 6, 2), driver.now)
@@ -251,17 +251,41 @@ def test_bounds_hold_from_the_next_plan_on():
     assert driver.count("a") == 16
     driver.finish("a", "b")
     assert [driver.count(name) for name in "ab"] == [6, 26]
-    for bounds, why in ((Bounds(32, 40), "sum to 33"), (Bounds(1, 2**20), None)):
-        if why:
-            with pytest.raises(InvalidRequestError, match=why):
-                driver.job.operations.change_bounds("a", bounds, driver.now)
-        else:
-            driver.job.operations.change_bounds("a", bounds, driver.now)
+
+
+def test_bounds_may_be_widened():
+    """An operator may allow more than the worker itself has said that it can take."""
+    driver = Beating("a", "b", bounds={"a": Bounds(1, 4)})
+    driver.next("a")
+    driver.job.operations.change_bounds("a", Bounds(1, 2**20), driver.now)
+    driver.finish("a", "b")
+    assert [driver.count(name) for name in "ab"] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        ({"a": Bounds(32, 40)}, "sum to 33"),
+        ({"b": Bounds(1, 8), "a": Bounds(1, 23)}, "could take 31 samples together"),
+    ],
+)
+def test_bounds_that_would_not_hold_the_batch_are_refused(bounds, why):
+    """Neither may all minima be more than the batch, nor all maxima less."""
+    *allowed, last = bounds.items()
+    driver = Beating("a", "b")
+    driver.next("a")
+    for change in allowed:
+        driver.job.operations.change_bounds(*change, driver.now)
+    with pytest.raises(InvalidRequestError, match=why):
+        driver.job.operations.change_bounds(*last, driver.now)
+
+
+def test_bounds_of_a_worker_that_is_no_member_are_refused():
+    """The message names the worker."""
+    driver = Beating("a", "b")
+    driver.next("a")
     with pytest.raises(InvalidRequestError, match="no worker 'x'"):
         driver.job.operations.change_bounds("x", Bounds(), driver.now)
-    driver.job.operations.change_bounds("b", Bounds(1, 8), driver.now)
-    with pytest.raises(InvalidRequestError, match="could take 31 samples together"):
-        driver.job.operations.change_bounds("a", Bounds(1, 23), driver.now)
 
 
 def test_a_drained_worker_finishes_what_it_was_given():

@@ -234,8 +234,8 @@ def test_who_is_silent_while_others_wait_is_suspended():
     assert driver.next("b") is None
 
 
-def test_who_is_back_is_welcome():
-    """Its late report is no error, and it is in the next plan; so is the same report once more."""
+def test_a_worker_that_comes_back_is_in_the_next_plan():
+    """Its late report of a part that others have done is no error, nor is the same report once more."""
     driver = silent_b()
     late = driver.next("b")
     driver.tick_at(10.0)
