@@ -260,8 +260,12 @@ class ManagerService:
         recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
         self._carry_out(managed)
-        paused = managed.job.operations.paused or None
-        reply = _wire.HeartbeatReply(identity=call.request.identity, recover=recover, paused=paused)
+        reply = _wire.HeartbeatReply(
+            identity=call.request.identity,
+            recover=recover,
+            paused=managed.job.operations.paused or None,
+            noise_scale=managed.job.iterations.history.noise.noise.known_scale,
+        )
         if recover is None:
             call.reply(reply)
         else:

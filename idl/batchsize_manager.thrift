@@ -153,6 +153,7 @@ struct HeartbeatReply {
   1: common.Identity identity
   2: optional i64 recover           // as in AssignmentReply
   3: optional bool paused           // the job is paused, and nothing is planned: the worker waits without a time-out
+  4: optional double noise_scale    // of the job's gradients, in samples, where it is known well; for display alone
 }
 
 struct RecoverRequest {

@@ -83,6 +83,11 @@ class Noise:
         low, high = self.interval()
         return high <= _FACTOR * low or high == 0
 
+    @property
+    def known_scale(self) -> float | None:
+        """The noise scale, in samples, where it is `known` and finite; else None."""
+        return self.scale if self.known and math.isfinite(self.scale) else None
+
     def efficiency(self, batch: float, baseline: float) -> float:
         """Return the progress per sample with one batch size, relative to another: (6) of Pollux.
 

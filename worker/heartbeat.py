@@ -27,6 +27,7 @@ class HeartbeatMember(Protocol):
 
     attempt: int
     paused: bool
+    noise_scale: float | None
 
     def must_recover(self, attempt: int) -> None:
         """Handle that the manager wants the job to recover into an attempt."""
@@ -101,5 +102,6 @@ class Heartbeat:
             self._member.join_again(self._client, error)
             return  # the next heartbeat is answered
         self._member.paused = bool(reply.paused)
+        self._member.noise_scale = reply.noise_scale
         if reply.recover is not None:
             self._member.must_recover(reply.recover)

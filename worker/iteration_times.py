@@ -52,6 +52,7 @@ class IterationTimes:
         unmeasured: Parts whose time is not known yet.
         waiting_time: Seconds of waiting at the manager, and at the parameter server before this iteration.
         duration: Seconds from the answer to the report of the iteration before to the answer to this one's.
+        noise_scale: The job's gradient noise scale as it was known by then, in samples; None if it was not.
     """
 
     iteration: int
@@ -62,6 +63,7 @@ class IterationTimes:
     unmeasured: int = 0
     waiting_time: float = 0.0
     duration: float = 0.0
+    noise_scale: float | None = None
 
     def continues_with(self, following: Assignment) -> bool:
         """Return whether an assignment is another part of this iteration."""
@@ -73,7 +75,7 @@ class IterationTimes:
         `evenpace/batch_size` is in samples; `evenpace/batch_processing_time` and `evenpace/iteration_time` in
         seconds; `evenpace/waiting_share` is as `idl.measures` has it; `evenpace/speed` is this worker's, in
         samples per second of processing, and `evenpace/throughput` that of all workers together, in samples
-        of the whole batch per second.
+        of the whole batch per second. `evenpace/noise_scale` is the job's, in samples, once it is known well.
         """
         values = {
             "evenpace/batch_size": float(self.count),
@@ -85,6 +87,8 @@ class IterationTimes:
             values["evenpace/throughput"] = self.total / self.duration
         if self.count and self.batch_processing_time > 0:
             values["evenpace/speed"] = self.count / self.batch_processing_time
+        if self.noise_scale is not None:
+            values["evenpace/noise_scale"] = self.noise_scale
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -166,8 +170,13 @@ class Recorder:
         """Add seconds in which this worker has waited for others."""
         self._waited += seconds
 
-    def finish_part(self, following: Assignment | None) -> None:
-        """Finish a part, before `following`, which may be another part of the same iteration."""
+    def finish_part(self, following: Assignment | None, noise_scale: float | None = None) -> None:
+        """Finish a part, before `following`, which may be another part of the same iteration.
+
+        Args:
+            following: This worker's next part; None where there is none.
+            noise_scale: The job's gradient noise scale, in samples; None where it is not known well.
+        """
         times = self._current
         if times is not None and following is not None and times.continues_with(following):
             return
@@ -176,6 +185,7 @@ class Recorder:
         if times is None:
             return  # there is no writer
         times.duration, times.waiting_time = self._since - since, waited
+        times.noise_scale = noise_scale
         self._done.append(times)
         self._write_known()
 

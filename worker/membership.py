@@ -76,6 +76,7 @@ class Membership:
         released: The reason for the worker's release, once it was released.
         attempt: The attempt that this worker is in.
         paused: Whether the job was paused at the last heartbeat: then this worker waits without a time-out.
+        noise_scale: The job's gradient noise scale at the last heartbeat, in samples; None if not known well.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Membership:
         self.released: str | None = None
         self.attempt = 0
         self.paused = False
+        self.noise_scale: float | None = None
         self._client = client
         self._control = client
         self._identity = identity

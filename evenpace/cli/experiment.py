@@ -10,7 +10,7 @@ import click
 from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.experiments.config import ContendedOptions, NoiseConfig
+from evenpace.lab.experiments.config import ContendedOptions, NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -161,15 +161,25 @@ def virtualflow(curves: Path | None, json_path: Path | None) -> None:
 @experiment.command()
 @example("evenpace experiment noise --batches 8,16,32,200 --draws 40000")
 @configured(NoiseConfig, "config")
+@configured(NoiseTrainingConfig, "training")
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a training, a PNG file."
+)
 @json_path
-def noise(config: NoiseConfig, json_path: Path | None) -> None:
-    """Estimates of the gradient noise from uneven batches, ours and Cannikin's; gradients are drawn."""
+def noise(
+    config: NoiseConfig, training: NoiseTrainingConfig, json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Estimates of the gradient noise from uneven batches, ours and Cannikin's.
+
+    Gradients are drawn, with a noise that is known. With --train a network is trained as well, and looked at
+    again and again: what single samples' gradients say is the truth there.
+    """
     from rich.console import Console
 
     from evenpace.lab.experiments.noise import run
 
     with user_mistakes():
-        run(config, Console(), json_path)
+        run(config, Console(), json_path, training, plot_path)
 
 
 def _compare(

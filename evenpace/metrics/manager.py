@@ -90,8 +90,8 @@ def gradient_noise(families: Families, job: str, noise: Noise) -> None:
     if math.isfinite(noise.sqr_error) and math.isfinite(noise.var_error):
         families.set("job_gradient_squared_norm", noise.sqr, job)
         families.set("job_gradient_variance", noise.var, job)
-    if noise.known and math.isfinite(noise.scale):
-        families.set("job_noise_scale_samples", noise.scale, job)
+    if noise.known_scale is not None:
+        families.set("job_noise_scale_samples", noise.known_scale, job)
 
 
 def last_iteration(families: Families, job: str, record: IterationRecord, most_workers: int) -> None:

@@ -112,7 +112,7 @@ class JobView:
         estimate = self._noise.observe_step(iteration.norms)
         if estimate is not self._noise:
             self._noise, noise = estimate, estimate.noise
-            self._noise_scale = noise.scale if noise.known else np.nan
+            self._noise_scale = np.nan if noise.known_scale is None else noise.known_scale
         self._rows.append(iteration, self._noise_scale)
         self._unrevised += 1
         if 2 * self._unrevised >= self._recent.most:  # before a row that is yet to be estimated is dropped

@@ -36,6 +36,7 @@ from worker.torch.loader import DataLoader
 WITHOUT_TENSORFLOW = "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')"
 SERVER = f"{WITHOUT_TENSORFLOW}; from tensorboard.main import run_main; run_main()"
 
+NOISE = "evenpace/noise_scale"  # where it is known
 NAMES = {
     f"evenpace/{name}"
     for name in (
@@ -121,6 +122,17 @@ def test_values_of_an_iteration():
     ]
 
 
+def test_the_noise_scale_is_written_once_it_is_known():
+    """As it was known when the iteration was done; until then there is no value of it."""
+    heard, recorder = Heard(), Recorder()
+    recorder.add_writer(heard, 1)
+    for iteration, scale in enumerate((None, 340.0)):
+        recorder.begin()
+        recorder.measure_part(assigned(iteration), 1.0)
+        recorder.finish_part(assigned(iteration + 1), scale)
+    assert [values.get(NOISE) for _, values in heard.steps] == [None, 340.0]
+
+
 def test_parts_of_one_iteration_are_summed_up():
     """A worker that also does a lost worker's part writes the iteration once, with both parts."""
     heard = Heard()
@@ -190,7 +202,7 @@ def test_values_are_finite_and_shares_are_shares(iteration, total, share, second
     """Values are finite, and shares lie between 0 and 1, whatever was measured."""
     count = int(total * share)
     values = IterationTimes(iteration, 0, total, count, seconds, 0, waiting, duration).values()
-    assert set(values) <= NAMES
+    assert set(values) <= NAMES | {NOISE}
     assert all(np.isfinite(value) for value in values.values())
     assert 0 <= values.get("evenpace/waiting_share", 0.0) <= 1
     assert count or "evenpace/speed" not in values
@@ -257,7 +269,7 @@ def test_loggers_like_weights_and_biases():
         evenpace.scalars.write(evenpace.scalars.Logger(run), session=session)
         train(session, manager)
     assert [step for step, _, _ in run.history] == list(range(2 * SPEC.iterations_per_epoch))
-    assert all(kind is dict and set(values) == NAMES for _, kind, values in run.history)
+    assert all(kind is dict and NAMES <= set(values) <= NAMES | {NOISE} for _, kind, values in run.history)
     with pytest.raises(TypeError, match=r"has no method log\(values, step=\)"):
         evenpace.scalars.Logger(object())
 
@@ -341,7 +353,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
             if name in iteration.workers
         }
         written = read_events(runs / name)
-        assert set(written) == NAMES
+        assert NAMES <= set(written) <= NAMES | {NOISE}
         for step, (worker, iteration) in recorded.items():
             values = {tag.removeprefix("evenpace/"): written[tag][step] for tag in NAMES}
             assert values["batch_size"] == worker.batch_size
@@ -372,7 +384,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
             """Return the batch sizes; None until TensorBoard, which is up by then, has read all of them."""
             with contextlib.suppress(OSError):
                 tags = {name: set(found) for name, found in fetched(f"{base}/tags").items()}
-                if tags == {"w0": NAMES, "w1": NAMES}:
+                if {name: shown - {NOISE} for name, shown in tags.items()} == {"w0": NAMES, "w1": NAMES}:
                     found = fetched(f"{base}/scalars?{query}")
                     return found if len(found) >= len(sizes) else None
             return None

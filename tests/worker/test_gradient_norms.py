@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import idl
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
@@ -15,7 +16,7 @@ from idl.layout import Group, Layout
 from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment, permutation
 from tests.scripts.train_least_squares import SPEC, mean_gradient
-from tests.services import serving, shard_service
+from tests.services import MemberWorker, manager_service, serving, shard_service
 from tests.worker.least_squares import Worker, trained_alone
 from worker.gradient_norms import OwnNorms, squared_norm
 
@@ -78,6 +79,23 @@ def test_a_worker_that_is_alone_compares_the_gradients_of_two_iterations():
         found = record.norms.norms
         assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
         np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])
+
+
+def test_heartbeats_are_answered_with_the_noise_scale_once_it_is_known():
+    """For workers' charts: nothing at first, then the ratio of what was reported, 64 samples here."""
+    rng = np.random.default_rng(2)
+    with serving(manager_service()) as manager:
+        worker = MemberWorker(manager)
+        heartbeat = idl.batchsize_manager.HeartbeatRequest(identity=worker.identity, attempt=0)
+        assert worker.client.call("heartbeat", heartbeat).noise_scale is None
+        for iteration in range(200):
+            var, sqr = 64 + rng.normal(), 1 + 0.1 * rng.normal()
+            squared = sqr + var / worker.BATCH
+            weighted = var + worker.BATCH * squared  # of two contributions, whose estimates are these
+            worker.iterate(StepNorms(iteration, GradientNorms(2, worker.BATCH, weighted, squared)))
+        told = worker.client.call("heartbeat", heartbeat).noise_scale
+        worker.close()
+    assert told == pytest.approx(64, rel=0.1)
 
 
 @pytest.fixture

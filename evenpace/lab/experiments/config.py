@@ -237,3 +237,30 @@ class NoiseConfig:
             raise InvalidRequestError(f"batches {self.batches}: give at least two, of a sample or more")
         if any(size < 2 or size % 2 for size in self.halved):
             raise InvalidRequestError(f"halved {self.halved}: give even numbers of samples, from 2")
+
+
+@dataclass(frozen=True)
+class NoiseTrainingConfig:
+    """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
+
+    Attributes:
+        train: The data set, as `evenpace.lab.data.load` names it; None: nothing is trained.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    train: Annotated[
+        str | None,
+        Setting("Train on this data set, too: digits, mnist:DIR or cifar10:DIR (CifarNet).", metavar="DATA"),
+    ] = None
+    iterations: Annotated[int, Setting("Iterations of the training.", least=1)] = 500
+    every: Annotated[int, Setting("Iterations from one look at the truth to the next.", least=1)] = 100
+    samples: Annotated[int, Setting("Samples' gradients that the truth is from.", least=2)] = 1000
+    looks: Annotated[
+        int, Setting("Batches that are drawn at each look, for the estimators' errors.", least=2)
+    ] = 100
+    rate: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.01
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,4 +1,4 @@
-"""Estimates of the gradient noise from uneven contributions, against a known truth; nothing is trained.
+"""Estimates of the gradient noise from uneven contributions, against a known truth.
 
 Gradients are drawn: contribution i is the true gradient G plus normal noise of covariance σ²I/b_i. Each part
 of the experiment is a function from its configuration to figures, and one that prints them:
@@ -14,7 +14,8 @@ The JSON has, with errors and deviations relative to the truth::
     {"config": {...}, "truth": {"var", "sqr"},
      "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}},
      "covariance": [{"samples", "measured", "expected", "lemma"}],
-     "similarity": [{"batch", "measured", "expected"}]}
+     "similarity": [{"batch", "measured", "expected"}],
+     "training": {"config": {...}, "looks": as `noise_training` has them}}
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from evenpace.lab.experiments.config import NoiseConfig
+from evenpace.lab.experiments.config import NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files
 from idl.noise import GradientNorms, Noise
@@ -39,11 +40,25 @@ WEIGHTED = "Theorem 4.1"
 _AT_ONCE = 2**20  # numbers that are drawn at once
 
 
-def run(config: NoiseConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+def run(
+    config: NoiseConfig,
+    console: Console,
+    json_path: Path | None = None,
+    training: NoiseTrainingConfig | None = None,
+    plot_path: Path | None = None,
+) -> dict[str, Any]:
     """Run all parts, print their tables, and write the figures.
 
+    Args:
+        config: The draws, and the contributions of the training's workers.
+        console: Takes the tables.
+        json_path: File for the figures.
+        training: What is trained, if anything is.
+        plot_path: File for the plot of a training.
+
     Raises:
-        OSError: The file cannot be written.
+        DataError: The data of the training cannot be had.
+        OSError: A file cannot be written.
     """
     truth = true_noise(config)
     figures = {
@@ -54,9 +69,52 @@ def run(config: NoiseConfig, console: Console, json_path: Path | None = None) ->
     }
     _print_estimators(console, figures)
     _print_similarity(console, figures)
+    if training is not None and training.train is not None:
+        figures["training"] = {"config": asdict(training), "looks": looks(config, training, console)}
+        if plot_path is not None:
+            from evenpace.lab.experiments.noise_training import draw
+
+            draw(figures["training"]["looks"]).savefig(plot_path, dpi=130)
     if json_path is not None:
         files.write_json(figures, json_path)
     return figures
+
+
+def looks(config: NoiseConfig, training: NoiseTrainingConfig, console: Console) -> list[dict[str, Any]]:
+    """Train, print a line for each look at the truth, and return the figures of "training"."""
+    from evenpace.lab.experiments.noise_training import Trained, draw_norms, follow
+
+    trained, made = Trained(training, config.seed), []
+    counts = np.array(config.batches)
+    for iteration, truth, followed in follow(trained, training, config.batches):
+        estimates = estimates_of(counts, *draw_norms(trained, config.batches, training.looks))
+        least, most = followed.interval()
+        look = {
+            "iteration": iteration,
+            "truth": {"sqr": truth.sqr, "var": truth.var, "scale": truth.scale},
+            "followed": {
+                "sqr": followed.sqr,
+                "var": followed.var,
+                "scale": followed.scale,
+                "least": least,
+                "most": most,
+            },
+            "estimators": {
+                name: {"var": _summary(var, truth.var), "sqr": _summary(sqr, truth.sqr)}
+                for name, (var, sqr) in estimates.items()
+            },
+            "similarity": [
+                {
+                    "batch": batch,
+                    "measured": trained.similarity(batch, training.looks),
+                    "expected": truth.similarity(batch),
+                }
+                for batch in config.halved
+            ],
+        }
+        made.append(look)
+        _print_look(console, look)
+    return made
 
 
 def true_noise(config: NoiseConfig) -> Noise:
@@ -72,17 +130,7 @@ def estimators(config: NoiseConfig) -> dict[str, Any]:
         for gradients in _draw(config, counts)
     ]
     norms, squared = (np.concatenate(part) for part in zip(*drawn, strict=True))
-    local_var, local_sqr = local_estimates(counts, norms, squared)
-    var_weights, sqr_weights = theorem_weights(counts)
-    ours = [
-        GradientNorms.of(zip(config.batches, row, strict=True), whole)
-        for row, whole in zip(norms.tolist(), squared.tolist(), strict=True)
-    ]
-    estimates = {
-        OURS: (np.array([one.var for one in ours]), np.array([one.sqr for one in ours])),
-        AVERAGE: (local_var.mean(axis=1), local_sqr.mean(axis=1)),
-        WEIGHTED: (local_var @ var_weights, local_sqr @ sqr_weights),
-    }
+    estimates = estimates_of(counts, norms, squared)
     truth, total = true_noise(config), int(counts.sum())
     return {
         "estimators": {
@@ -98,6 +146,27 @@ def estimators(config: NoiseConfig) -> dict[str, Any]:
             }
             for place, count in enumerate(config.batches)
         ],
+    }
+
+
+def estimates_of(counts: NDArray[np.int64], norms: Array, squared: Array) -> dict[str, tuple[Array, Array]]:
+    """Return each estimator's estimates of var and sqr, (draws,) each, by its name.
+
+    Args:
+        counts: Samples b_i, (n,).
+        norms: |g_i|², (draws, n).
+        squared: |g|², (draws,).
+    """
+    local_var, local_sqr = local_estimates(counts, norms, squared)
+    var_weights, sqr_weights = theorem_weights(counts)
+    ours = [
+        GradientNorms.of(zip(counts.tolist(), row, strict=True), whole)
+        for row, whole in zip(norms.tolist(), squared.tolist(), strict=True)
+    ]
+    return {
+        OURS: (np.array([one.var for one in ours]), np.array([one.sqr for one in ours])),
+        AVERAGE: (local_var.mean(axis=1), local_sqr.mean(axis=1)),
+        WEIGHTED: (local_var @ var_weights, local_sqr @ sqr_weights),
     }
 
 
@@ -187,3 +256,20 @@ def _print_similarity(console: Console, figures: Mapping[str, Any]) -> None:
     for row in figures["similarity"]:
         table.add_row(str(row["batch"]), f"{row['measured']:.4f}", f"{row['expected']:.4f}")
     console.print(table)
+
+
+def _print_look(console: Console, look: Mapping[str, Any]) -> None:
+    truth, followed = look["truth"], look["followed"]
+    deviations = ", ".join(
+        f"{name} {its['var']['deviation']:.3f}" for name, its in look["estimators"].items()
+    )
+    cosines = ", ".join(
+        f"{row['batch']}: {row['measured']:.3f} for {row['expected']:.3f}" for row in look["similarity"]
+    )
+    console.print(
+        f"iteration {look['iteration']}: noise scale {truth['scale']:.0f} samples, followed as "
+        f"{followed['scale']:.0f} ({followed['least']:.0f} to {followed['most']:.0f}); "
+        f"sd of var: {deviations}; "
+        f"cosines of halves of {cosines}",
+        soft_wrap=True,
+    )

@@ -101,3 +101,51 @@ def test_draws_that_say_nothing_are_refused(options, message):
     """One contribution, odd halves and no noise are errors that name the value."""
     with pytest.raises(InvalidRequestError, match=message):
         NoiseConfig(**options)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """What the command prints of a training on digits with three workers, its figures, and its plot."""
+    folder = tmp_path_factory.mktemp("training")
+    sizes = ["--draws", "200", "--batches", "8,16,40", "--halved", "64"]
+    looks = ["--iterations", "120", "--every", "60", "--samples", "400", "--looks", "100"]
+    files = ["--json", str(folder / "figures.json"), "--plot", str(folder / "plot.png")]
+    result = CliRunner().invoke(cli, ["experiment", "noise", "--train", "digits", *sizes, *looks, *files])
+    assert result.exit_code == 0, result.output
+    return result.output, json.loads((folder / "figures.json").read_text()), folder / "plot.png"
+
+
+def test_a_training_is_looked_at_again_and_again(training):
+    """There is a line for each look, and a plot of all of them."""
+    printed, figures, plot = training
+    assert [look["iteration"] for look in figures["training"]["looks"]] == [60, 120]
+    assert "iteration 60: noise scale" in printed
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_estimates_of_a_networks_gradients_are_those_of_its_single_samples(training):
+    """The mean of a hundred batches is that of 400 samples' gradients, whose error is some 7%."""
+    for look in training[1]["training"]["looks"]:
+        for estimator in look["estimators"].values():
+            assert estimator["var"]["mean"] == pytest.approx(look["truth"]["var"], rel=0.25)
+
+
+def test_the_noise_is_followed_while_the_network_learns(training):
+    """What was followed lags behind, but is of the same size as the truth."""
+    for look in training[1]["training"]["looks"]:
+        assert 0.5 < look["followed"]["scale"] / look["truth"]["scale"] < 2
+        assert look["followed"]["least"] < look["followed"]["scale"] < look["followed"]["most"]
+
+
+def test_the_similarity_of_halves_follows_from_the_scale(training):
+    """The mean cosine of a hundred batches' halves is 1/(1 + 2φ/B), as for drawn gradients."""
+    for look in training[1]["training"]["looks"]:
+        (row,) = look["similarity"]
+        assert row["measured"] == pytest.approx(row["expected"], abs=0.08)
+
+
+def test_data_that_is_not_there_is_an_error():
+    """The message names what was given."""
+    result = CliRunner().invoke(cli, ["experiment", "noise", "--draws", "2", "--train", "colours"])
+    assert result.exit_code == 1
+    assert "Unknown data set 'colours'" in result.output

@@ -1,0 +1,155 @@
+"""Estimates of the gradient noise in a real training, against the truth at frozen parameters.
+
+A network is trained by SGD in one process, on the gradients of uneven contributions. Every so many iterations
+its parameters stay as they are for a moment: many single samples' gradients then give the truth, and further
+batches, drawn with the same contributions, the error of each estimator. The JSON has a list of these looks::
+
+    [{"iteration", "truth": {"sqr", "var", "scale"}, "followed": {"sqr", "var", "scale", "least", "most"},
+      "estimators": as `noise` has them, "similarity": likewise}]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import nn
+
+from evenpace.lab.data import ImageSet, load
+from evenpace.lab.experiments.config import NoiseTrainingConfig
+from evenpace.lab.models.cifarnet import CifarNet
+from evenpace.reports import style
+from idl.noise import GradientNorms, Noise, NoiseEstimate
+
+Array = NDArray[np.float64]
+
+
+class Trained:
+    """A network, its data, and their gradients.
+
+    Args:
+        config: What is trained.
+        seed: Seed of the network's first parameters, and of all draws.
+
+    Raises:
+        DataError: The data cannot be had.
+    """
+
+    def __init__(self, config: NoiseTrainingConfig, seed: int) -> None:
+        assert config.train is not None
+        data = load(config.train)
+        torch.manual_seed(seed)
+        self._images = torch.from_numpy(data.train_images)
+        self._labels = torch.from_numpy(data.train_labels)
+        self._model = _model(data)
+        self._parameters = list(self._model.parameters())
+        self._rng = np.random.default_rng(seed)
+        self._rate = config.rate
+
+    def draw(self, count: int) -> NDArray[np.int64]:
+        """Draw samples of the training set, without putting them back: (count,) of their numbers."""
+        return self._rng.choice(len(self._labels), count, replace=False)
+
+    def gradient(self, samples: NDArray[np.int64]) -> torch.Tensor:
+        """Return the gradient of the mean loss over samples, (elements,)."""
+        chosen = torch.from_numpy(samples)
+        loss = nn.functional.cross_entropy(self._model(self._images[chosen]), self._labels[chosen])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self._parameters)])
+
+    def contributions(self, counts: Sequence[int]) -> tuple[GradientNorms, torch.Tensor]:
+        """Draw a batch of several contributions; return their norms, and their weighted mean, (elements,)."""
+        drawn = np.split(self.draw(sum(counts)), np.cumsum(counts)[:-1])
+        total, mean, each = sum(counts), torch.zeros(()), []
+        for count, samples in zip(counts, drawn, strict=True):
+            gradient = self.gradient(samples)
+            each.append((count, _squares(gradient)))
+            mean = mean + gradient * (count / total)
+        return GradientNorms.of(each, _squares(mean)), mean
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """Take a step of SGD."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, torch.split(gradient, sizes), strict=True):
+                parameter.sub_(part.view_as(parameter), alpha=self._rate)
+
+    def truth(self, samples: int) -> Noise:
+        """Return the noise at the present parameters, from as many single samples' gradients."""
+        mean, squares = torch.zeros((), dtype=torch.float64), 0.0
+        for sample in self.draw(samples):
+            gradient = self.gradient(np.array([sample])).double()
+            mean = mean + gradient / samples
+            squares += _squares(gradient)
+        var = (squares - samples * _squares(mean)) / (samples - 1)
+        return Noise(_squares(mean) - var / samples, var)
+
+    def similarity(self, batch: int, draws: int) -> float:
+        """Return the mean cosine of the gradients of two halves of a batch."""
+        cosines = []
+        for _ in range(draws):
+            a, b = (self.gradient(half) for half in np.split(self.draw(batch), 2))
+            cosines.append(float(nn.functional.cosine_similarity(a, b, dim=0)))
+        return float(np.mean(cosines))
+
+
+def follow(trained: Trained, config: NoiseTrainingConfig, counts: Sequence[int]) -> Any:
+    """Train, and yield at each look the iteration, the truth, and the noise as it was followed until then."""
+    estimate = NoiseEstimate()
+    for iteration in range(1, config.iterations + 1):
+        norms, mean = trained.contributions(counts)
+        estimate = estimate.observe(norms)
+        trained.step(mean)
+        if iteration % config.every == 0:
+            yield iteration, trained.truth(config.samples), estimate.noise
+
+
+def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Array, Array]:
+    """Return |g_i|², (draws, n), and |g|², (draws,), of batches drawn at the present parameters."""
+    norms, squared = [], []
+    for _ in range(draws):
+        drawn = np.split(trained.draw(sum(counts)), np.cumsum(counts)[:-1])
+        gradients = [trained.gradient(samples) for samples in drawn]
+        mean = sum(g * (count / sum(counts)) for count, g in zip(counts, gradients, strict=True))
+        norms.append([_squares(gradient) for gradient in gradients])
+        squared.append(_squares(mean))  # type: ignore[arg-type]
+    return np.array(norms), np.array(squared)
+
+
+def draw(looks: Sequence[dict[str, Any]]) -> Figure:
+    """Draw the noise scale as it was followed, with two standard errors, beside the truth."""
+    iterations = [look["iteration"] for look in looks]
+    followed = [look["followed"] for look in looks]
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        axes = figure.subplots()
+        low, high = ([_or_nan(one[key]) for one in followed] for key in ("least", "most"))
+        axes.fill_between(iterations, low, high, color=style.COLOURS[0], alpha=0.2, linewidth=0)
+        axes.plot(
+            iterations, [_or_nan(one["scale"]) for one in followed], color=style.COLOURS[0], label="followed"
+        )
+        truth = [_or_nan(look["truth"]["scale"]) for look in looks]
+        axes.plot(iterations, truth, "o", color=style.GREY, label="truth")
+        axes.set_yscale("log")
+        axes.set_title("Gradient noise scale")
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("samples")
+        axes.legend()
+        return figure
+
+
+def _model(data: ImageSet) -> nn.Module:
+    if data.name == "cifar10":
+        return CifarNet(data.classes)
+    pixels = int(np.prod(data.train_images.shape[1:]))
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, data.classes))
+
+
+def _squares(gradient: torch.Tensor) -> float:
+    return float(gradient.double().square().sum())
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
