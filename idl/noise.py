@@ -317,11 +317,13 @@ class NoiseEstimate:
     Errors are from the spread of the iterations' own estimates about their mean, whatever its reason, so they
     need no assumption about Σ; iterations are taken to be independent of each other. After a change of the
     truth, a share exp(-k/horizon) of the difference is left k iterations later: a step is followed to 10% of
-    its height in 2.3 horizons.
+    its height in 2.3 horizons. Where a training begins, |G|² may fall a hundredfold within a horizon; so the
+    horizon grows with the number of iterations, of which the last ones count most.
 
     Attributes:
         horizon: Iterations after which one counts 1/e. The default is for errors of some percent where φ is
             near B, with about 400 effective observations, and follows training in a few hundred iterations.
+        share: The horizon is at most this share of the iterations so far, from 10 iterations on.
         sums: Decayed sums of (n - 1, (n - 1) S, B, B G).
         products: Decayed sums of the products of each two of these.
         observed: Iterations that the estimate is from.
@@ -329,10 +331,12 @@ class NoiseEstimate:
         skipped: Iterations that were left out because a norm, or what follows from it, was not finite.
 
     Raises:
-        ValueError: The horizon is too short for iterations to say anything, or not finite.
+        ValueError: The horizon is too short for iterations to say anything, or not finite; or the share is
+            not above 0.
     """
 
     horizon: float = 200.0
+    share: float = 1 / 3
     sums: tuple[float, ...] = (0.0,) * 4
     products: tuple[float, ...] = (0.0,) * len(_PAIRS)
     observed: int = 0
@@ -342,6 +346,8 @@ class NoiseEstimate:
     def __post_init__(self) -> None:
         if not _LEAST_OBSERVATIONS <= self.horizon < math.inf:
             raise ValueError(f"horizon {self.horizon}: must be a number from {_LEAST_OBSERVATIONS:g}")
+        if not 0 < self.share < math.inf:
+            raise ValueError(f"share {self.share}: must be a number above 0")
 
     def observe(self, norms: GradientNorms) -> "NoiseEstimate":
         """Return the estimate with one more iteration; the same where it has fewer than two contributions."""
@@ -349,7 +355,7 @@ class NoiseEstimate:
             return self
         freedom, samples = float(norms.contributions - 1), float(norms.samples)
         new = (freedom, freedom * norms.var, samples, samples * norms.sqr)
-        keep = math.exp(-1 / self.horizon)
+        keep = math.exp(-1 / min(self.horizon, max(_LEAST_OBSERVATIONS, self.share * self.observed)))
         sums = tuple(keep * old + one for old, one in zip(self.sums, new, strict=True))
         products = tuple(
             keep * keep * old + new[i] * new[j] for old, (i, j) in zip(self.products, _PAIRS, strict=True)

@@ -276,7 +276,7 @@ def test_iterations_weigh_as_much_as_they_say():
         means, plain = [], []
         for _ in range(200):
             norms = [norms_of(split, problem.draw(split)) for split in splits]
-            noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate()).noise
+            noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate(share=1e9)).noise
             means.append((noise.var, noise.sqr))
             plain.append(np.mean([(one.var, one.sqr) for one in norms], axis=0))
         deviations += [np.std(means, axis=0), np.std(plain, axis=0)]
@@ -319,11 +319,22 @@ def test_errors_are_those_of_means_where_iterations_weigh_the_same():
     """With one split and no decay to speak of they are the standard errors of plain means, s/√k."""
     problem = Quadratic(np.random.default_rng(9), 50, 32, 0.5)
     norms = [norms_of([8, 24], problem.draw([8, 24])) for _ in range(12)]
-    noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate(horizon=1e9)).noise
+    noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate(horizon=1e9, share=1e9)).noise
 
     both = np.cov([[one.sqr for one in norms], [one.var for one in norms]]) / 12
     errors = (noise.sqr_error**2, noise.covariance, noise.var_error**2)
     assert errors == pytest.approx((both[0, 0], both[0, 1], both[1, 1]), rel=1e-5)
+
+
+def test_an_estimate_that_is_young_forgets_its_first_iterations_sooner():
+    """A gradient whose square falls tenfold at the 20th iteration is followed by the 60th."""
+    problem = Quadratic(np.random.default_rng(4), 50, 64, 0.1)
+    split = [16, 16, 32]
+    before = observed(problem, [split] * 20), observed(problem, [split] * 20, NoiseEstimate(share=1e9))
+    problem.gradient, problem.sqr = problem.gradient / 10**0.5, problem.sqr / 10
+    young, fixed = (observed(problem, [split] * 40, one).noise for one in before)
+    assert young.sqr == pytest.approx(problem.sqr, rel=0.5)
+    assert fixed.sqr > 3 * problem.sqr
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e200])

@@ -1,8 +1,9 @@
 """Estimates of the gradient noise in a real training, against the truth at frozen parameters.
 
 A network is trained by SGD in one process, on the gradients of uneven contributions. Every so many iterations
-its parameters stay as they are for a moment: many single samples' gradients then give the truth, and further
-batches, drawn with the same contributions, the error of each estimator. The JSON has a list of these looks::
+its parameters stay as they are for a moment: the gradients of all samples, and of many single ones, then give
+the truth, and further batches, drawn with the same contributions, the error of each estimator. The JSON has a
+list of these looks::
 
     [{"iteration", "truth": {"sqr", "var", "scale"}, "followed": {"sqr", "var", "scale", "least", "most"},
       "estimators": as `noise` has them, "similarity": likewise}]
@@ -25,6 +26,8 @@ from evenpace.reports import style
 from idl.noise import GradientNorms, Noise, NoiseEstimate
 
 Array = NDArray[np.float64]
+
+_AT_ONCE = 1000  # samples
 
 
 class Trained:
@@ -77,14 +80,13 @@ class Trained:
                 parameter.sub_(part.view_as(parameter), alpha=self._rate)
 
     def truth(self, samples: int) -> Noise:
-        """Return the noise at the present parameters, from as many single samples' gradients."""
-        mean, squares = torch.zeros((), dtype=torch.float64), 0.0
-        for sample in self.draw(samples):
-            gradient = self.gradient(np.array([sample])).double()
-            mean = mean + gradient / samples
-            squares += _squares(gradient)
-        var = (squares - samples * _squares(mean)) / (samples - 1)
-        return Noise(_squares(mean) - var / samples, var)
+        """Return the noise at the present parameters: |G|² of all samples, tr(Σ) from so many of them."""
+        everything = np.arange(len(self._labels))
+        true = torch.zeros((), dtype=torch.float64)
+        for part in np.array_split(everything, -(-len(everything) // _AT_ONCE)):
+            true = true + self.gradient(part).double() * (len(part) / len(everything))
+        apart = (_squares(self.gradient(np.array([one])).double() - true) for one in self.draw(samples))
+        return Noise(_squares(true), sum(apart) / samples)
 
     def similarity(self, batch: int, draws: int) -> float:
         """Return the mean cosine of the gradients of two halves of a batch."""
