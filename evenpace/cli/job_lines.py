@@ -87,7 +87,8 @@ def progress(news: News) -> str:
     if news.progress is not None:
         one = news.progress
         parts.append(f"{one.state}, iteration {one.iteration:,}, batches of {samples(one.batch_size)}")
-    parts.append(f"{news.running} {'worker' if news.running == 1 else 'workers'}")
+    if not _has_ended(news):
+        parts.append(f"{news.running} {'worker' if news.running == 1 else 'workers'}")
     if news.failures:
         parts.append(f"{news.failures} {'failure' if news.failures == 1 else 'failures'}")
     waits = [f"{name} {why}" for name, why in news.waits.items()]
@@ -100,7 +101,12 @@ def progress(news: News) -> str:
 def _kind(news: News) -> str:
     """Return what makes a line of progress worth saying at once."""
     state = news.progress.state if news.progress is not None else ""
-    return f"{state} {news.running} {sorted(news.waits.items())}"
+    return f"{state} {0 if _has_ended(news) else news.running} {sorted(news.waits.items())}"
+
+
+def _has_ended(news: News) -> bool:
+    """Return whether the training is over: its workers end then, one after the other, which says nothing."""
+    return news.progress is not None and news.progress.state == "ended"
 
 
 def _colour(name: str) -> str:

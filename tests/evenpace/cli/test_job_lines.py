@@ -22,6 +22,7 @@ def news(lines=(), waits=None, running=0, failures=0, progress=None, finish=None
         (news(running=2, failures=1), "2 workers; 1 failure"),
         (news(running=2, failures=3), "2 workers; 3 failures"),
         (news(progress=RUNNING, running=2), "running, iteration 1,234, batches of 2,500; 2 workers"),
+        (news(progress=Progress("ended", 180, 128), running=1), "ended, iteration 180, batches of 128"),
         (
             news(waits={"manager": "is about to be placed"}),
             "0 workers; waiting: manager is about to be placed",
