@@ -78,6 +78,18 @@ class ManagerClient:
         """
         return self._control(job, balancing=_wire.Balancing(policy, predictor, tolerance))
 
+    def set_sizer(
+        self,
+        job: str,
+        sizer: str,
+        sizes: tuple[int, int] | None = None,
+        promise: float | None = None,
+        similarity: float | None = None,
+    ) -> str:
+        """Change how the whole batch's size is chosen: the sizer, and the bounds of its choice."""
+        least, most = sizes or (None, None)
+        return self._control(job, sizing=_wire.Sizing(sizer, least, most, promise, similarity))
+
     def set_total_batch_size(self, job: str, samples: int) -> str:
         """Change the whole batch's size, over all workers, from the next iteration planned on."""
         return self._control(job, total_batch_size=samples)

@@ -9,11 +9,12 @@ from batchsize_manager.balancing import Balancing
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.policies import POLICIES_WITH_PREDICTOR
+from batchsize_manager.sizers import Sizes, Sizing
 from idl import check
 from idl.errors import InvalidRequestError
 from idl.translation import read_bounds
 
-_CHANGES = ("balancing", "total_batch_size", "bounds", "drain", "paused", "gone")
+_CHANGES = ("balancing", "sizing", "total_batch_size", "bounds", "drain", "paused", "gone")
 
 
 def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> str:
@@ -45,6 +46,8 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
     worker = check.text("worker", request.worker) if needs_worker else ""
     if change == "balancing":
         return _rebalance(managed, request.balancing, learning, now)
+    if change == "sizing":
+        return _resize(managed, request.sizing, now)
     if change == "total_batch_size":
         total = check.integer("total_batch_size", request.total_batch_size, 1, job.spec.dataset_size)
         return operations.change_batch_size(total, now)
@@ -82,6 +85,29 @@ def _rebalance(managed: ManagedJob, wanted: Any, learning: Learning, now: float)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     return managed.job.operations.change_policy(after, successor, _difference(before, after), now)
+
+
+def _resize(managed: ManagedJob, wanted: Any, now: float) -> str:
+    job = managed.job
+    before = job.planner.sizer.sizing
+    sizes = before.batch_size
+    if (wanted.least is None) != (wanted.most is None):
+        raise InvalidRequestError("sizing: give both of least and most, or none")
+    if wanted.least is not None:
+        samples = job.spec.dataset_size
+        least = check.integer("sizing.least", wanted.least, 1, samples)
+        sizes = Sizes(least, check.integer("sizing.most", wanted.most, least))
+    promise, similarity = before.promise, before.similarity
+    if wanted.promise is not None:
+        promise = check.number("sizing.promise", wanted.promise, 0, 1)
+    if wanted.similarity is not None:
+        similarity = check.number("sizing.similarity", wanted.similarity, 0, 1)
+    try:
+        after = Sizing(check.text("sizing.sizer", wanted.sizer), sizes, promise, similarity)
+        job.config.check_sizing(after)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    return job.operations.change_sizing(after, now)
 
 
 def _difference(before: Balancing, after: Balancing) -> str:

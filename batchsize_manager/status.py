@@ -33,6 +33,8 @@ def summary(managed: ManagedJob) -> Any:
         spec=wire_spec(job.spec),
         batch_size=job.planner.batch_size,
         age=time.monotonic() - managed.since,
+        sizer=job.planner.sizer.name,
+        sizing=job.planner.sizer.reason,
     )
 
 

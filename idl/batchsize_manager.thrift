@@ -46,6 +46,7 @@ struct JobSpec {
   5: bool drop_last         // leave out an epoch's last batch if it is smaller
   6: optional i64 micro_batch  // samples that are computed together, 1 to total_batch_size: slices begin and end on
                             // the cuts between micro-batches. Left out: slices may begin anywhere
+  7: optional map<i64, i64> schedule  // other sizes of a whole batch by the first epoch that has them, from 1 on
 }
 
 /** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */
@@ -254,6 +255,8 @@ struct JobSummary {
  12: JobSpec spec
  13: i64 batch_size                 // samples of a whole batch at present
  14: double age                     // seconds for which this manager has held it
+ 15: string sizer                   // as in `evenpace manager --sizer`
+ 16: string sizing                  // why batches have the size that they have, in words; empty where it is not chosen
 }
 
 struct JobsReply {
@@ -297,7 +300,16 @@ struct Balancing {
   3: optional double tolerance      // at least 0 and below 1; left out: the present one
 }
 
-/** A change of a running job: exactly one of the fields 2, 3, 5, 6 and 7 is given. */
+/** The way in which the whole batch's size is chosen from now on; what is left out is as it was. */
+struct Sizing {
+  1: string sizer                   // as in `evenpace manager --sizer`
+  2: optional i64 least             // samples; bounds of what it may choose, of which both or none are given
+  3: optional i64 most
+  4: optional double promise        // the share of goodput that it must be sure to gain, 0 to 1
+  5: optional double similarity     // the threshold of similarity, above 0 and below 1
+}
+
+/** A change of a running job: exactly one of the fields 2, 3, 5, 6, 7, 8 and 9 is given. */
 struct ControlRequest {
   1: string job
   2: optional Balancing balancing
@@ -307,6 +319,7 @@ struct ControlRequest {
   6: optional bool drain            // release the worker once it has finished its assignments; only true
   7: optional bool paused           // whether the job is to be paused, so that nothing more is planned
   8: optional bool gone             // take the worker out now, since its machine was given up; only true
+  9: optional Sizing sizing
 }
 
 struct ControlReply {

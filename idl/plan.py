@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,8 @@ class JobSpec:
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples that are computed together, on whichever worker: slices are of whole
             micro-batches. None for a job without, whose workers compute each slice as a whole.
+        milestones: Other sizes of a whole batch that the script asks for: (epoch, samples) from that epoch
+            on, ascending by epoch, from 1.
 
     Raises:
         ValueError: A number is out of its range.
@@ -117,6 +120,7 @@ class JobSpec:
     shuffle: bool = True
     drop_last: bool = False
     micro_batch: int | None = None
+    milestones: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -133,6 +137,39 @@ class JobSpec:
                 f"micro_batch {self.micro_batch}: must be from 1 to the total batch size, "
                 f"{self.total_batch_size}"
             )
+        last = 0
+        for epoch, size in self.milestones:
+            if not last < epoch < 2**48:
+                raise ValueError(
+                    f"milestones: epoch {epoch} must be above {last}, the one before, and below 2^48"
+                )
+            if not (self.micro_batch or 1) <= size <= self.dataset_size:
+                raise ValueError(
+                    f"milestones: size {size} from epoch {epoch} on must be from {self.micro_batch or 1} to "
+                    f"the dataset's size, {self.dataset_size}"
+                )
+            last = epoch
+
+    @classmethod
+    def of(
+        cls,
+        dataset_size: int,
+        batch_size: int | Mapping[int, int],
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        micro_batch: int | None = None,
+    ) -> "JobSpec":
+        """Return the spec of a script that gives one batch size, or sizes by the first epoch that has them.
+
+        Raises:
+            ValueError: A number is out of its range, or there is no size for epoch 0.
+        """
+        sizes = sorted(batch_size.items()) if isinstance(batch_size, Mapping) else [(0, batch_size)]
+        if not sizes or sizes[0][0] != 0:
+            raise ValueError(f"batch_size {batch_size}: must have a size for epoch 0")
+        changes = [now for before, now in pairwise(sizes) if now[1] != before[1]]
+        return cls(dataset_size, sizes[0][1], seed, shuffle, drop_last, micro_batch, tuple(changes))
 
     def differences(self, other: "JobSpec") -> str:
         """Return the fields in which this spec differs from another, with this one's values, in words."""

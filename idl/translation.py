@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
 _MAX_GROUPS = 10_000
+_MAX_MILESTONES = 10_000
 _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
@@ -124,7 +125,8 @@ def read_synchronisation(struct: Any) -> Synchronisation:
 
 def wire_spec(value: JobSpec) -> Any:
     """Make a `JobSpec`."""
-    return idl.batchsize_manager.JobSpec(**_fields(value))
+    fields = _fields(value)
+    return idl.batchsize_manager.JobSpec(schedule=dict(fields.pop("milestones")) or None, **fields)
 
 
 def read_spec(struct: Any) -> JobSpec:
@@ -133,7 +135,16 @@ def read_spec(struct: Any) -> JobSpec:
     Raises:
         InvalidRequestError: A field is missing or out of its range.
     """
-    return _read(struct, JobSpec)
+    schedule = getattr(struct, "schedule", None) or {}
+    if len(schedule) > _MAX_MILESTONES:
+        raise InvalidRequestError(
+            f"schedule: has {len(schedule)} sizes, but at most {_MAX_MILESTONES} are allowed"
+        )
+    spec = _read(struct, JobSpec, milestones=())
+    try:
+        return dataclasses.replace(spec, milestones=tuple(sorted(schedule.items())))
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def wire_bounds(value: Bounds) -> Any:

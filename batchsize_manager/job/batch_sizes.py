@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from idl.plan import JobSpec
 
+_CHANGES = 100  # the last ones, which are kept
+
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
@@ -28,7 +30,8 @@ class Batches:
 
     They are those of `JobSpec.batch` until the size changes: because an operator changes it or, with scaling,
     because it follows the number of members that a batch is planned for. From then on, each batch begins
-    where the one before it ends. The changes of the size determine every batch, so nothing else is saved.
+    where the one before it ends. The changes of the size determine every batch, so nothing else is saved. Of
+    many, only the last ones are kept: a job goes back further only to where its shards know the position.
 
     Args:
         spec: The data set, its order, and the first size of the batches.
@@ -54,7 +57,7 @@ class Batches:
 
     @property
     def changes(self) -> tuple[BatchChange, ...]:
-        """The changes of the size, oldest first; the first one is the job's beginning."""
+        """The last changes of the size, oldest first; as long as they are few, the job's beginning before."""
         return tuple(self._changes)
 
     @property
@@ -88,7 +91,9 @@ class Batches:
         """
         self._go_back(iteration)
         change = BatchChange(iteration, epoch, start, self._changes[-1].size)
-        if self._batch(iteration)[:2] != self._after(change, iteration)[:2]:
+        if not self.knows(iteration):
+            self._changes = [change]
+        elif self._batch(iteration)[:2] != self._after(change, iteration)[:2]:
             self._changes.append(change)
 
     def take(self, iteration: int, members: int) -> tuple[int, int, int]:
@@ -100,7 +105,17 @@ class Batches:
             while self._changes and self._changes[-1].iteration >= iteration:
                 self._changes.pop()
             self._changes.append(BatchChange(iteration, epoch, start, size))
+            del self._changes[:-_CHANGES]
         return self._batch(iteration)
+
+    def following(self, iteration: int) -> tuple[int, int]:
+        """Return epoch and first position of an iteration's batch, whatever its size will be."""
+        self._go_back(iteration)
+        return self._batch(iteration)[:2]
+
+    def knows(self, iteration: int) -> bool:
+        """Return whether the position of an iteration's batch follows from the changes that are kept."""
+        return iteration >= self._changes[0].iteration
 
     def _go_back(self, iteration: int) -> None:
         while len(self._changes) > 1 and self._changes[-1].iteration > iteration:

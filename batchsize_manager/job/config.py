@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated
 
+from batchsize_manager.sizers import MEASURING, Sizing
 from idl.settings import Setting, check_settings
 from idl.synchronisation import Synchronisation
 
@@ -63,10 +64,7 @@ class JobConfig:
         float, Setting("Seconds without a heartbeat, after which a worker is taken out.", least=0, below=inf)
     ] = 600.0
     return_grace: Annotated[float, Setting(least=0, below=inf)] = 30.0
-    batch_size: Annotated[
-        int | None,
-        Setting("Samples of a whole batch to begin with.  [default: as scripts ask for]", least=1),
-    ] = None
+    sizing: Sizing = field(default_factory=Sizing)
     scale_batch: Annotated[
         bool,
         Setting(
@@ -82,10 +80,30 @@ class JobConfig:
         for name, given in (("lookahead", self.lookahead), ("release", self.release)):
             if given and sync.mode != "bsp":
                 raise ValueError(f"{name} {given}: belongs to bsp, but the mode is {sync.mode}")
+        self.check_sizing(self.sizing)
         if (sync.replicas_to_aggregate or 0) > self.workers:
             raise ValueError(
                 f"replicas_to_aggregate {sync.replicas_to_aggregate}: "
                 f"must be at most the number of workers, {self.workers}"
+            )
+
+    def check_sizing(self, sizing: Sizing) -> None:
+        """Check that a way to choose the batch's size goes with the rest of the configuration.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if sizing.sizer not in MEASURING:
+            return
+        if self.synchronisation.mode != "bsp":
+            raise ValueError(
+                f"sizer {sizing.sizer}: belongs to bsp, in which the gradient noise is measured, "
+                f"but the mode is {self.synchronisation.mode}"
+            )
+        if self.scale_batch:
+            raise ValueError(
+                f"sizer {sizing.sizer}: with scale_batch, the batch follows the number of workers; "
+                f"leave one of the two out"
             )
 
     @property

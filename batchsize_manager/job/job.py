@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from batchsize_manager.job import deadlines
 from batchsize_manager.job.attempts import Attempts
+from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Answer, Effects, Outbox, Over
@@ -44,7 +45,7 @@ class Job:
         first_iteration: The job's first iteration: above 0 for a job that goes on from a checkpoint.
         position: Epoch and first position of that iteration's batch; None where they follow from the
             iteration, since batches have always had the size of `spec`.
-        total: Samples of a whole batch, where an operator has changed it; None: as in `spec`.
+        total: Samples of a whole batch, as they were at a checkpoint; None: as the configuration has it.
 
     Attributes:
         spec: As given.
@@ -77,16 +78,17 @@ class Job:
         batches = Batches(spec, scaled, first_iteration, position)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
         self.members = Members(config, self.outbox, self.iterations.has_piece)
-        self.planner = Planner(config, policy, batches, self.members, self.outbox)
+        sizer = BatchSizer(config.sizing, spec, self.iterations.history)
+        self.planner = Planner(config, policy, batches, sizer, self.members, self.outbox)
         self.attempts = Attempts(self.members, self.iterations, self.outbox)
         parts = self.members, self.iterations, self.planner, self.attempts
         self.presence = Presence(config, *parts, self.outbox)
         self.operations = Operations(*parts, self.presence, self.outbox, self._advance)
         if total is not None:
             why = "as it was at the checkpoint"
-        elif config.batch_size is not None:
-            total, why = min(config.batch_size, spec.dataset_size), "as the manager's configuration has it"
-        if total is not None and total != spec.total_batch_size:
+        else:
+            total, why = config.sizing.first(spec), "as the manager's configuration has it"
+        if total != spec.total_batch_size:
             batches.total = total
             self.outbox.log(f"the batch size is {total}, {why}; the workers say {spec.total_batch_size}")
 
@@ -198,7 +200,7 @@ class Job:
         member.reported_at = now
         lowered = report.at_once is not None and self.members.lower_at_once(worker, report.at_once)
         if maximum is not None and maximum < member.bounds.maximum:
-            lowered |= self.members.lower_maximum(worker, maximum, self.planner.padded_size)
+            lowered |= self.members.lower_maximum(worker, maximum, self.planner.least_size())
         if lowered:
             self.presence.changed()
         if progress is None or part is None:
@@ -307,6 +309,11 @@ class Job:
                         f"place {place[1]}: must be at most the dataset's size, {self.spec.dataset_size}"
                     )
                 self.planner.batches.go_on(iteration, *place)
+            elif not self.planner.batches.knows(iteration):
+                raise InvalidRequestError(
+                    f"iteration {iteration}: the batch's size has changed so often since that only shards "
+                    f"which were told where its batch begins know it; give place"
+                )
             self.attempts.end(iteration, now)
             self.presence.begin_again(iteration)
             self.outbox.log(f"attempt {attempt} begins at iteration {iteration}, as {worker} said", worker)
@@ -385,6 +392,8 @@ class Job:
             self.operations.paused,
             self.operations.balancing,
             self.members.saved,
+            self.first_iteration,
+            self.operations.sizing,
         )
 
     @property

@@ -268,11 +268,12 @@ class Members:
             )
         return member
 
-    def check_bounds(self, changed: Mapping[str, Bounds], total: int, *, complete: bool) -> None:
-        """Check that the members can take a batch of `total` samples, some of them with changed bounds.
+    def check_bounds(self, changed: Mapping[str, Bounds], least: int, total: int, *, complete: bool) -> None:
+        """Check that the members can take a batch, some of them with changed bounds.
 
         Args:
             changed: The changed bounds, by member's name.
+            least: Samples of the batch, or the fewest that a sizer may make of it.
             total: Samples of the batch.
             complete: Whether the present members have to take all of it, since no other is awaited.
 
@@ -287,10 +288,10 @@ class Members:
                 f"more than the total batch size, {total}"
             )
         maxima = sum(bounds[name].maximum for name in self.staying)
-        if complete and self.staying and maxima < total:
+        if complete and self.staying and maxima < least:
             raise InvalidRequestError(
                 f"the workers could take {maxima} samples together at most, "
-                f"less than the total batch size, {total}"
+                f"less than the total batch size, {least}"
             )
 
     def check_room(self, worker: str, bounds: Bounds, total: int) -> None:

@@ -15,6 +15,7 @@ from batchsize_manager.job.members import DRAINED, Member, Members
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.policies import Policy
+from batchsize_manager.sizers import Sizing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 
@@ -39,6 +40,7 @@ class Operations:
     Attributes:
         paused: Whether nothing more is planned until `resume`.
         balancing: The way in which batches are split, where an operator has chosen one; else None.
+        sizing: The way in which their size is chosen, likewise.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Operations:
     ) -> None:
         self.paused = False
         self.balancing: Balancing | None = None
+        self.sizing: Sizing | None = None
         self._members = members
         self._iterations = iterations
         self._planner = planner
@@ -93,22 +96,45 @@ class Operations:
         before = batches.total
         if total == before:
             return f"the batch size is {total} already"
+        if (sizer := self._planner.sizer.name) != "fixed":
+            raise InvalidRequestError(
+                f"total_batch_size {total}: the sizer {sizer} chooses it; set the sizer fixed before, "
+                f"or give it other bounds"
+            )
         staying = len(self._members.staying)
         size = batches.padded(staying, total) if staying else batches.spec.cuts(total).padded
-        self._members.check_bounds({}, size, complete=self._members.started)
+        self._members.check_bounds({}, size, size, complete=self._members.started)
         self._iterations.discard_undelivered()
         batches.total = total
         self._presence.changed()
         return self._done(f"changed the batch size from {before} to {total}, {self._from_here}", now)
+
+    def change_sizing(self, sizing: Sizing, now: float) -> str:
+        """Choose the size of batches in another way.
+
+        Args:
+            sizing: The sizer and its bounds.
+            now: The time.
+        """
+        sizer, batches = self._planner.sizer, self._planner.batches
+        before = sizer.name
+        if sizing == sizer.sizing:
+            return f"the sizer is {before} already, with the same options"
+        sizer.use(sizing)
+        self.sizing = sizing
+        self._iterations.discard_undelivered()
+        self._presence.changed()
+        least, most = sizing.bounds(batches.spec)
+        said = f", for batches of {least:,} to {most:,} samples" if sizer.adapts else ""
+        return self._done(f"changed the sizer from {before} to {sizer.name}{said}, {self._from_here}", now)
 
     def change_bounds(self, worker: str, bounds: Bounds, now: float) -> str:
         """Give a member other bounds of its share; `at_once` stays as it is."""
         member = self._named(worker)
         bounds = replace(bounds, at_once=member.bounds.at_once)
         bounds = self._planner.batches.spec.narrowed(bounds)
-        self._members.check_bounds(
-            {worker: bounds}, self._planner.padded_size, complete=self._members.started
-        )
+        sizes = self._planner.least_size(), self._planner.padded_size
+        self._members.check_bounds({worker: bounds}, *sizes, complete=self._members.started)
         self._iterations.discard_undelivered()
         member.bounds = bounds
         self._presence.changed()

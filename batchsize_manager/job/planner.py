@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
@@ -22,12 +23,14 @@ class Planner:
         config: The job's configuration.
         policy: The policy that splits batches at first.
         batches: The batches to split.
+        sizer: The chooser of their size.
         members: The job's members; some may be released here, if the policy finds them dispensable.
         outbox: Collects the effects.
 
     Attributes:
         policy: The policy that splits batches now.
         batches: As given.
+        sizer: As given.
     """
 
     def __init__(
@@ -35,12 +38,14 @@ class Planner:
         config: JobConfig,
         policy: Policy,
         batches: Batches,
+        sizer: BatchSizer,
         members: Members,
         outbox: Outbox,
     ) -> None:
         self.policy = policy
         self._config = config
         self.batches = batches
+        self.sizer = sizer
         self._members = members
         self._outbox = outbox
         self._last_warning: tuple[str, ...] = ()
@@ -55,16 +60,26 @@ class Planner:
         """The samples of `batch_size`, rounded up to whole micro-batches as the members' bounds are."""
         return self.batches.padded(len(self._members.staying))
 
+    def least_size(self, members: int | None = None) -> int:
+        """Return the samples, padded, that so many members must be able to take; default: those planned for.
+
+        It is a whole batch, or the smallest that the sizer may make of it.
+        """
+        least = min(self.sizer.least, self.batches.total) if self.sizer.adapts else None
+        return self.batches.padded(len(self._members.staying) if members is None else members, least)
+
     def can_do_without(self, workers: Collection[str]) -> bool:
         """Return whether the members that are planned for can take a whole batch without some of them."""
         left = [m.bounds.maximum for name, m in self._members.staying.items() if name not in workers]
-        return bool(left) and sum(left) >= self.batches.padded(len(left))
+        return bool(left) and sum(left) >= self.least_size(len(left))
 
     @property
     def lack(self) -> str:
         """A sentence that says how many samples the members that are planned for fall short of a batch."""
         most = sum(member.bounds.maximum for member in self._members.staying.values())
-        return f"the workers can take {most} samples together at most, less than a batch of {self.batch_size}"
+        return (
+            f"the workers can take {most} samples together at most, less than a batch of {self.least_size()}"
+        )
 
     def members_changed(self) -> None:
         """Give the policy the members that are planned for.
@@ -72,16 +87,25 @@ class Planner:
         Raises:
             InfeasibleError: They cannot take the batch.
         """
-        if staying := self._members.staying:
+        if participants := self._participants:
+            size = self.sizer.within(self.batches.total, participants)
+            if size != self.batches.total:
+                self._resize(size, "that is what the workers can take")
             self.policy.expect(self.padded_size)
-            self.policy.set_members([Participant(name, m.bounds, m.device) for name, m in staying.items()])
+            self.policy.set_members(participants)
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Have the policy observe an iteration's records, by worker."""
-        if self.batches.spec.micro_batch is not None:
-            observations = {name: self._in_whole(record) for name, record in observations.items()}
-        self.policy.observe(observations)
+        self.policy.observe(self._whole(observations))
         self._outbox.effects.fit = True
+
+    def _observed(self, record: IterationRecord) -> Mapping[str, WorkerRecord]:
+        return self._whole(record.parts)
+
+    def _whole(self, observations: Mapping[str, WorkerRecord]) -> Mapping[str, WorkerRecord]:
+        if self.batches.spec.micro_batch is None:
+            return observations
+        return {name: self._in_whole(record) for name, record in observations.items()}
 
     def _in_whole(self, record: WorkerRecord) -> WorkerRecord:
         """Return a record as if all of its micro-batches had been whole, at the same speed.
@@ -124,6 +148,7 @@ class Planner:
         Raises:
             InfeasibleError: The members cannot take the batch.
         """
+        self._choose_size(iteration)
         last_change = self.batches.last_change
         epoch, start, total = self.batches.take(iteration, len(self._members.staying))
         split = self.policy.split(self._cuts(total).padded)
@@ -145,6 +170,24 @@ class Planner:
         at_once = dict(zip(staying, split.at_once, strict=False))
         plan = make_plan(iteration, epoch, start, counts, attempt, self.batches.spec.micro_batch, at_once)
         return IterationProgress(plan, now, predicted)
+
+    @property
+    def _participants(self) -> list[Participant]:
+        return [Participant(name, m.bounds, m.device) for name, m in self._members.staying.items()]
+
+    def _choose_size(self, iteration: int) -> None:
+        """Let the sizer choose the size of an iteration's batch, which may be the first of another size."""
+        epoch, _ = self.batches.following(iteration)
+        choice = self.sizer.choose(
+            iteration, epoch, self.batches.total, self._participants, self.policy, self._observed
+        )
+        if choice is not None and choice.size != self.batches.total:
+            self._resize(choice.size, choice.why)
+            self.policy.expect(self.padded_size)
+
+    def _resize(self, size: int, why: str) -> None:
+        self._outbox.log(f"the batch size goes from {self.batches.total:,} to {size:,}: {why}")
+        self.batches.total = size
 
     def _cuts(self, total: int) -> Cuts:
         return self.batches.spec.cuts(total)

@@ -1,7 +1,6 @@
 """A job that an earlier manager ran, restored from its saved state and records."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import surviving_records
@@ -34,18 +33,17 @@ def restore_job(
         events: Earlier events, in words.
         now: The time.
     """
-    began = state.batch_changes[0]
-    # The batches' size is restored below; the one that is configured for new jobs does not count.
-    config = replace(config, batch_size=None)
-    job = Job(state.spec, config, policy, began.iteration, position=(began.epoch, began.start))
+    job = Job(state.spec, config, policy, state.first_iteration, total=state.batch_size)
     job.outbox.events.extend(events)
     job.attempts.number = state.attempt
     for saved in state.members:
         _restore_member(job, saved, now)
     batches = job.planner.batches
     batches.restore(state.batch_changes)
-    batches.total = state.batch_size
     job.operations.paused, job.operations.balancing = state.paused, state.balancing
+    if state.sizing is not None:
+        job.operations.sizing = state.sizing
+        job.planner.sizer.use(state.sizing)
     job.members.started = state.started
     if (job.members.started or not job.members) and not job.planner.can_do_without(()):
         job.presence.awaited_until = now + config.keep

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.batch_sizes import BatchChange
+from batchsize_manager.sizers import Sizing
 from idl import check
 from idl.bounds import Bounds
 from idl.plan import JobSpec
@@ -36,13 +37,15 @@ class JobState:
     Attributes:
         spec: The data set and the batches.
         mode: Mode of synchronisation (`Synchronisation.mode`).
-        batch_changes: Changes of the size of its batches; the first one is the job's beginning.
+        batch_changes: The last changes of the size of its batches, or its beginning.
         batch_size: Samples of a whole batch, which an operator may have changed (`Batches.total`).
         started: Whether the job has had, at one time, the number of members with which it starts.
         attempt: The present attempt's number.
         paused: Whether an operator has paused it.
         balancing: The policy and predictor that an operator has chosen; None: the manager's own.
         members: The members, in the order of their slices, and workers that may come back.
+        first_iteration: The number of the job's first iteration.
+        sizing: The way to choose the batch's size that an operator has chosen; None: the manager's own.
 
     Raises:
         ValueError: A number is out of its range.
@@ -57,18 +60,16 @@ class JobState:
     paused: bool = False
     balancing: Balancing | None = None
     members: tuple[SavedMember, ...] = ()
+    first_iteration: int = 0
+    sizing: Sizing | None = None
 
     def __post_init__(self) -> None:
         check.integer("attempt", self.attempt, 0, _MOST)
         check.integer("batch_size", self.batch_size, 1, self.spec.dataset_size)
         if not self.batch_changes:
-            raise ValueError("batch_changes: must have one at least, where the job began")
+            raise ValueError("batch_changes: must have one at least")
+        check.integer("first_iteration", self.first_iteration, 0, _MOST)
         for change in self.batch_changes:
             check.integer("batch_changes", change.size, 1, self.spec.dataset_size)
             for place in (change.iteration, change.epoch, change.start):
                 check.integer("batch_changes", place, 0, _MOST)
-
-    @property
-    def first_iteration(self) -> int:
-        """The number of the job's first iteration."""
-        return self.batch_changes[0].iteration

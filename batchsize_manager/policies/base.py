@@ -11,6 +11,8 @@ from predictors import Fit, Models, Weights
 MEMORY_GUARD = 0.95
 """Share of its memory in use from which on a worker gets no more samples than it has had (Alg. 2, line 5)."""
 
+_TOTALS = 4  # whose splits are remembered
+
 
 @dataclass(frozen=True, slots=True)
 class Participant:
@@ -73,6 +75,17 @@ class Policy(ABC):
             InfeasibleError: The members' maxima together are below `total`.
         """
 
+    def seconds(self, totals: Sequence[int]) -> list[float] | None:
+        """Return the seconds of batches of other sizes, each with its best split; (totals,).
+
+        They are the longest of the workers' batch processing times. None where the policy has no time curves,
+        or has measured nothing yet.
+
+        Args:
+            totals: Samples of whole batches, which the members can take.
+        """
+        return None
+
     def due_fit(self) -> Fit | None:
         """Return a fit that is to be run now, in another process; see `predictors.Predictor.due_fit`."""
         return None
@@ -84,6 +97,19 @@ class Policy(ABC):
     def models(self) -> Models:
         """Return the fitted models of the members, in their order, that later runs can start from."""
         return {}
+
+
+class LastSplits(dict[int, list[int]]):
+    """The counts that were given last, by total; of the totals, the latest ones are kept.
+
+    In a job whose batches have one size there are two, of whole batches and of an epoch's last.
+    """
+
+    def __setitem__(self, total: int, counts: list[int]) -> None:
+        self.pop(total, None)
+        super().__setitem__(total, counts)
+        while len(self) > _TOTALS:
+            del self[next(iter(self))]
 
 
 class PolicyWrapper(Policy):
@@ -111,6 +137,10 @@ class PolicyWrapper(Policy):
     def split(self, total: int) -> Split:
         """Pass on `Policy.split`."""
         return self.policy.split(total)
+
+    def seconds(self, totals: Sequence[int]) -> list[float] | None:
+        """Pass on `Policy.seconds`."""
+        return self.policy.seconds(totals)
 
     def due_fit(self) -> Fit | None:
         """Pass on `Policy.due_fit`."""

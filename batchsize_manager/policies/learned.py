@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from batchsize_manager.policies.at_once import Gains
-from batchsize_manager.policies.base import MEMORY_GUARD, Participant, Policy, Split
+from batchsize_manager.policies.base import MEMORY_GUARD, LastSplits, Participant, Policy, Split
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.curves_in_waves import Alone, CurvesInWaves
 from batchsize_manager.policies.dispensable import dispensable_workers
@@ -55,7 +55,7 @@ class Learned(Policy):
         self._measurements = Measurements()
         self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
         self._centres = np.zeros(0)  # (workers,), samples: where the curves are to be right
-        self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
+        self._last = LastSplits()
         self._largest = np.zeros(0)  # (workers,), samples: the largest batch that each has gone through
         self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short in the last report
 
@@ -111,7 +111,7 @@ class Learned(Policy):
         if not seen.any():
             return Split(split([1.0] * len(bounds), total, bounds))
         last = self._last.get(total)
-        alone = Alone([self._gains.waves(m.name) for m in self._members], [b.granularity for b in bounds])
+        alone = self._alone()
         curves = self._fit(self._usual_sizes(total) if last is None else alone.all(last))
         best = split_evenly_in_time(self._times(curves, alone), total, bounds)
         if last is None:  # the curves are to be right near the split that they lead to
@@ -130,6 +130,16 @@ class Learned(Policy):
             )
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
 
+    def seconds(self, totals: Sequence[int]) -> list[float] | None:
+        """Return the seconds of batches of other sizes by the time curves; see `Policy.seconds`."""
+        if not self._measurements.seen.any():
+            return None
+        alone = self._alone()
+        curves = self._fit(self._measurements.latest_sizes)
+        times = self._times(curves, alone)
+        splits = (split_evenly_in_time(times, total, self._bounds(total)) for total in totals)
+        return [float(curves.times(alone.all(counts)).max()) for counts in splits]
+
     def models(self) -> Models:
         """Return each member's measurements, from which its curve follows; see `Policy.models`."""
         measurements = self._measurements
@@ -139,6 +149,10 @@ class Learned(Policy):
             if places.any()
         }
         return {"learned": learned} if learned else {}
+
+    def _alone(self) -> Alone:
+        waves = [self._gains.waves(member.name) for member in self._members]
+        return Alone(waves, [member.bounds.granularity for member in self._members])
 
     def _fit(self, centres: Array) -> Curves:
         """Return the curves fitted near `centres`, (workers,); the average where nothing was measured."""

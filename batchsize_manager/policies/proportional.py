@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.base import Participant, Policy, Split
+from batchsize_manager.policies.base import LastSplits, Participant, Policy, Split
 from batchsize_manager.policies.solver import split
 from idl.records import WorkerRecord
 from predictors import Fit, Models, Predictor, Weights
@@ -28,7 +28,7 @@ class Proportional(Policy):
     def __init__(self, predictor: Predictor, tolerance: float = 0.0) -> None:
         self._predictor = predictor
         self._tolerance = tolerance
-        self._last: dict[int, list[int]] = {}  # by total, the counts that were given last
+        self._last = LastSplits()
         self._members: Sequence[Participant] = ()
 
     def set_members(self, members: Sequence[Participant]) -> None:

@@ -17,7 +17,7 @@ from idl.records import COLUMNS, IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 8  # SQLite's user_version
+FORMAT = 9  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below

@@ -8,6 +8,7 @@ import click
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
+from batchsize_manager.sizers import SIZERS, Sizes, Sizing
 from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import MANAGER, RAY_ADDRESS, as_client
 from evenpace.cli.settings import PLACES, option
@@ -74,6 +75,39 @@ def _policy(client: Any, name: str, policy: str, predictor: str | None, toleranc
     workers' speeds.
     """
     said: str = client.set_policy(name, policy, predictor, tolerance)
+    return said
+
+
+@_command("sizer", "evenpace job sizer digits goodput --batch-size 64:4096")
+@click.argument("name", metavar="JOB")
+@click.argument("sizer", type=click.Choice(tuple(SIZERS)), metavar="SIZER")
+@option(
+    Sizing,
+    "batch_size",
+    None,
+    "The least and the most samples of a whole batch.  [default: the present ones]",
+)
+@option(Sizing, "promise", None, "Share of goodput to be sure of, for a change.  [default: the present one]")
+@option(Sizing, "similarity", None, "Threshold of the similarity sizers.  [default: the present one]")
+def _sizer(
+    client: Any,
+    name: str,
+    sizer: str,
+    batch_size: Sizes | None,
+    promise: float | None,
+    similarity: float | None,
+) -> str:
+    """Choose the size of whole batches in another way from now on.
+
+    SIZER is one of fixed, schedule, goodput, similarity and similarity_steps. Each sample of an epoch is used
+    once all the same. Learning rates are not changed.
+    """
+    from idl.errors import InvalidRequestError
+
+    if batch_size is not None and batch_size.most is None:
+        raise InvalidRequestError(f"batch_size {batch_size}: give the least and the most, as in 64:4096")
+    sizes = None if batch_size is None else (batch_size.least, batch_size.most or batch_size.least)
+    said: str = client.set_sizer(name, sizer, sizes, promise, similarity)
     return said
 
 

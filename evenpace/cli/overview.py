@@ -23,7 +23,7 @@ _TIMEOUT = 5.0  # seconds for each answer
 _CATCHING_UP = 10.0  # seconds in which a long job's past is read, at most
 _SUMMARY = (
     *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
-    *("mode", "batch_size", "age"),
+    *("mode", "batch_size", "sizer", "sizing", "age"),
 )
 
 _manager = click.option(

@@ -101,7 +101,7 @@ def details(job: Shown, width: int) -> RenderableType:
 
 
 def head(job: Shown) -> list[Text]:
-    """Draw a job's state, its sums, and its gradient noise, in a line each."""
+    """Draw a job's state, its sums, its gradient noise and the choice of its batch size, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
     if summary.reason:
@@ -125,6 +125,8 @@ def head(job: Shown) -> list[Text]:
     lines = [first, Text("  ".join(pieces))]
     if figures.iterations:
         lines.append(Text(f"gradient noise: {_noise(figures)}"))
+    if summary.sizing:
+        lines.append(Text(f"batch size by {summary.sizer}: {summary.sizing}"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines

@@ -49,6 +49,8 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "predictor": summary.predictor,
             "mode": summary.mode,
             "batch_size": summary.batch_size,
+            "sizer": summary.sizer,
+            "sizing": summary.sizing,
             "dataset_size": spec.dataset_size,
             "micro_batch": spec.micro_batch,
             "seed": spec.seed,

@@ -15,6 +15,7 @@ import idl
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.sizers import Sizes, Sizing
 from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnauthorisedError
@@ -162,6 +163,53 @@ def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
     )
     assert [event.text for event in happened.events if event.text.startswith("an operator")] == said
     assert (happened.summary.policy, happened.summary.predictor) == ("learned", "")
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_batches_grow_by_the_noise_that_is_measured(lookahead):
+    """Shards measure the noise, the manager's sizer goes by it, and training ends as that of one process."""
+    sizing = Sizing("similarity", Sizes(8, 24), similarity=0.9)
+    with services(3, "even", lookahead=lookahead, sizing=sizing) as (manager, shards):
+        client = Operator(manager)
+        shown = []
+        at = acts((50, lambda: shown.append(client.status(JOB))))
+        workers = [
+            Worker(manager, shards, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
+            for i in range(3)
+        ]
+        batches = assert_trained(workers)
+    sizes = [total for _, start, total in batches if start + total < SPEC.dataset_size]
+    assert (sizes[0], sizes[-1]) == (16, 24)
+    assert shown[0].summary.sizer == "similarity"
+    assert shown[0].summary.sizing.startswith("the similarity is 0.9 between ")
+    assert any(f"goes from 16 to 24: {shown[0].summary.sizing[:30]}" in text.text for text in shown[0].events)
+
+
+def test_a_job_s_sizer_is_set_and_bounded_while_it_runs():
+    """Options that are left out stay; what makes no sense is refused, and changes nothing."""
+    with serving(manager_service()) as address:
+        worker = MemberWorker(address, "mine")
+        with ManagerClient(address, timeout=_PATIENCE) as client:
+            assert "from fixed to goodput, for batches of 5 to 50" in client.set_sizer(
+                "mine", "goodput", (5, 50)
+            )
+            said = client.set_sizer("mine", "similarity", None, None, 0.5)
+            assert "from goodput to similarity, for batches of 5 to 50" in said
+            assert "already" in client.set_sizer("mine", "similarity")
+            for arguments, why in (
+                (("nonsense",), "sizer 'nonsense': there are fixed, schedule, goodput, similarity"),
+                (("schedule",), "the script has none"),
+                (("goodput", (0, 5)), "sizing.least 0: must be an integer from 1 to 1000"),
+                (("goodput", (5, 4)), "sizing.most 4: must be an integer from 5"),
+                (("goodput", None, 1.5), "sizing.promise 1.5: must be a finite number from 0 to 1"),
+                (("similarity", None, None, 1.0), "similarity 1.0: must be above 0 and below 1"),
+            ):
+                with pytest.raises(InvalidRequestError, match=why):
+                    client.set_sizer("mine", *arguments)
+            with pytest.raises(InvalidRequestError, match="give both of least and most, or none"):
+                client._call("control", _wire.ControlRequest("mine", sizing=_wire.Sizing("goodput", 5)))
+            assert client.status("mine").summary.sizer == "similarity"
+        worker.close()
 
 
 def test_a_drained_worker_ends_well_and_comes_again(wait_until):
@@ -402,6 +450,33 @@ def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, ex
         assert drop_last or sorted(drawn) == samples
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_follows_its_schedule(num_workers):
+    """Each epoch has batches of its own size, and each sample once; its length is right within it."""
+    samples = list(range(100))
+    sizes, lengths, seen = [], [], []
+    with (
+        services(1) as (manager, shards),
+        contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
+    ):
+        schedule = {0: 10, 1: 30, 3: 100}
+        loader = DataLoader(samples, schedule, session=session, shuffle=True, num_workers=num_workers)
+        assert (len(loader), loader.batch_size) == (10, 10)
+        session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+        for _ in range(4):
+            drawn = []
+            sizes.append([])
+            for batch in loader:
+                lengths.append(len(loader))
+                sizes[-1].append(len(batch))
+                drawn += batch.tolist()
+                session.finish_iteration()
+            seen.append(sorted(drawn))
+    assert sizes == [[10] * 10, [30, 30, 30, 10], [30, 30, 30, 10], [100]]
+    assert lengths == [10] * 10 + [4] * 8 + [1]
+    assert seen == [samples] * 4
+
+
 # -- refusals
 
 
@@ -437,7 +512,10 @@ def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({}, "give exactly one of balancing, total_batch_size, bounds, drain, paused, gone, not none"),
+        (
+            {},
+            "give exactly one of balancing, sizing, total_batch_size, bounds, drain, paused, gone, not none",
+        ),
         ({"paused": True, "total_batch_size": 5}, "not total_batch_size and paused"),
         ({"paused": True, "worker": "good"}, "worker: belongs to bounds, drain or gone, not to paused"),
         ({"drain": True}, "worker is missing or not of its type"),
@@ -570,6 +648,14 @@ def test_the_command_line_changes_a_job(tmp_path):
             (("pause", "mine"), "an operator has paused the job, from iteration 1 on"),
             (("resume", "mine"), "an operator has resumed the job"),
             (("batch-size", "mine", "20"), "the batch size from 10 to 20, from iteration 1 on"),
+            (
+                ("sizer", "mine", "goodput", "--batch-size", "5:50"),
+                "the sizer from fixed to goodput, for batches",
+            ),
+            (
+                ("sizer", "mine", "fixed", "--promise", "0.1"),
+                "the sizer from goodput to fixed, from iteration 1",
+            ),
         ):
             status, out, err = evenpace("job", *arguments, *there)
             assert (status, err) == (0, "")
@@ -578,6 +664,10 @@ def test_the_command_line_changes_a_job(tmp_path):
             (("drain", "mine", "good"), "Error: worker 'good' cannot be drained: the others cannot take"),
             (("bounds", "mine", "x", "--minimum", "2"), "Error: there is no worker 'x' in this job"),
             (("pause", "nothing"), "Error: there is no job 'nothing'"),
+            (
+                ("sizer", "mine", "goodput", "--batch-size", "5"),
+                "Error: batch_size 5: give the least and the most",
+            ),
         ):
             status, out, err = evenpace("job", *arguments, *there)
             assert (status, out, len(err.splitlines())) == (1, "", 1)

@@ -337,10 +337,10 @@ def make_model(**options):
     return model
 
 
-def regression(session, **options):
+def regression(session, batch_size=5, **options):
     """A loader of y = x."""
     x = np.arange(12.0)[:, None] / 12
-    return DataLoader(x, x, batch_size=5, session=session, **options)
+    return DataLoader(x, x, batch_size=batch_size, session=session, **options)
 
 
 def test_fit_takes_the_loader_alone(session):
@@ -506,6 +506,29 @@ def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, si
     assert loader.num_batches == batches[1]
     model.fit(loader, epochs=1, verbose=1)
     assert f"{batches[1]}/{batches[1]}" in capsys.readouterr().out
+
+
+def test_fit_follows_a_schedule_of_batch_sizes(session):
+    """Each epoch of Keras is one of the job's, with batches of its own size."""
+    model, loader = make_model(), regression(session, batch_size={0: 4, 1: 6, 2: 12})
+    distribute(model, loader)
+    seen = []
+
+    class Watching(keras.callbacks.Callback):
+        """Notes the size of each batch."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            part = session.assignment
+            seen.append((part.iteration, part.epoch, part.total))
+
+    history = model.fit(loader, epochs=4, verbose=0, callbacks=[Watching()])
+    assert history.epoch == [0, 1, 2, 3]
+    # Keras takes as many steps as in its first epoch; in the last ones of a shorter epoch nothing is done.
+    assert list(dict.fromkeys(seen))[:7] == [
+        *[(0, 0, 4), (1, 0, 4), (2, 0, 4)],
+        *[(3, 1, 6), (4, 1, 6), (5, 2, 12), (6, 3, 12)],
+    ]
+    assert int(model.optimizer.iterations) == 7
 
 
 class Enough(keras.callbacks.Callback):

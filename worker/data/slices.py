@@ -3,7 +3,7 @@
 This module knows the session and the plan, and no framework: it yields indices, and loaders load the samples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Slices:
 
     Args:
         dataset_size: Samples of the data set.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them.
         session: The session with the services.
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
@@ -59,7 +59,7 @@ class Slices:
     def __init__(
         self,
         dataset_size: int,
-        batch_size: int,
+        batch_size: int | Mapping[int, int],
         session: Session,
         *,
         shuffle: bool = False,
@@ -68,7 +68,7 @@ class Slices:
         micro_batch: int | None = None,
     ) -> None:
         try:
-            self.spec = JobSpec(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
+            self.spec = JobSpec.of(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.declare(self.spec)
@@ -155,7 +155,11 @@ class Slices:
             "iteration": saved.iteration,
             "learned": saved.learned,
             # A field without a value is left out: NumPy's files, for one, have no None.
-            "spec": {name: value for name, value in asdict(saved.spec).items() if value is not None},
+            "spec": {
+                name: value
+                for name, value in asdict(saved.spec).items()
+                if value is not None and name != "milestones"  # a script may change what is still to come
+            },
             "position": saved.position,
             "batch_size": saved.batch_size,
         }
@@ -177,7 +181,7 @@ class Slices:
             JobCheckpoint(
                 state["iteration"],
                 state["learned"],
-                JobSpec(**state["spec"]),
+                JobSpec(**state["spec"], milestones=self.spec.milestones),
                 tuple(position) if position is not None else None,
                 state.get("batch_size"),
             )

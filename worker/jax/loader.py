@@ -1,6 +1,6 @@
 """JAX: a loader that gives each worker exactly its slice of every batch, as NumPy arrays."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,7 +27,8 @@ class DataLoader:
     Args:
         data: A pytree of arrays, (samples, ...) each, such as `(images, labels)`; or a map-style data set,
             with a length and an item, itself a pytree, for each index.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them,
+            such as `{0: 64, 30: 256}`.
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
@@ -44,7 +45,7 @@ class DataLoader:
     def __init__(
         self,
         data: Any,
-        batch_size: int = 1,
+        batch_size: int | Mapping[int, int] = 1,
         *,
         session: Session | None = None,
         shuffle: bool = False,
@@ -81,7 +82,7 @@ class DataLoader:
         self.session = session
         self._seeded = SeededLoading(data, seed_generators, session.log_fields)
         self.data = data
-        self.batch_size = batch_size
+        self.batch_size = self.slices.spec.total_batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch; it changes if the batch size does."""

@@ -3,7 +3,7 @@
 It serves custom training loops and `model.fit`. It knows no optimiser.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -40,7 +40,8 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     Args:
         data: Arrays of the same length, in any structure, which can be indexed by a sequence of indices; or
             one map-style data set, whose samples are stacked.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them,
+            such as `{0: 64, 30: 256}`.
         session: The session with the services; by default this process's.
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
@@ -63,7 +64,7 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def __init__(
         self,
         *data: Any,
-        batch_size: int = 32,
+        batch_size: int | Mapping[int, int] = 32,
         session: Session | None = None,
         shuffle: bool = False,
         seed: int = 0,

@@ -4,7 +4,7 @@ import functools
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,7 +51,8 @@ class DataLoader:
 
     Args:
         dataset: A map-style data set.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them,
+            such as `{0: 64, 30: 256}`.
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
@@ -72,7 +73,7 @@ class DataLoader:
     def __init__(
         self,
         dataset: MapStyleDataset,
-        batch_size: int = 1,
+        batch_size: int | Mapping[int, int] = 1,
         *,
         session: Session | None = None,
         shuffle: bool = False,
@@ -105,7 +106,7 @@ class DataLoader:
         self.session = session
         self.accumulation: Accumulation | None = None
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = self.slices.spec.total_batch_size
         self._collate = collate_fn
         self._seeded = SeededLoading(dataset, seed_generators, session.log_fields)
         self._fetch: _Fetcher = (

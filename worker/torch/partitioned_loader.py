@@ -1,7 +1,7 @@
 """PyTorch: a loader for workers each of which has a part of the data set, and no other."""
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class PartitionedLoader:
     Args:
         dataset: This worker's part, map-style. Its samples are arrays, tensors or numbers, or tuples, lists
             and dictionaries of these, all with the same types and numbers of dimensions.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them,
+            such as `{0: 64, 30: 256}`.
         session: The session with the services; by default this process's.
         partitions: HOST:PORT of the DataPartitionManager.
         listen: HOST:PORT at which the other workers reach this one; port 0 chooses a free one.
@@ -51,7 +52,7 @@ class PartitionedLoader:
     def __init__(
         self,
         dataset: MapStyleDataset,
-        batch_size: int = 1,
+        batch_size: int | Mapping[int, int] = 1,
         *,
         partitions: str,
         session: Session | None = None,
@@ -93,7 +94,7 @@ class PartitionedLoader:
         self.session = session
         self.accumulation: Accumulation | None = None
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = self.slices.spec.total_batch_size
         self._collate = collate_fn
         if of_process:
             atexit.register(self.close)

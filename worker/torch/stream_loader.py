@@ -1,6 +1,6 @@
 """PyTorch: a loader that gives each worker exactly its slice of every batch of a stream of samples."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class StreamLoader:
         dataset: Yields the same samples in the same order each time that it is iterated over, on every
             worker. If it has a method `iter_from(position)`, a worker that joins or resumes in the middle of
             an epoch need not read the samples before.
-        batch_size: Samples of a whole batch, over all workers.
+        batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them,
+            such as `{0: 64, 30: 256}`.
         session: The session with the services; by default this process's.
         size: Samples in the stream; by default the data set's length or, if it has none, their number
             counted in a first pass.
@@ -48,7 +49,7 @@ class StreamLoader:
     def __init__(
         self,
         dataset: Iterable[Any],
-        batch_size: int = 1,
+        batch_size: int | Mapping[int, int] = 1,
         *,
         session: Session | None = None,
         size: int | None = None,
@@ -67,7 +68,7 @@ class StreamLoader:
         self.session = session
         self.accumulation: Accumulation | None = None
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = self.slices.spec.total_batch_size
         self._collate = collate_fn
 
     def __len__(self) -> int:

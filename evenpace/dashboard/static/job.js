@@ -32,6 +32,7 @@ export function Job({ job, page, stale }) {
         html`, in micro-batches of <strong>${number(job.micro_batch)}</strong>`} · seed
         ${" "}${job.seed}${job.attempt > 0 && html` · rewound ${job.attempt}×`}
       </p>
+      ${job.sizing && html`<p class="setting muted">Batch size by <strong>${job.sizer}</strong>: ${job.sizing}</p>`}
     </section>
     <${Workers} job=${job} page=${page} picked=${picked} pick=${setPicked} change=${setAsked} />
     <${Charts} job=${job} picked=${picked} />

@@ -8,6 +8,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.policies.even import Even
+from batchsize_manager.sizers import Sizes, Sizing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.plan import Assignment, JobSpec
@@ -794,7 +795,9 @@ def test_events_name_who_was_late():
 @pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])
 def test_a_job_begins_with_the_configured_batch_size(given, size):
     """The first batch has the configured size, at most the data set's; else the one that workers ask for."""
-    job = Job(JobSpec(60, 32), JobConfig(batch_size=given), make_policy("even"))
+    job = Job(
+        JobSpec(60, 32), JobConfig(sizing=Sizing(batch_size=given and Sizes(given))), make_policy("even")
+    )
     job.join("a", "a", Bounds(), 0.0)
 
     assert job.next_assignment("a", "a").total == size

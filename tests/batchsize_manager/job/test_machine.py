@@ -4,7 +4,8 @@ The shard's ledger is the judge: whatever dies, freezes or is repeated, each ste
 made of its whole batch, no sample twice, and the batches follow each other through the epochs.
 """
 
-from dataclasses import replace
+import random
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.sizers import Choice, Sizer, Sizes, Sizing
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
@@ -27,6 +29,7 @@ CHECKPOINT_EVERY = 3  # versions
 MEMBERS = 5
 MOST_MINIMUM = 4  # samples that a worker takes at least
 MOST_WHOLE_MINIMUM = 6  # the same in whole micro-batches
+LEAST = 30  # samples of a whole batch, that a sizer chooses at least: what all members' minima sum to
 
 
 def is_there(member):
@@ -145,6 +148,30 @@ class Worker:
         self.said = []  # reports
 
 
+class Wanderer(Sizer):
+    """A sizer that chooses any size, which depends on the iteration alone, or none."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def choose(self, at):
+        """Return a size, or in one of four iterations none."""
+        number = random.Random(self.seed * 1000 + at.iteration).randrange(2**20)
+        size = at.least + number // 4 % (at.most - at.least + 1)
+        return Choice(at.rounded(size), "as it comes") if number % 4 else None
+
+
+@dataclass(frozen=True)
+class Wandering(Sizing):
+    """A way to choose sizes in which they wander."""
+
+    seed: int = 0
+
+    def make(self, spec):
+        """Make the sizer."""
+        return Wanderer(self.seed)
+
+
 class AnyFault(RuleBasedStateMachine):
     """Each rule is one thing that happens; workers do one thing at a time."""
 
@@ -158,16 +185,28 @@ class AnyFault(RuleBasedStateMachine):
         scale=st.booleans(),
         maximum=st.sampled_from([1, 2**40]),
         micro_batch=st.sampled_from([None, 1, 2, 3]),
+        wander=st.none() | st.integers(0, 2**20),
     )
-    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum, micro_batch):
+    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum, micro_batch, wander):
         """Begin a job with the workers that it waits for."""
         self.policy, self.now, self.count = policy, 0.0, 0
         whole = micro_batch or 1
         self.everything = -(-(total + rest) // whole) * whole  # samples, in whole micro-batches
+        self.sizing = Sizing()
+        if wander is not None:
+            scale = False
+            self.sizing = Wandering("goodput", Sizes(LEAST, total + rest), seed=wander)
+            self.everything = LEAST
         self.maximum = max(maximum, self.everything)  # so that the last one left can take the whole batch
         self.spec = JobSpec(total + rest, total, drop_last=drop_last, micro_batch=micro_batch)
         self.config = JobConfig(
-            workers, lookahead, reconnect_grace=1.0, report_timeout=60.0, scale_batch=scale, keep=1e6
+            workers,
+            lookahead,
+            reconnect_grace=1.0,
+            report_timeout=60.0,
+            scale_batch=scale,
+            keep=1e6,
+            sizing=self.sizing,
         )
         self.job = Job(self.spec, self.config, make_policy(policy))
         self.shard = Shard()
@@ -178,7 +217,8 @@ class AnyFault(RuleBasedStateMachine):
         self.unknown = set()  # incarnations that such a manager may not know
         self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
         self.highest = 0  # attempt
-        self.sizes = {total}  # that whole batches ever had, of the first workers
+        # Sizes that whole batches ever had, of the first workers; with a sizer, those that they may have.
+        self.sizes = {total} if wander is None else {total, total + rest + 1}
         self.paused = self.was_paused = False  # by an operator
         self.planned = 0
         self.drained = set()  # incarnations
@@ -274,7 +314,11 @@ class AnyFault(RuleBasedStateMachine):
         self.job.disconnect(worker.name, worker.incarnation, self.now)
         if worker.name not in self.job.members:
             worker.minimum = 1  # what an operator has given it went with its membership
-        self.attempt_call(worker, lambda: self.job.join(*self.me(worker), Bounds(), self.now), is_planned_for)
+        self.attempt_call(
+            worker,
+            lambda: self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now),
+            is_planned_for,
+        )
 
     @precondition(lambda self: len(self.workers) > 1)
     @rule(pick=st.integers(0))
@@ -347,8 +391,10 @@ class AnyFault(RuleBasedStateMachine):
         except InvalidRequestError:
             assert self.job.planner.batches.total == before
             minima = sum(m.bounds.minimum for m in self.job.members.by_name.values())
-            assert self.config.scale_batch or not (
-                1 <= size <= self.spec.dataset_size and minima <= self.spec.cuts(size).padded
+            assert (
+                self.sizing.sizer
+                or self.config.scale_batch
+                or not (1 <= size <= self.spec.dataset_size and minima <= self.spec.cuts(size).padded)
             )
         assert given <= self.given() or self.job.attempts.recovering
         self.settle_change()
@@ -363,6 +409,7 @@ class AnyFault(RuleBasedStateMachine):
             try:
                 self.job.operations.change_bounds(worker.name, bounds, self.now)
                 worker.minimum = minimum
+                self.maximum = max(self.maximum, bounds.maximum)
             except InvalidRequestError:
                 # With scaling, those who are silent count here, but the batch has no samples for them.
                 assert self.spec.narrowed(bounds).minimum > 1 or self.config.scale_batch
@@ -768,6 +815,7 @@ BEGIN = {
     "scale": False,
     "maximum": 1,
     "micro_batch": None,
+    "wander": None,
 }
 
 

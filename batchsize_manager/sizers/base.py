@@ -1,0 +1,67 @@
+"""The interface of sizers, and the values that they take and return."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from idl.noise import Noise
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The state of a job where its next batch is planned, as a sizer sees it.
+
+    Attributes:
+        iteration: The iteration to be planned.
+        epoch: The epoch of its batch.
+        size: Samples of a whole batch so far.
+        least: The fewest samples that may be chosen.
+        most: The most samples that may be chosen, at least `least`.
+        step: Samples that sizes are multiples of, as far as the bounds allow.
+        noise: The gradient noise, as far as it is known.
+        seconds: Function from sizes of whole batches to the seconds of an iteration with each; None while
+            nothing is known of them.
+    """
+
+    iteration: int
+    epoch: int
+    size: int
+    least: int
+    most: int
+    step: int
+    noise: Noise
+    seconds: Callable[[Sequence[int]], Sequence[float] | None]
+
+    def rounded(self, size: float) -> int:
+        """Return the multiple of `step` that is nearest to a size, within the bounds."""
+        if math.isinf(size):
+            return self.most
+        return max(self.least, min(round(size / self.step) * self.step, self.most))
+
+
+class Choice(NamedTuple):
+    """The size that a sizer has chosen.
+
+    Attributes:
+        size: Samples of a whole batch from now on; the present size where it is to stay.
+        why: The reason, in words, as one clause.
+    """
+
+    size: int
+    why: str
+
+
+class Sizer(ABC):
+    """A way to choose the size of a job's whole batch. It has no state: a choice follows from the situation.
+
+    Attributes:
+        every: A choice is asked for in the iterations that are multiples of this.
+    """
+
+    every = 1
+
+    @abstractmethod
+    def choose(self, at: Situation) -> Choice | None:
+        """Return the size of the next whole batch; None where there is nothing to choose by."""
