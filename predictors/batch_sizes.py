@@ -9,6 +9,7 @@ write a function from the logarithms of the epochs so far, (values,), and a numb
 expected in these, and name it in `FORECASTERS`.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -20,11 +21,14 @@ FEWEST = 4
 """Values that a fit needs; of fewer, or where a fit fails, the last value is the forecast."""
 
 _WINDOW = 20  # epochs; what was before says little of the next, and a fit takes longer with it
+_LIMIT = math.log(2.0)  # from the last value, either way: one wild value makes the models rise a thousandfold
 _DAMPING = 0.8  # of the trend, per epoch: an undamped one of few noisy epochs explodes within five
 
 
 def forecast(values: Array, epochs: int, forecaster: str = "mean") -> Array:
-    """Forecast the values of the next epochs, (epochs,), none below 1.
+    """Forecast the values of the next epochs, (epochs,).
+
+    None is below 1, less than half of the last value, or more than twice as much.
 
     Args:
         values: Batch sizes or noise scales of the epochs so far, (values,), in samples, at least one; those
@@ -46,7 +50,8 @@ def forecast(values: Array, epochs: int, forecaster: str = "mean") -> Array:
     if not (np.isfinite(series) & (series >= 0)).all():
         raise ValueError(f"values {series.tolist()}: must be finite numbers from 0")
     logs = np.log(np.maximum(series, 1.0))[-_WINDOW:]
-    return np.maximum(np.exp(FORECASTERS[forecaster](logs, epochs)), 1.0)
+    expected = np.clip(FORECASTERS[forecaster](logs, epochs), logs[-1] - _LIMIT, logs[-1] + _LIMIT)
+    return np.exp(np.maximum(expected, 0.0))
 
 
 def _last(logs: Array, epochs: int) -> Array:

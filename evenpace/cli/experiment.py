@@ -10,7 +10,7 @@ import click
 from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import example, json_path, plot_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.experiments.config import ContendedOptions, NoiseConfig, NoiseTrainingConfig
+from evenpace.lab.experiments.config import ContendedOptions, ForecastConfig, NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -201,6 +201,25 @@ def batch_sizes(data: Path, json_path: Path | None, plot_path: Path | None) -> N
 
     with user_mistakes():
         run(data, Console(), json_path, plot_path)
+
+
+@experiment.command("forecast")
+@example("evenpace experiment forecast --data traces --horizons 1,5,10")
+@configured(ForecastConfig, "config")
+@plot_path("Draw the errors, a PNG file.")
+@json_path
+def forecast(config: ForecastConfig, json_path: Path | None, plot_path: Path | None) -> None:
+    """Forecasts of the next epochs' noise scale, and so of batch sizes, against the last epoch's.
+
+    The noise scales are measured ones, of other people's trainings: in --data is a folder for each model,
+    with files of grad_sqr and grad_var by epoch. Nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.forecasts import run
+
+    with user_mistakes():
+        run(config, Console(), json_path, plot_path)
 
 
 def _compare(

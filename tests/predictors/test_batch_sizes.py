@@ -73,6 +73,17 @@ def test_no_forecast_is_below_a_sample(name):
     assert (expected >= 1).all()
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("factor", [0.1, 10.0], ids=["fall", "rise"])
+def test_no_forecast_is_farther_than_a_factor_of_two(name, factor):
+    """A series that changes tenfold an epoch is forecast to halve or to double, and no more."""
+    values = 1e9 * factor ** np.arange(6.0)
+    expected = forecast(values, 5, name) / values[-1]
+
+    assert expected[-1] == pytest.approx(2 if factor > 1 else 0.5)
+    assert ((expected >= 0.4999) & (expected <= 2.0001)).all()
+
+
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_the_unit_does_not_matter(name):
     """A thousand times the values have a thousand times the forecast."""
