@@ -184,7 +184,7 @@ def noise(
 @example("evenpace experiment batch-sizes --data mlperf.csv --plot batch-sizes.png")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     help="Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.",
 )

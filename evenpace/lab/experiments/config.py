@@ -281,7 +281,7 @@ class ForecastConfig:
 
     data: Annotated[
         Path,
-        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True, exists=True),
+        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
     ]
     horizons: Annotated[
         tuple[int, ...],

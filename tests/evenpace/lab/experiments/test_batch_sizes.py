@@ -209,6 +209,14 @@ def test_bad_files_are_refused(text, message, tmp_path):
     assert message in result.output
 
 
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    """The error names it."""
+    result = experiment(tmp_path / "nowhere")
+
+    assert result.exit_code == 1
+    assert "nowhere" in result.output
+
+
 def test_the_law_foresees_mlperfs_trainings(tmp_path):
     """Sizes left out are within 10% in the median on 12 of 14, with the nearest size's work on 7."""
     if not MLPERF.exists():

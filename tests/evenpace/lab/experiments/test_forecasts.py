@@ -123,6 +123,14 @@ def test_bad_folders_are_refused(name, text, message, tmp_path):
     assert message in result.output
 
 
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    """The error names it."""
+    result = experiment(tmp_path / "nowhere")
+
+    assert result.exit_code == 1
+    assert "nowhere" in result.output
+
+
 def test_forecasts_of_real_noise(tmp_path):
     """The mean of both models has a smaller median error than the last value five epochs ahead.
 
