@@ -1,6 +1,7 @@
 """Predict each worker's sample-processing speed in the next iteration.
 
-To add a predictor, write a module with a subclass of `Predictor` and name it in `PREDICTORS`.
+To add a predictor, write a module with a subclass of `Predictor` and name it in `PREDICTORS`. Forecasts of
+batch sizes are something else, and in `predictors.batch_sizes`.
 """
 
 from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from batchsize_manager.policies import PolicyOptions
-from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.options import example, json_path, plot_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.experiments.config import ContendedOptions, NoiseConfig, NoiseTrainingConfig
+from evenpace.lab.experiments.config import ContendedOptions, ForecastConfig, NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -162,9 +162,7 @@ def virtualflow(curves: Path | None, json_path: Path | None) -> None:
 @example("evenpace experiment noise --batches 8,16,32,200 --draws 40000")
 @configured(NoiseConfig, "config")
 @configured(NoiseTrainingConfig, "training")
-@click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a training, a PNG file."
-)
+@plot_path("Draw a training, a PNG file.")
 @json_path
 def noise(
     config: NoiseConfig, training: NoiseTrainingConfig, json_path: Path | None, plot_path: Path | None
@@ -180,6 +178,48 @@ def noise(
 
     with user_mistakes():
         run(config, Console(), json_path, training, plot_path)
+
+
+@experiment.command("batch-sizes")
+@example("evenpace experiment batch-sizes --data mlperf.csv --plot batch-sizes.png")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.",
+)
+@plot_path("Draw points and law, a PNG file.")
+@json_path
+def batch_sizes(data: Path, json_path: Path | None, plot_path: Path | None) -> None:
+    """How much work trainings need with batches of each size, and how well a law foresees it.
+
+    The law is W0 (1 + B/B_c); each size is predicted from all others of its benchmark. Nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.batch_sizes import run
+
+    with user_mistakes():
+        run(data, Console(), json_path, plot_path)
+
+
+@experiment.command("forecast")
+@example("evenpace experiment forecast --data traces --horizons 1,5,10")
+@configured(ForecastConfig, "config")
+@plot_path("Draw the errors, a PNG file.")
+@json_path
+def forecast(config: ForecastConfig, json_path: Path | None, plot_path: Path | None) -> None:
+    """Forecasts of the next epochs' noise scale, and so of batch sizes, against the last epoch's.
+
+    The noise scales are measured ones, of other people's trainings: in --data is a folder for each model,
+    with files of grad_sqr and grad_var by epoch. Nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.forecasts import run
+
+    with user_mistakes():
+        run(config, Console(), json_path, plot_path)
 
 
 def _compare(

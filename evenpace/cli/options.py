@@ -49,6 +49,15 @@ def json_path(function: F) -> F:
     )(function)
 
 
+def plot_path(text: str) -> Callable[[F], F]:
+    """Add the option for the file of a plot.
+
+    Args:
+        text: The help.
+    """
+    return click.option("--plot", "plot_path", type=click.Path(path_type=Path), default=None, help=text)
+
+
 def in_minutes(text: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command with --seconds the option --minutes, for where the seconds are not given.
 

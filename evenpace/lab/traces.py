@@ -14,17 +14,16 @@ knows no predictor, and nothing of how a running job is reached.
 """
 
 import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evenpace.lab.csv_rows import read_rows
 from idl.records import IterationRecord
 from idl.settings import Setting, check_settings
 from predictors import Array
@@ -77,19 +76,17 @@ def read_trace(path: Path) -> Trace:
         OSError: The file cannot be read.
     """
     rows: dict[str, dict[int, tuple[float, ...]]] = {}
-    for row in _rows(path, COLUMNS, (EXPECTED,)):
-        worker = row.values["worker"]
-        if not worker:
-            raise row.error("worker", "must not be empty")
+    for row in read_rows(path, COLUMNS, (EXPECTED,)):
+        worker = row.text("worker")
         iteration = row.integer("iteration")
         own = rows.setdefault(worker, {})
         if iteration in own:
             raise row.error("iteration", f"{worker!r} has a row for it already")
         own[iteration] = (
-            row.speed("speed", "where there were no samples"),
+            row.positive("speed", "where there were no samples"),
             row.number("cpu", 1.0),
             row.number("memory", 1.0),
-            row.speed(EXPECTED, "where it is not known"),
+            row.positive(EXPECTED, "where it is not known"),
         )
     if not rows:
         raise ValueError(f"{path}: there are no rows")
@@ -222,78 +219,6 @@ def _text(value: float) -> str:
     return "" if math.isnan(value) else repr(value)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Row of a CSV file, with its line number for messages."""
-
-    path: Path
-    line: int
-    values: dict[str, str]
-
-    def error(self, column: str, what: str) -> ValueError:
-        return ValueError(f"{self.path}, line {self.line}: {column} {self.values[column]!r}: {what}")
-
-    def integer(self, column: str) -> int:
-        text = self.values[column]
-        if not (text.isascii() and text.isdigit() and len(text) < 19):  # fits 64 bits
-            raise self.error(column, "must be a whole number from 0")
-        return int(text)
-
-    def number(self, column: str, most: float) -> float:
-        value = self._float(column)
-        if not 0 <= value <= most or math.isinf(value):
-            limit = f"a number from 0 to {most:g}" if math.isfinite(most) else "a number, at least 0"
-            raise self.error(column, f"must be {limit}")
-        return value
-
-    def speed(self, column: str, when_empty: str) -> float:
-        if not self.values.get(column):
-            return math.nan
-        value = self._float(column)
-        if not 0 < value < math.inf:
-            raise self.error(column, f"must be a number above 0, or empty {when_empty}")
-        return value
-
-    def _float(self, column: str) -> float:
-        try:
-            return float(self.values[column])
-        except ValueError:
-            return math.nan
-
-
-def _rows(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[_Row]:
-    with _open(path) as stream:
-        reader = csv.reader(stream)
-        try:
-            columns = next(reader, [])
-            allowed = ",".join(required) + "".join(f"[,{column}]" for column in optional)
-            for column in required:
-                if column not in columns:
-                    raise ValueError(f"{path}, line 1: no column {column!r}; the columns are {allowed}")
-            for i, column in enumerate(columns):
-                if column not in (*required, *optional) or column in columns[:i]:
-                    raise ValueError(
-                        f"{path}, line 1: column {column!r} is unknown or twice; the columns are {allowed}"
-                    )
-            for values in reader:
-                if len(values) != len(columns):
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: {','.join(values)!r} has {len(values)} values; "
-                        f"there are {len(columns)} columns"
-                    )
-                yield _Row(path, reader.line_num, dict(zip(columns, values, strict=True)))
-        except (csv.Error, UnicodeDecodeError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}, after line {reader.line_num}: not CSV in UTF-8: {error}") from error
-
-
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
-    if packed:
-        return gzip.open(path, "rt", newline="", encoding="utf-8")
-    return path.open(newline="", encoding="utf-8")
-
-
 # -- made traces
 
 
@@ -343,14 +268,12 @@ def read_usage(path: Path) -> Usage:
         OSError: The file cannot be read.
     """
     machines: dict[str, list[tuple[float, float]]] = {}
-    for row in _rows(path, _USAGE_COLUMNS):
-        machine = row.values["vm"]
-        if not machine:
-            raise row.error("vm", "must not be empty")
+    for row in read_rows(path, _USAGE_COLUMNS):
+        machine = row.text("vm")
         steps = machines.setdefault(machine, [])
         if row.integer("step") != len(steps):
             raise row.error("step", f"the next step of machine {machine!r} must be {len(steps)}")
-        steps.append((row.number("cpu_percent", math.inf), row.number("mem_percent", math.inf)))
+        steps.append((row.number("cpu_percent"), row.number("mem_percent")))
     if not machines:
         raise ValueError(f"{path}: there are no rows")
     usage = {}

@@ -264,3 +264,30 @@ class NoiseTrainingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class ForecastConfig:
+    """The configuration of forecasts of measured noise scales.
+
+    Attributes:
+        data: Folder with a folder for each model, of files `validation-M.csv`.
+        horizons: Epochs from the last one known to the one that is forecast.
+        every: Epochs from one forecast to the next.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    data: Annotated[
+        Path,
+        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
+    ]
+    horizons: Annotated[
+        tuple[int, ...],
+        Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
+    ] = (1, 5)
+    every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
+
+    def __post_init__(self) -> None:
+        check_settings(self)
