@@ -210,6 +210,7 @@ class ManagerService:
                 first,
                 position=resume.position,
                 total=resume.total_batch_size,
+                progress=resume.progress,
             )
             managed = ManagedJob(
                 job_name,

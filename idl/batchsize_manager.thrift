@@ -65,6 +65,7 @@ struct Resume {
   4: optional i64 start             // has changed, since they do not follow from the iteration then
   5: optional i64 total_batch_size  // the batch size to continue with, 1 to dataset_size; left out: as in JobSpec
   6: optional i64 learned_bytes     // length of CheckpointReply.learned, which `resume` sends; left out: 0
+  7: optional double progress       // Assignment.progress at that iteration; left out: the iteration
 }
 
 struct JoinRequest {

@@ -95,6 +95,11 @@ struct Assignment {
   6: optional i64 attempt           // number of times that the job has been rewound before; left out: 0
   7: optional i64 batch_start       // the first position of the whole batch
   8: optional i64 at_once           // micro-batches that the worker computes at once; left out: 1
+  // For learning rates; all three are left out while all batches have had the size in JobSpec, M0.
+  9: optional i64 size              // samples of a whole batch, M; an epoch's last has fewer
+ 10: optional double gain           // progress of the iteration, in iterations of M0: (V/M0 + S) / (V/M + S), with the
+                                    // gradient's variance V for one sample and the true gradient's squared norm S
+ 11: optional double progress       // the sum of the gains of all iterations before
 }
 
 /**

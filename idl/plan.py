@@ -15,6 +15,23 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """An iteration's batch, compared with batches of the size that the script gives, for learning rates.
+
+    Attributes:
+        size: Samples of a whole batch; those of an epoch's last, smaller batch do not count.
+        gain: The progress that is to be had in the iteration, in such iterations of the script's first size:
+            (tr(Σ)/M₀ + |G|²) / (tr(Σ)/M + |G|²), with sizes M and M₀ and the gradient noise (AdaScale SGD,
+            Johnson et al., equation 7). Between 1 and M/M₀, and 1 for the script's size.
+        progress: The sum of the gains of all iterations before.
+    """
+
+    size: int
+    gain: float
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One worker's part of one iteration: positions `start` to `start + count - 1` of its epoch.
 
@@ -27,6 +44,7 @@ class Assignment:
         attempt: Number of times that the job has been rewound before.
         batch_start: First position of the whole batch; None if the sender left it out.
         at_once: Micro-batches that the worker is to compute at once, at least 1.
+        scaling: The comparison with the script's first batch size; None if all batches have had it.
     """
 
     iteration: int
@@ -37,6 +55,7 @@ class Assignment:
     attempt: int = 0
     batch_start: int | None = None
     at_once: int = 1
+    scaling: Scaling | None = None
 
     @property
     def end(self) -> int:
@@ -73,6 +92,7 @@ def make_plan(
     attempt: int = 0,
     micro_batch: int | None = None,
     at_once: Mapping[str, int] | None = None,
+    scaling: Scaling | None = None,
 ) -> Plan:
     """Make a plan of consecutive slices.
 
@@ -84,13 +104,16 @@ def make_plan(
         attempt: Number of times that the job has been rewound before.
         micro_batch: Samples of a micro-batch, if the job has micro-batches.
         at_once: Micro-batches that a worker computes at once, by name; 1 where it is left out.
+        scaling: The comparison with the script's first batch size.
     """
     total = sum(counts.values())
     assignments = {}
     position = start
     for name, count in counts.items():
         together = 1 if at_once is None else at_once.get(name, 1)
-        assignments[name] = Assignment(iteration, epoch, position, count, total, attempt, start, together)
+        assignments[name] = Assignment(
+            iteration, epoch, position, count, total, attempt, start, together, scaling
+        )
         position += count
     return Plan(iteration, epoch, start, total, assignments, attempt, micro_batch or 1)
 
@@ -225,11 +248,13 @@ class Resume:
         position: Epoch and first position of that iteration's batch; None if all batches have had the size of
             `JobSpec`, so that they follow from the iteration.
         total_batch_size: Samples of a whole batch from there on; None for that of `JobSpec`.
+        progress: `Scaling.progress` at that iteration; None if it is the iteration.
     """
 
     iteration: int = 0
     position: tuple[int, int] | None = None
     total_batch_size: int | None = None
+    progress: float | None = None
 
 
 def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Part, Tensor
 from idl.noise import GradientNorms, StepNorms
-from idl.plan import Assignment, JobSpec, Resume
+from idl.plan import Assignment, JobSpec, Resume, Scaling
 from idl.records import COLUMNS, IterationRecord, Report
 from idl.synchronisation import Synchronisation
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 _MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
 _MAX_GROUPS = 10_000
 _MAX_MILESTONES = 10_000
+_MOST_PROGRESS = 2.0**62
 _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
@@ -35,6 +36,7 @@ _MAX_TENSOR_NAME = 1000  # characters: nested layers have long ones
 
 def wire_assignment(value: Assignment) -> Any:
     """Make an `Assignment` of common.thrift."""
+    scaling = value.scaling
     return idl.common.Assignment(
         value.iteration,
         value.epoch,
@@ -44,6 +46,7 @@ def wire_assignment(value: Assignment) -> Any:
         value.attempt or None,
         value.batch_start,
         None if value.at_once == 1 else value.at_once,
+        *((scaling.size, scaling.gain, scaling.progress) if scaling is not None else ()),
     )
 
 
@@ -65,6 +68,15 @@ def read_assignment(struct: Any) -> Assignment:
         0 if struct.attempt is None else check.integer("attempt", struct.attempt, 0),
         _optional("batch_start", struct.batch_start, 0),
         1 if struct.at_once is None else check.integer("at_once", struct.at_once, 1),
+        _read_scaling(struct) if struct.size is not None else None,
+    )
+
+
+def _read_scaling(struct: Any) -> Scaling:
+    return Scaling(
+        check.integer("size", struct.size, 1),
+        check.number("gain", struct.gain, 0.0, _MOST_PROGRESS),
+        check.number("progress", struct.progress, 0.0, _MOST_PROGRESS),
     )
 
 
@@ -173,6 +185,7 @@ def wire_resume(value: Resume, learned_bytes: int) -> Any:
         start=start,
         total_batch_size=value.total_batch_size,
         learned_bytes=learned_bytes or None,
+        progress=value.progress,
     )
 
 
@@ -196,6 +209,9 @@ def read_resume(struct: Any, dataset_size: int) -> Resume:
         check.integer("resume.iteration", struct.iteration, 0),
         position,
         _optional("resume.total_batch_size", struct.total_batch_size, 1, dataset_size),
+        None
+        if struct.progress is None
+        else check.number("resume.progress", struct.progress, 0.0, _MOST_PROGRESS),
     )
 
 

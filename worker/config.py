@@ -82,6 +82,7 @@ class JobCheckpoint:
         position: Epoch and first position of that iteration's batch; None if all batches have had the size of
             `spec`, so that they follow from the iteration.
         batch_size: Samples of a whole batch, which an operator may have changed; None for that of `spec`.
+        progress: `Scaling.progress` of that iteration; None for the iteration.
     """
 
     iteration: int
@@ -89,3 +90,4 @@ class JobCheckpoint:
     spec: JobSpec
     position: tuple[int, int] | None = None
     batch_size: int | None = None
+    progress: float | None = None

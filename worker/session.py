@@ -22,7 +22,7 @@ import idl
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.exact_sums import add_to
 from idl.layout import Group, Layout
-from idl.plan import Assignment, JobSpec, Resume
+from idl.plan import Assignment, JobSpec, Resume, Scaling
 from idl.records import Report
 from idl.synchronisation import Synchronisation
 from rpc.client import Client
@@ -32,6 +32,7 @@ from worker.counters import SessionTally
 from worker.gradient_norms import OwnNorms, squared_norm
 from worker.iteration_times import Recorder, Scalars
 from worker.job_recovery import recover
+from worker.learning_rates import Factor, scaled, unscaled
 from worker.membership import Membership
 from worker.optimizer_state import OptimizerState
 from worker.resources.device import as_kind, cpu_kind
@@ -73,6 +74,7 @@ class Session:
         device: The kind of this worker's GPU, if an adapter has set it; sent to the manager by `join`.
         threads: The threads that this worker computes with on its CPU, likewise.
         norms: Norms of this worker's gradients, for the gradient noise.
+        lr_factor: Function that gives the factor of learning rates; see `worker.learning_rates`.
         tally: Counters of this session.
     """
 
@@ -96,6 +98,7 @@ class Session:
         self.device: str | None = None
         self.threads: int | None = None
         self.norms = OwnNorms()
+        self.lr_factor: Factor = unscaled
         self.tally = SessionTally(config.bounds.maximum)
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(self.log_fields)
@@ -213,6 +216,29 @@ class Session:
             raise InvalidRequestError(f"the checkpoint is of {checkpoint.spec}, but this is {self._spec}")
         self._resumed = checkpoint
 
+    @property
+    def scaling(self) -> Scaling:
+        """The comparison of the present batch with batches of the size that the script gives.
+
+        Raises:
+            InvalidRequestError: There is no present batch.
+        """
+        if self.assignment is None or self._spec is None:
+            raise InvalidRequestError("there is no batch: this worker is not in a running job")
+        now = self.assignment
+        return now.scaling or Scaling(self._spec.total_batch_size, 1.0, float(now.iteration))
+
+    @property
+    def lr_scale(self) -> float:
+        """The factor of learning rates in the present iteration, by `lr_factor`.
+
+        Raises:
+            InvalidRequestError: There is no present batch, or a script's function gave no factor.
+        """
+        scaling = self.scaling
+        assert self._spec is not None
+        return self.lr_factor(scaling, self._spec.total_batch_size)
+
     def checkpoint(self) -> JobCheckpoint:
         """Return the checkpoint to be saved beside the parameters, between two iterations.
 
@@ -225,7 +251,8 @@ class Session:
         position = None if now.batch_start is None else (now.epoch, now.batch_start)
         learned, batch_size = self._membership.checkpoint()
         batch_size = batch_size or self._spec.total_batch_size
-        return JobCheckpoint(now.iteration, learned, self._spec, position, batch_size)
+        progress = None if now.scaling is None else now.scaling.progress
+        return JobCheckpoint(now.iteration, learned, self._spec, position, batch_size, progress)
 
     def join(self) -> Assignment:
         """Become a member of the job, and wait for the first assignment, until all workers have joined.
@@ -244,7 +271,7 @@ class Session:
         joined = self._membership.join(
             self._spec,
             self.config.bounds,
-            Resume(saved.iteration, saved.position, saved.batch_size) if saved else None,
+            Resume(saved.iteration, saved.position, saved.batch_size, saved.progress) if saved else None,
             saved.learned if saved else b"",
             unreleasable=self.uses_all_reduce,
             device=self.config.device or as_kind(self.device or "") or cpu_kind(),
@@ -513,6 +540,8 @@ class Session:
             RewoundError: The job was rewound meanwhile.
         """
         options = self._options.at(done.iteration, groups)
+        if options is not None and self.lr_factor is not unscaled:
+            options = scaled(options, self.lr_scale)
         if done.count and self._opened:
             self._push(done, options)
         self._samples += done.count

@@ -3,6 +3,7 @@
 Must not know how batches are placed or split, nor who asked for a sizer.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
@@ -11,6 +12,7 @@ import numpy as np
 from batchsize_manager.job.history import History
 from batchsize_manager.policies import Participant, Policy, make_policy
 from batchsize_manager.sizers import Choice, Situation, Sizing
+from idl.measures import work_of_batch
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
 
@@ -71,6 +73,13 @@ class BatchSizer:
         """Return the size that is nearest to a size of those which the members can take and bounds allow."""
         least, most = self._bounds(members)
         return max(least, min(size, most)) if self.adapts else size
+
+    def gain(self, size: int) -> float:
+        """Return `Scaling.gain` of a size, by the likely noise scale; by the least where that is infinite."""
+        noise, first = self._history.noise.noise, self._spec.total_batch_size
+        least, likely, _ = work_of_batch(noise, first, size / first)
+        is_known = math.isfinite(noise.scale) and noise.interval() != (0.0, math.inf)
+        return likely if is_known else least
 
     def choose(
         self,

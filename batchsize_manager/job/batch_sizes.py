@@ -1,10 +1,12 @@
 """Places and sizes of a job's batches in the data; pure values, nothing of the wire."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from idl.plan import JobSpec
+from idl.plan import JobSpec, Scaling
 
+_GAIN_EVERY = 10  # iterations, after which the gain follows the noise
+_SAME_GAIN = 0.01  # relative difference that is no change
 _CHANGES = 100  # the last ones, which are kept
 
 
@@ -17,12 +19,16 @@ class BatchChange:
         epoch: The epoch of that iteration's batch.
         start: The first position of that batch in the epoch.
         size: Samples of a whole batch from then on.
+        gain: `Scaling.gain` of each iteration from then on; if that changes, it is a change, too.
+        progress: `Scaling.progress` of the first one.
     """
 
     iteration: int
     epoch: int
     start: int
     size: int
+    gain: float = 1.0
+    progress: float = 0.0
 
 
 class Batches:
@@ -39,6 +45,7 @@ class Batches:
             the number of members.
         first_iteration: The job's first iteration.
         position: Epoch and first position of that iteration's batch; None: as `JobSpec.batch` computes them.
+        progress: `Scaling.progress` of that iteration; None: the iteration.
 
     Attributes:
         spec: As given.
@@ -47,13 +54,20 @@ class Batches:
     """
 
     def __init__(
-        self, spec: JobSpec, members: int | None, first_iteration: int, position: tuple[int, int] | None
+        self,
+        spec: JobSpec,
+        members: int | None,
+        first_iteration: int,
+        position: tuple[int, int] | None,
+        progress: float | None = None,
     ) -> None:
         self.total = spec.total_batch_size
         self.spec = spec
         self._members = members
         epoch, start = position or spec.batch(first_iteration)[:2]
-        self._changes = [BatchChange(first_iteration, epoch, start, spec.total_batch_size)]
+        progress = float(first_iteration) if progress is None else progress
+        size = spec.total_batch_size
+        self._changes = [BatchChange(first_iteration, epoch, start, size, progress=progress)]
 
     @property
     def changes(self) -> tuple[BatchChange, ...]:
@@ -90,23 +104,52 @@ class Batches:
             start: The first position of its batch in the epoch.
         """
         self._go_back(iteration)
-        change = BatchChange(iteration, epoch, start, self._changes[-1].size)
+        last = self._changes[-1]
+        change = BatchChange(iteration, epoch, start, last.size, last.gain, self._progress(iteration))
         if not self.knows(iteration):
             self._changes = [change]
         elif self._batch(iteration)[:2] != self._after(change, iteration)[:2]:
             self._changes.append(change)
 
-    def take(self, iteration: int, members: int) -> tuple[int, int, int]:
-        """Return epoch, first position and size of an iteration's batch, from it on for `members` members."""
+    def take(
+        self, iteration: int, members: int, gain_of: Callable[[int], float] = lambda size: 1.0
+    ) -> tuple[int, int, int]:
+        """Take an iteration's batch, from it on for `members` members.
+
+        Args:
+            iteration: The iteration.
+            members: The number of members.
+            gain_of: Function from another size than the script's to `Scaling.gain`.
+
+        Returns:
+            Epoch, first position and size.
+        """
         self._go_back(iteration)
-        size = self.size(members)
-        if size != self._changes[-1].size:
+        size, last = self.size(members), self._changes[-1]
+        gain = last.gain
+        if size == self.spec.total_batch_size:
+            gain = 1.0
+        elif size != last.size or iteration % _GAIN_EVERY == 0:
+            gain = gain_of(size)
+        if size != last.size or abs(gain - last.gain) > _SAME_GAIN * last.gain:
             epoch, start, _ = self._batch(iteration)
+            progress = self._progress(iteration)
             while self._changes and self._changes[-1].iteration >= iteration:
                 self._changes.pop()
-            self._changes.append(BatchChange(iteration, epoch, start, size))
+            self._changes.append(BatchChange(iteration, epoch, start, size, gain, progress))
             del self._changes[:-_CHANGES]
         return self._batch(iteration)
+
+    def scaling(self, iteration: int) -> Scaling | None:
+        """Return the comparison of an iteration's batch, the last one taken, with those of the script's size.
+
+        Returns:
+            None while all batches have had that size.
+        """
+        last, progress = self._changes[-1], self._progress(iteration)
+        if (last.size, progress) == (self.spec.total_batch_size, iteration):
+            return None
+        return Scaling(last.size, last.gain, progress)
 
     def following(self, iteration: int) -> tuple[int, int]:
         """Return epoch and first position of an iteration's batch, whatever its size will be."""
@@ -120,6 +163,10 @@ class Batches:
     def _go_back(self, iteration: int) -> None:
         while len(self._changes) > 1 and self._changes[-1].iteration > iteration:
             self._changes.pop()
+
+    def _progress(self, iteration: int) -> float:
+        last = self._changes[-1]
+        return max(0.0, last.progress + (iteration - last.iteration) * last.gain)
 
     def _batch(self, iteration: int) -> tuple[int, int, int]:
         """Return an iteration's batch, with the size since the last change."""

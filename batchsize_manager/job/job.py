@@ -46,6 +46,7 @@ class Job:
         position: Epoch and first position of that iteration's batch; None where they follow from the
             iteration, since batches have always had the size of `spec`.
         total: Samples of a whole batch, as they were at a checkpoint; None: as the configuration has it.
+        progress: `Scaling.progress` of the first iteration, as it was at a checkpoint; None: the iteration.
 
     Attributes:
         spec: As given.
@@ -69,13 +70,14 @@ class Job:
         *,
         position: tuple[int, int] | None = None,
         total: int | None = None,
+        progress: float | None = None,
     ) -> None:
         self.spec = spec
         self.config = config
         self.first_iteration = first_iteration
         self.outbox = Outbox()
         scaled = config.workers if config.scale_batch else None
-        batches = Batches(spec, scaled, first_iteration, position)
+        batches = Batches(spec, scaled, first_iteration, position, progress)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
         self.members = Members(config, self.outbox, self.iterations.has_piece)
         sizer = BatchSizer(config.sizing, spec, self.iterations.history)

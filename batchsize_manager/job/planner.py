@@ -150,13 +150,13 @@ class Planner:
         """
         self._choose_size(iteration)
         last_change = self.batches.last_change
-        epoch, start, total = self.batches.take(iteration, len(self._members.staying))
+        epoch, start, total = self._take(iteration)
         split = self.policy.split(self._cuts(total).padded)
         if leaving := self._releasable(split.dispensable):
             self._members.release(leaving, iteration - 1)
             self.members_changed()
             self._members.let_go()
-            epoch, start, total = self.batches.take(iteration, len(self._members.staying))
+            epoch, start, total = self._take(iteration)
             split = self.policy.split(self._cuts(total).padded)
         self._outbox.changed |= self.batches.last_change is not last_change
         warnings = (*split.warnings, *split.dispensable.values())
@@ -168,12 +168,16 @@ class Planner:
         counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
         at_once = dict(zip(staying, split.at_once, strict=False))
-        plan = make_plan(iteration, epoch, start, counts, attempt, self.batches.spec.micro_batch, at_once)
+        micro_batch, scaling = self.batches.spec.micro_batch, self.batches.scaling(iteration)
+        plan = make_plan(iteration, epoch, start, counts, attempt, micro_batch, at_once, scaling)
         return IterationProgress(plan, now, predicted)
 
     @property
     def _participants(self) -> list[Participant]:
         return [Participant(name, m.bounds, m.device) for name, m in self._members.staying.items()]
+
+    def _take(self, iteration: int) -> tuple[int, int, int]:
+        return self.batches.take(iteration, len(self._members.staying), self.sizer.gain)
 
     def _choose_size(self, iteration: int) -> None:
         """Let the sizer choose the size of an iteration's batch, which may be the first of another size."""

@@ -71,5 +71,7 @@ class JobState:
         check.integer("first_iteration", self.first_iteration, 0, _MOST)
         for change in self.batch_changes:
             check.integer("batch_changes", change.size, 1, self.spec.dataset_size)
+            check.number("batch_changes", change.gain, 0.0, float(_MOST))
+            check.number("batch_changes", change.progress, 0.0, float(_MOST))
             for place in (change.iteration, change.epoch, change.start):
                 check.integer("batch_changes", place, 0, _MOST)

@@ -531,6 +531,25 @@ def test_fit_follows_a_schedule_of_batch_sizes(session):
     assert int(model.optimizer.iterations) == 7
 
 
+def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(session):
+    """Steps are those of one process whose rates are the script's times the batch's size over the first."""
+    x = np.arange(12.0)[:, None] / 12
+    loader = DataLoader(x, x, batch_size={0: 4, 1: 6, 2: 12}, session=session)
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    distribute(model, loader, scale_lr="linear")
+    model.fit(loader, epochs=3, verbose=0)
+    weight = bias = 0.0
+    for size in (4, 6, 12):
+        for start in range(0, 12, size):
+            part = x[start : start + size, 0]
+            error = weight * part + bias - part
+            rate = 0.1 * size / 4
+            weight, bias = weight - rate * 2 * (error * part).mean(), bias - rate * 2 * error.mean()
+    assert [value.item() for value in model.get_weights()] == pytest.approx([weight, bias], rel=1e-5)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+
+
 class Enough(keras.callbacks.Callback):
     """Ends fit after two epochs."""
 

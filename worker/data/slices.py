@@ -136,6 +136,18 @@ class Slices:
                     f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
                 )
 
+    @property
+    def progress(self) -> float:
+        """The training's progress before the present batch, in iterations of the script's first batch size.
+
+        It is their number until the batch's size changes; then each iteration counts as much as its samples
+        are worth by the gradient noise (`idl.plan.Scaling`). A schedule may go by it.
+
+        Raises:
+            InvalidRequestError: There is no present batch.
+        """
+        return self.session.scaling.progress
+
     def skip_epochs(self) -> int:
         """Skip the epochs that were over before this worker joined, and return their number."""
         if self.session.released is not None:
@@ -162,7 +174,7 @@ class Slices:
             },
             "position": saved.position,
             "batch_size": saved.batch_size,
-        }
+        } | ({} if saved.progress is None else {"progress": saved.progress})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from the position at which `state_dict` was called; to be called before the training begins.
@@ -184,6 +196,7 @@ class Slices:
                 JobSpec(**state["spec"], milestones=self.spec.milestones),
                 tuple(position) if position is not None else None,
                 state.get("batch_size"),
+                state.get("progress"),
             )
         )
 

@@ -12,6 +12,8 @@ from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
 from worker.jax.loader import DataLoader
 from worker.jax.rules import Rule
+from worker.learning_rates import Rule as LrRule
+from worker.learning_rates import factor_by
 from worker.optimizer_state import OptimizerState
 from worker.tensor_types import check_floating, flat_dtype
 
@@ -23,8 +25,19 @@ def distribute(
     *,
     statistics: Any = None,
     state: dict[str, Any] | None = None,
+    scale_lr: LrRule = "none",
 ) -> "Optimizer":
     """Open the job at the parameter server, and return an optimiser that steps there; see `Optimizer`.
+
+    Args:
+        rule: As in `Optimizer`, as are the others.
+        params: The parameters.
+        loader: The loader.
+        statistics: The statistics.
+        state: The state to resume from.
+        scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
+            "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
+            is "sqrt" for adam and adamw, and "adascale" for sgd.
 
     Raises:
         InvalidRequestError: An argument is not allowed, a service refuses, or the session has an optimiser
@@ -36,7 +49,10 @@ def distribute(
             f"the optimiser steps at the parameter server, but this one {what}: use evenpace.jax.sgd, "
             f"adam or adamw, which take the same arguments as optax's"
         )
-    return Optimizer(rule, params, loader, statistics, state)
+    factor = factor_by(scale_lr, rule.name)
+    optimizer = Optimizer(rule, params, loader, statistics, state)
+    loader.session.lr_factor = factor
+    return optimizer
 
 
 class Optimizer:

@@ -13,6 +13,7 @@ from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
 from worker.keras.randomness import ModelSeeds
+from worker.learning_rates import Rule, factor_by
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ def distribute(
     loader: DataLoader,
     variables: Iterable[Any] | None = None,
     model: keras.Model | None = None,
+    scale_lr: Rule = "none",
 ) -> Trained:
     """Let each step push the gradient, weighted by the batch size, and pull new parameters.
 
@@ -50,6 +52,9 @@ def distribute(
             model's.
         model: The model whose statistics are averaged, and whose layers are seeded, where the target is an
             optimiser.
+        scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
+            "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
+            is "sqrt" for Adam and AdamW, and "adascale" for SGD. The optimiser keeps the script's own rates.
 
     Returns:
         The same model or optimiser.
@@ -61,6 +66,7 @@ def distribute(
             call.
     """
     loader.session.check_unopened()
+    factor = factor_by(scale_lr, type(getattr(target, "optimizer", target)).__name__)
     if isinstance(target, keras.Model):
         _distribute_model(target, loader)
     else:
@@ -73,6 +79,7 @@ def distribute(
                 "the optimiser does not know its variables yet: give variables=model.trainable_variables"
             )
         _link(target, loader, variables, model)
+    loader.session.lr_factor = factor
     return target
 
 

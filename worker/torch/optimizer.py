@@ -11,6 +11,7 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
@@ -27,7 +28,9 @@ _LATER = "what is to be trained from some iteration on gets a group of its own, 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
 
 
-def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None) -> Optim:
+def distribute(
+    optimizer: Optim, loader: Loader, model: nn.Module | None = None, *, scale_lr: Rule = "none"
+) -> Optim:
     """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
 
     Learning-rate schedulers work on the optimiser as before, and their changes go to the parameter server
@@ -40,6 +43,9 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
         loader: The evenpace loader of the training data.
         model: The model whose batch normalisation's running statistics are to be the same for all workers:
             after each step, they have the mean over the workers, weighted by their batch sizes.
+        scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
+            "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
+            is "sqrt" for Adam and AdamW, and "adascale" for SGD. `optimizer` keeps the script's own rates.
 
     Returns:
         The same optimiser.
@@ -49,7 +55,9 @@ def distribute(optimizer: Optim, loader: Loader, model: nn.Module | None = None)
         InvalidRequestError: The optimiser has no parameters to train, another worker's differ, a service
             refuses, or it is not the session's first call.
     """
+    factor = factor_by(scale_lr, type(optimizer).__name__)
     link = _Link(optimizer, loader, model)
+    loader.session.lr_factor = factor
     own_state_dict = optimizer.state_dict
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.

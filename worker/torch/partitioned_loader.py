@@ -103,6 +103,11 @@ class PartitionedLoader:
         """Return the number of batches of the current pass; it changes if the batch size does."""
         return len(self.slices)
 
+    @property
+    def progress(self) -> float:
+        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
+        return self.slices.progress
+
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next pass's batches, as `collate_fn` makes them.
 

@@ -75,6 +75,11 @@ class StreamLoader:
         """Return the number of batches of the current epoch; it changes if the batch size does."""
         return len(self.slices)
 
+    @property
+    def progress(self) -> float:
+        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
+        return self.slices.progress
+
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
 

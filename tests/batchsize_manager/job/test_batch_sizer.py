@@ -35,6 +35,7 @@ class Run:
         self.job = Job(spec, self.config, make_job_policy(policy))
         self.now, self.workers = 0.0, list(workers)
         self.batches = []  # (epoch, start, total)
+        self.scalings = []
         for name in workers:
             self.job.join(name, name, bounds or Bounds(), self.now)
 
@@ -45,6 +46,8 @@ class Run:
             parts = {name: self.job.next_assignment(name, name) for name in self.workers}
             one = next(iter(parts.values()))
             self.batches.append((one.epoch, one.batch_start, one.total))
+            assert len({part.scaling for part in parts.values()}) == 1
+            self.scalings.append(one.scaling)
             seconds = {name: FIXED + PER_SAMPLE * part.count for name, part in parts.items()}
             self.now += max(seconds.values())
             for name, part in parts.items():
@@ -208,3 +211,35 @@ def test_a_sizer_that_measures_does_not_go_with_everything(config, said):
     """The error names both."""
     with pytest.raises(ValueError, match=said):
         JobConfig(sizing=Sizing("goodput"), **config)
+
+
+def test_assignments_say_what_a_batch_is_worth_in_those_of_the_first_size():
+    """The gain is AdaScale's, and the progress is the sum of the gains; the first size has none to say."""
+    run = Run(JobSpec.of(400, {0: 10, 1: 40, 3: 10}))
+    run.go(40 + 2 * 10 + 5)
+    assert run.scalings[:40] == [None] * 40
+    gain = (SCALE / 10 + 1) / (SCALE / 40 + 1)
+    for number, scaling in enumerate(run.scalings[40:60]):
+        assert (scaling.size, scaling.gain) == (40, pytest.approx(gain))
+        assert scaling.progress == pytest.approx(40 + number * gain)
+    for number, scaling in enumerate(run.scalings[60:]):
+        assert (scaling.size, scaling.gain) == (10, 1.0)
+        assert scaling.progress == pytest.approx(40 + 20 * gain + number)
+
+
+def test_repeated_iterations_have_the_same_scaling():
+    """After the job has gone back, and after the manager was started again."""
+    run = Run(JobSpec.of(400, {0: 10, 1: 40, 3: 10}))
+    run.go(70)
+    again = restored(run.job, run.config)
+    before = run.scalings[45:70]
+    for job in (run.job, again):
+        number = job.attempts.number
+        if job is run.job:
+            number = job.recover("a", "a", 0, run.now)
+        for name in ("a", "b"):
+            job.must_recover(name, name)
+            job.rewind(name, name, number, 45, run.now)
+        run.job, run.scalings = job, []
+        run.go(25)
+        assert run.scalings == before

@@ -129,6 +129,21 @@ def test_a_schedule_reaches_the_parameter_server(job):
     assert np.diff(seen) == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
 
 
+def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(job):
+    """A step of four times the first batch has twice the rate by the rule sqrt."""
+    session = job(1)("w")
+    loader = DataLoader(np.arange(8.0), batch_size={0: 2, 1: 8}, session=session)
+    optimizer = distribute(sgd(1.0), jnp.zeros(()), loader, scale_lr="sqrt")
+    found = []
+    for _ in range(2):
+        for _ in loader:
+            optimizer.step(jnp.ones(()))
+            found.append(float(optimizer.params))
+    assert found == [-1.0, -2.0, -3.0, -4.0, -6.0]
+    with pytest.raises(InvalidRequestError, match="scale_lr 'cubic'"):
+        distribute(sgd(1.0), jnp.zeros(()), loader, scale_lr="cubic")
+
+
 def test_a_step_without_a_batch_is_refused(job):
     """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
     loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
