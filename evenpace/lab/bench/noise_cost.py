@@ -93,9 +93,9 @@ def _figures(make: "_Make", repeats: int) -> dict[str, Any]:
 
     def over_micro_batches() -> None:
         for _ in range(_SLICE // _MICRO_BATCH):
-            passes.begin()
-            for gradient in gradients:
-                passes.add(gradient)
+            passes.begin((None,) * len(gradients))
+            for number, gradient in enumerate(gradients):
+                passes.add(number, gradient)
             passes.take()
 
     ways = dict(zip(_WAYS, (at_shard, in_hook, over_micro_batches), strict=True))
