@@ -13,7 +13,7 @@ class Preconditioner:
     """The diagonal P of an optimiser in `idl.preconditioning.PRECONDITIONED`, from its second moment.
 
     P is of v after the last step whose number `STEPS` divides, or at which this process began to hold the
-    job. Recomputed in each step, it would cost about a third of what the optimiser's step does.
+    job. Computed in each step, it would take about a sixth of the time of the step itself.
 
     Args:
         layout: Layout of the shard's part of the parameters.

@@ -3,8 +3,8 @@
 It knows those of its own contributions, a slice's or each micro-batch's, or learns those of all from the
 shards. `idl.noise` has what follows from the norms. This module knows no framework and no wire.
 
-Where the shards' optimiser is Adam or of its kin, gradients are preconditioned (`idl.preconditioning`), by its
-second moment, which the shards have and the workers do not. There the slices are the contributions, whose
+Where the shards' optimiser is Adam or of its kin, gradients are preconditioned (`idl.preconditioning`) by
+its second moment, which the shards have and the workers do not. There the slices are the contributions, whose
 norms the shards take, and those of micro-batches are not taken: of preconditioners of the workers' own, which
 differ from each other, norms could not be summed. To fetch the shards' would be a pull of the whole size.
 """

@@ -1,7 +1,7 @@
 """Adam's second moment of one worker's own gradients, for where this worker alone makes the steps.
 
-It is the shards' v then, but for weight decay that goes through the gradient, and without fetching it: another
-pull of the whole size. This module knows no framework and no wire.
+It is the shards' v then, but for weight decay that goes through the gradient. To fetch theirs would be
+another pull of the whole size. This module knows no framework and no wire.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ class SecondMoment:
             values += squares
 
     def diagonal(self) -> NDArray[Any] | None:
-        """Return the preconditioner P, (elements,), 0 for statistics; None of fewer than `STEPS` gradients."""
+        """Return the preconditioner P, (elements,), 0 for statistics; None before `STEPS` gradients."""
         if self._steps < STEPS:
             return None
         diagonal = np.zeros_like(self._values)

@@ -204,8 +204,7 @@ def test_with_adam_gradients_are_preconditioned_by_the_second_moment_before_the_
     counts, moment, largest = (2, 5, 1), torch.zeros(9, dtype=torch.float64), torch.zeros(9).double()
     for step in range(32):
         gradients = gradients_of(counts, 9, seed=step)
-        for gradient in gradients:
-            gradient *= 0.7**step  # so that amsgrad's largest moment is another one
+        gradients = [0.7**step * g for g in gradients]  # so that amsgrad's largest moment is another one
         if step in (10, 20, 30):
             used, correction = largest if amsgrad else moment, (1 - beta2**step).sqrt()
             diagonal = correction / (used.sqrt() + eps) if keras else 1 / (used.sqrt() / correction + eps)
@@ -236,7 +235,7 @@ def test_with_adam_the_sum_over_shards_is_that_of_the_whole(cut, seed):
 
 
 def test_with_adam_an_element_without_a_second_moment_counts_as_zero():
-    """Its first gradient would be divided by epsilon, and be all that is seen, as of a rare word's embedding."""
+    """Divided by epsilon, its first gradient would be all that is seen: a rare word's embedding, say."""
     shard = preconditioned((Group(3, {"lr": 0.01}),), "adam")
     counts = (3, 4)
     for step in range(11):
@@ -250,17 +249,19 @@ def test_with_adam_an_element_without_a_second_moment_counts_as_zero():
     assert_close(shard.norms.norms, alone.norms.norms)
 
 
-def test_with_adam_a_shard_that_is_restored_preconditions_likewise():
-    """The second moment is in the snapshot; what had been used before the restoration is not."""
+def test_with_adam_a_shard_that_is_restored_preconditions_by_what_it_restores():
+    """The second moment is in the snapshot; what had been used before the restoration is not used again."""
     make = functools.partial(preconditioned, (Group(5, {"lr": 0.01}),), "adam")
     counts, shard, other = (3, 4), make(), make()
-    for step in range(20):
+    for step in range(25):
         step_with(shard, counts, gradients_of(counts, 5, seed=step))
         step_with(other, counts, gradients_of(counts, 5, seed=100 + step))
-    other.restore(shard.snapshot().copied())
-    for one in (shard, other):
-        step_with(one, counts, gradients_of(counts, 5, seed=20))
-    assert_close(other.norms.norms, shard.norms.norms)
+    snapshot = shard.snapshot().copied()
+    diagonal = 1 / ((snapshot.state[0]["exp_avg_sq"] / (1 - 0.999**25)).sqrt() + 1e-8)
+    other.restore(snapshot)
+    gradients = gradients_of(counts, 5, seed=25)
+    step_with(other, counts, gradients)
+    assert_close(other.norms.norms, norms_of(counts, [g * diagonal for g in gradients]))
 
 
 def exact_sums(counts, gradients):

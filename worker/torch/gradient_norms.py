@@ -16,27 +16,24 @@ def squared_norm(gradient: torch.Tensor, diagonal: torch.Tensor | None = None) -
 
     Args:
         gradient: The tensor.
-        diagonal: A preconditioner of the same shape; None for none.
+        diagonal: A preconditioner, (elements,); None for none.
     """
     flat = gradient.reshape(-1)  # a step for each tensor costs more than the sum itself
     if flat.requires_grad:
         flat = flat.detach()
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
-    if not flat.is_cpu:
-        return _dot(flat, diagonal)
-    if len(flat) <= _PIECE:
-        return float(_dot(flat, diagonal))
-    if diagonal is None:
-        return sum((float(_dot(piece)) for piece in torch.split(flat, _PIECE)), 0.0)
-    pieces = zip(torch.split(flat, _PIECE), torch.split(diagonal.reshape(-1), _PIECE), strict=True)
-    return sum((float(_dot(piece, own)) for piece, own in pieces), 0.0)
-
-
-def _dot(flat: torch.Tensor, diagonal: torch.Tensor | None = None) -> torch.Tensor:
-    if diagonal is not None:
-        flat = flat * diagonal.reshape(-1)
-    return torch.dot(flat, flat)
+    if len(flat) <= _PIECE or not flat.is_cpu:
+        if diagonal is not None:
+            flat = flat * diagonal
+        squares = torch.dot(flat, flat)
+        return float(squares) if flat.is_cpu else squares
+    total, pieces = 0.0, torch.split(flat, _PIECE)
+    diagonals = torch.split(diagonal, _PIECE) if diagonal is not None else None
+    for number, plain in enumerate(pieces):
+        piece = plain if diagonals is None else plain * diagonals[number]
+        total += float(torch.dot(piece, piece))
+    return total
 
 
 def squared_norm_of(

@@ -26,7 +26,7 @@ class Preconditioner:
 
     @torch.no_grad()
     def of(self, parameters: Sequence[torch.Tensor], iteration: int) -> list[torch.Tensor] | None:
-        """Return P of some parameters, in their shapes, in an iteration; None if the optimiser has none yet.
+        """Return P of some parameters in an iteration, (elements,) each; None if the optimiser has none yet.
 
         It is 0 for a parameter that the optimiser does not step, or has stepped fewer than `STEPS` times.
         """
@@ -35,7 +35,7 @@ class Preconditioner:
             self._period, self._diagonals = period, self._computed()
         if not self._diagonals:
             return None
-        zero = [torch.zeros_like(p) for p in parameters if p not in self._diagonals]
+        zero = [p.new_zeros(p.numel()) for p in parameters if p not in self._diagonals]
         return [self._diagonals[p] if p in self._diagonals else zero.pop(0) for p in parameters]
 
     def flat(
@@ -51,7 +51,9 @@ class Preconditioner:
         diagonals = self.of(bucket, iteration)
         if diagonals is None:
             return None
-        return torch.cat([_in_order(d, like) for d, like in zip(diagonals, gradients, strict=True)])
+        return torch.cat(
+            [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
+        )
 
     def _computed(self) -> dict[torch.Tensor, torch.Tensor]:
         parameters, moments, factors, addends = [], [], [], []
@@ -73,7 +75,7 @@ class Preconditioner:
         torch._foreach_add_(roots, addends)
         diagonals = torch._foreach_sign(moments)  # 0 where v is, and else 1
         torch._foreach_div_(diagonals, roots)
-        return dict(zip(parameters, diagonals, strict=True))
+        return {p: diagonal.reshape(-1) for p, diagonal in zip(parameters, diagonals, strict=True)}
 
 
 def preconditioner_of(optimizer: torch.optim.Optimizer | None) -> Preconditioner | None:
