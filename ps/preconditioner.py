@@ -1,5 +1,7 @@
 """The preconditioner of a shard's optimiser, for the norms of gradients; it knows no gradient and no wire."""
 
+import weakref
+
 import torch
 
 from idl.layout import Layout
@@ -25,7 +27,8 @@ class Preconditioner:
     def __init__(self, layout: Layout) -> None:
         self.diagonal: torch.Tensor | None = None
         self._layout = layout
-        self._of: torch.optim.Optimizer | None = None  # that the diagonal is of
+        # That the diagonal is of; weakly, so that the state of one that is replaced does not take up memory.
+        self._of: weakref.ref[torch.optim.Optimizer] | None = None
         self._period = 0  # of `STEPS` steps, that the diagonal holds for
 
     def update(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -36,9 +39,9 @@ class Preconditioner:
             steps: Steps that it has taken.
         """
         period = steps // STEPS
-        if optimizer is self._of and period == self._period:
+        if self._of is not None and optimizer is self._of() and period == self._period:
             return
-        self._of, self._period = optimizer, period
+        self._of, self._period = weakref.ref(optimizer), period
         if not period:
             self.diagonal = None
             return
