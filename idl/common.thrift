@@ -132,6 +132,8 @@ struct Synchronisation {
  * contribution i, of a worker or of a micro-batch, over its b_i samples; g = sum(b_i g_i) / sum(b_i). From them
  * follows the gradient noise: S = (weighted - samples * squared) / (contributions - 1) estimates the trace of the
  * covariance of one sample's gradient, and squared - S / samples the squared norm of the true gradient.
+ * Where the optimiser is Adam or of its kin, each g_i and g is multiplied, element by element, by a preconditioner
+ * 1 / (sqrt(v) + eps), with v the bias-corrected second moment of earlier steps.
  */
 struct GradientNorms {
   1: i64 iteration                  // that the step was taken in

@@ -1,15 +1,19 @@
 """Squared norms of the gradients that pass through a shard, taken while they are in a core's cache.
 
-From them follows the gradient noise (`idl.noise`). This module knows no optimiser and no wire.
+From them follows the gradient noise (`idl.noise`). Where the optimiser is Adam or of its kin, they are of the
+preconditioned gradients (`idl.preconditioning`). This module knows no wire.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
 
 from idl.layout import Layout
 from idl.noise import GradientNorms
+from idl.preconditioning import PRECONDITIONED
 from ps.parameters import Contribution
+from ps.preconditioner import Preconditioner
 
 # Elements that are summed at once: sums of float32 over millions of elements are too small by a thousandth.
 _PIECE = 2**16
@@ -24,6 +28,7 @@ class NormMeter:
 
     def __init__(self, layout: Layout) -> None:
         self._elements = layout.elements
+        self._preconditioner = Preconditioner(layout) if layout.optimizer in PRECONDITIONED else None
         self._kept: list[tuple[int, int]] = []  # elements, from the first up to the last of each range
         begin = 0
         for group in layout.groups:
@@ -32,16 +37,40 @@ class NormMeter:
                 self._kept.append((begin, end))
             begin = end
 
+    def prepare(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        """Prepare for a contribution to an optimiser's next step, by which gradients are preconditioned.
+
+        Args:
+            optimizer: The optimiser of the layout.
+            steps: Steps that it has taken.
+        """
+        if self._preconditioner is not None:
+            self._preconditioner.update(optimizer, steps)
+
     def squares(self, begin: int, piece: torch.Tensor) -> float:
-        """Return the squared norm of a gradient's floating-point elements from `begin` on, (n,)."""
+        """Return the squared norm of a gradient's floating-point elements from `begin` on, (n,).
+
+        NaN where the preconditioner is not known yet.
+        """
+        diagonal = self._preconditioner.diagonal if self._preconditioner is not None else None
+        if self._preconditioner is not None and diagonal is None:
+            return math.nan
         total = 0.0
         for first, last in self._kept:
-            kept = piece[max(first - begin, 0) : max(last - begin, 0)]
-            total += float(torch.dot(kept, kept)) if len(kept) else 0.0
+            low, high = max(first, begin), min(last, begin + len(piece))
+            if low >= high:
+                continue
+            kept = piece[low - begin : high - begin]
+            if diagonal is not None:
+                kept = kept * diagonal[low:high]
+            total += float(torch.dot(kept, kept))
         return total
 
     def norms(self, contributions: Iterable[Contribution], mean: torch.Tensor) -> GradientNorms | None:
-        """Return the norms of a step; None if a contribution has not come as a whole, or is not finite.
+        """Return the norms of a step.
+
+        None if a contribution has not come as a whole, or is not finite; or, with a preconditioner, before
+        the first `idl.preconditioning.STEPS` steps.
 
         Args:
             contributions: The gradients that the step is taken with.

@@ -97,6 +97,7 @@ class Shard(Parameters):
                 f"push for iteration {part.iteration}, but the parameter server is at {self.version}"
             )
         self._check_batch(part)
+        self._meter.prepare(self._optimizer, self.steps)
         first = max(
             (self._first_missing_element(other, part) for other in self._overlapping(part)), default=0
         )

@@ -1,7 +1,12 @@
 """A worker's part in measuring the gradient noise: the norms that it tells the manager with its reports.
 
 It knows those of its own contributions, a slice's or each micro-batch's, or learns those of all from the
-shards. This module knows no framework and no wire; see `idl.noise` for what follows from the norms.
+shards. `idl.noise` has what follows from the norms. This module knows no framework and no wire.
+
+Where the shards' optimiser is Adam or of its kin, gradients are preconditioned (`idl.preconditioning`) by
+its second moment, which the shards have and the workers do not. There the slices are the contributions, whose
+norms the shards take, and those of micro-batches are not taken: of preconditioners of the workers' own, which
+differ from each other, norms could not be summed. To fetch the shards' would be a pull of the whole size.
 """
 
 import math
@@ -13,14 +18,27 @@ from numpy.typing import NDArray
 from idl.layout import Layout
 from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment
+from idl.preconditioning import PRECONDITIONED
+from worker.second_moment import SecondMoment
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 
 
-def squared_norm(gradient: NDArray[Any], layout: Layout, minus: NDArray[Any] | None = None) -> float:
+def squared_norm(
+    gradient: NDArray[Any],
+    layout: Layout,
+    minus: NDArray[Any] | None = None,
+    diagonal: NDArray[Any] | None = None,
+) -> float:
     """Return the squared norm of a flat gradient, (elements,), or of its difference from another one.
 
     Groups of statistics are left out.
+
+    Args:
+        gradient: The gradient.
+        layout: Its layout.
+        minus: The other one; None for none.
+        diagonal: A preconditioner, (elements,), that both are multiplied by; None for none.
     """
     total, begin = 0.0, 0
     for group in layout.groups:
@@ -28,16 +46,17 @@ def squared_norm(gradient: NDArray[Any], layout: Layout, minus: NDArray[Any] | N
         for first in range(begin, end, _PIECE) if not group.statistics else ():
             place = slice(first, min(first + _PIECE, end))
             piece = gradient[place] if minus is None else gradient[place] - minus[place]
+            if diagonal is not None:
+                piece = piece * diagonal[place]
             total += float(np.dot(piece, piece))
         begin = end
     return total
 
 
 class _Gradient(NamedTuple):
-    """A worker's gradient for its slice, a copy, with its squared norm."""
+    """A worker's gradient for its slice, a copy."""
 
     part: Assignment
-    squares: float
     values: NDArray[Any]
 
 
@@ -47,14 +66,23 @@ class OwnNorms:
     A step's own norm, |g|², is known once its gradients are summed: after an all-reduce in the same
     iteration, from the parameter server in the next. With those of this worker's own contributions it makes a
     part of the step's norms, to which the manager joins the other workers' parts.
+
+    Attributes:
+        of_micro_batches: Whether norms of micro-batches are of use; if not, `add` does nothing.
     """
 
     def __init__(self) -> None:
+        self.of_micro_batches = True
         self._own: dict[int, list[tuple[int, SupportsFloat]]] = {}  # by iteration, the last two
         self._attempt = 0
         self._told: StepNorms | None = None
         self._reduced: list[tuple[int, SupportsFloat]] = []
         self._last: _Gradient | None = None  # the first of two that this worker alone has made
+        self._moment: SecondMoment | None = None  # of the gradients that this worker alone has made
+
+    def open(self, layout: Layout) -> None:
+        """Take the layout of the parameters at the shards, with their optimiser."""
+        self.of_micro_batches = layout.optimizer not in PRECONDITIONED
 
     def add(self, part: Assignment, count: int, squares: SupportsFloat, *, once: bool = False) -> None:
         """Add a contribution: the squared norm of the mean gradient over `count` samples of a slice.
@@ -68,7 +96,7 @@ class OwnNorms:
         if part.attempt != self._attempt:
             self._attempt = part.attempt
             self._own.clear()
-        if not count:
+        if not count or not self.of_micro_batches:
             return
         for iteration in [one for one in self._own if one < part.iteration - 1]:
             del self._own[iteration]
@@ -90,19 +118,32 @@ class OwnNorms:
         """Take the gradient that was pushed for a slice, (elements,), after `take_all`.
 
         Where the last step had no other contribution, gradients are compared in pairs of successive
-        iterations (Pollux, section 3.1); what their true gradients differ by counts as noise.
+        iterations (Pollux, section 3.1); what their true gradients differ by counts as noise. Where they are
+        preconditioned, it is by the gradients that this worker has made alone, before the pair.
         """
         alone = self._told is not None and self._told.norms.contributions == 1
         last, self._last = self._last, None
         if not alone or part.count < part.total or gradient.dtype.kind != "f":
+            self._moment = None
             return
-        squares = squared_norm(gradient, layout)
         if last is None or (last.part.attempt, last.part.iteration + 1) != (part.attempt, part.iteration):
-            self._last = _Gradient(part, squares, gradient.copy())
+            self._last = _Gradient(part, gradient.copy())
             return
-        difference = squared_norm(gradient, layout, minus=last.values)
+        diagonal = None
+        if layout.optimizer in PRECONDITIONED:
+            if any(group.options.get("amsgrad") for group in layout.groups):
+                return
+            if self._moment is None:
+                self._moment = SecondMoment(layout, gradient.dtype)
+            diagonal = self._moment.diagonal()
+            self._moment.add(last.values)
+            self._moment.add(gradient)
+            if diagonal is None:
+                return
         norms = GradientNorms.of_consecutive(
-            (last.part.count, last.squares), (part.count, squares), difference
+            (last.part.count, squared_norm(last.values, layout, diagonal=diagonal)),
+            (part.count, squared_norm(gradient, layout, diagonal=diagonal)),
+            squared_norm(gradient, layout, minus=last.values, diagonal=diagonal),
         )
         self._told = StepNorms(part.iteration, norms)
 

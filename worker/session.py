@@ -337,6 +337,7 @@ class Session:
         self.parameters = np.empty_like(initial)
         self.gradient = np.zeros_like(initial, dtype=np.int64 if self.sums_exactly else None)
         self._layout = layout
+        self.norms.open(layout)
         while not self._opened and self.assignment is not None:
             now = self.assignment
             # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
@@ -458,7 +459,8 @@ class Session:
         elif count:
             self.gradient += values * self.gradient.dtype.type(count / now.count)
         self._summed_samples += count
-        self.norms.add(now, count, squared_norm(values, self._layout) if count else 0.0)
+        if self.norms.of_micro_batches:
+            self.norms.add(now, count, squared_norm(values, self._layout) if count else 0.0)
 
     def put_sums(self, sums: NDArray[np.int64]) -> None:
         """Set `gradient` to exact sums over the assignment's micro-batches, which an adapter has made."""

@@ -282,15 +282,16 @@ def bench_solver(devices: int, micro_batches: int, repeats: int, json_path: Path
 @bench.command("noise")
 @example("evenpace bench noise --json noise-cost.json")
 @click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Of each figure.")
+@click.option("--adam", is_flag=True, help="Precondition the gradients, as with Adam.")
 @json_path
-def bench_noise(repeats: int, json_path: Path | None) -> None:
+def bench_noise(repeats: int, adam: bool, json_path: Path | None) -> None:
     """Time what it costs to measure the gradient noise, beside an iteration.
 
     Of ResNet-32 and of the transformer, with 32 samples on one core.
     """
     from evenpace.lab.bench.noise_cost import run
 
-    run(repeats, json_path)
+    run(repeats, json_path, adam=adam)
 
 
 def _schedule(texts: tuple[str, ...]) -> tuple[Change, ...]:

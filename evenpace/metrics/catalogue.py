@@ -139,12 +139,12 @@ def _described() -> Iterator[DescribedMetric]:
     yield gauge(
         of,
         *("job_gradient_squared_norm", "job", ""),
-        "squared norm of the true gradient, estimated; may be negative where it is near 0",
+        "squared norm of the true gradient, preconditioned with Adam, estimated; may be negative near 0",
     )
     yield gauge(
         of,
         *("job_gradient_variance", "job", ""),
-        "trace of the covariance of one sample's gradient, estimated",
+        "trace of the covariance of one sample's gradient, preconditioned with Adam, estimated",
     )
     yield counter(of, "job_rewinds", "job", "attempts", "attempts after the first")
     yield counter(of, "job_pieces", "job", "parts", "parts of iterations that were redone by another worker")

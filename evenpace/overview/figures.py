@@ -152,7 +152,8 @@ class JobFigures:
         noise_scale_least: The least that two standard errors allow.
         noise_scale_most: The greatest; None where there is no bound.
         noise_known: Whether the scale is known to about a factor of two each way.
-        noise_sqr: Squared norm of the true gradient; an estimate, which may be negative.
+        noise_sqr: Squared norm of the true gradient; an estimate, which may be negative. With Adam, of the
+            preconditioned gradient, in other units.
         noise_var: Trace of the covariance of one sample's gradient, likewise.
         noise_iterations: Number of iterations that these are from.
         work_of_twice: Work of an iteration with twice the batch relative to the present, as `idl.measures`

@@ -11,7 +11,8 @@ _CERTAIN = 1.2  # ratio of the highest to the lowest estimate, up to which a spe
 
 _ONE_NUMBER = 0.1  # width of the interval of a work, up to which it is written as one number
 _NEARLY_SAME = 0.9  # work of half the batch, from which on it is said to be nearly the same
-_ENOUGH_TO_TELL = 20  # iterations, after which norms that are lacking are taken to be lacking for good
+# Iterations after which norms that are lacking are taken to be lacking for good; with Adam, pairs take 23.
+_ENOUGH_TO_TELL = 30
 
 
 class Estimate(NamedTuple):

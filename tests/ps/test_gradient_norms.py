@@ -1,5 +1,7 @@
 """The norms of gradients that a shard takes as they pass: those of the gradients themselves."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -166,3 +168,150 @@ def test_exact_sums_have_those_of_the_means_that_they_stand_for():
         push(shard, start, count, 12, sums)
     shard.step()
     assert_close(shard.norms.norms, norms_of(counts, gradients), rel=1e-8)
+
+
+def preconditioned(groups, optimizer, kind=Shard, **options):
+    """Make a shard with an optimiser that has a preconditioner, and parameters of 0."""
+    shard = kind(Layout("float64", optimizer, groups), **options)
+    shard.initialise(torch.zeros(shard.layout.elements, dtype=torch.float64), 0)
+    return shard
+
+
+def step_with(shard, counts, gradients):
+    """Push a batch's slices, and step."""
+    for (start, count), gradient in zip(slices(counts), gradients, strict=True):
+        push(shard, start, count, sum(counts), gradient)
+    shard.step()
+
+
+def mean_of(counts, gradients):
+    """The weighted mean of gradients, (elements,)."""
+    return sum(count * one for count, one in zip(counts, gradients, strict=True)) / sum(counts)
+
+
+@pytest.mark.parametrize("amsgrad", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["adam", "adamw", "keras_adam", "keras_adamw"])
+def test_with_adam_gradients_are_preconditioned_by_the_second_moment_before_the_step(name, amsgrad):
+    """That after each tenth step, for ten steps; there are no norms before, and statistics do not count."""
+    options = [
+        {"lr": 0.01, "amsgrad": amsgrad, **own} for own in ({}, {"beta1": 0.8, "beta2": 0.95, "eps": 0.1})
+    ]
+    statistics = Group(2, {}, statistics=True)
+    shard = preconditioned((Group(3, options[0]), statistics, Group(4, options[1])), name)
+    beta2 = torch.tensor([0.999] * 5 + [0.95] * 4, dtype=torch.float64)
+    keras = name.startswith("keras")
+    eps = torch.tensor([1e-7 if keras else 1e-8] * 5 + [0.1] * 4, dtype=torch.float64)
+    counts, moment, largest = (2, 5, 1), torch.zeros(9, dtype=torch.float64), torch.zeros(9).double()
+    for step in range(32):
+        gradients = gradients_of(counts, 9, seed=step)
+        gradients = [0.7**step * g for g in gradients]  # so that amsgrad's largest moment is another one
+        if step in (10, 20, 30):
+            used, correction = largest if amsgrad else moment, (1 - beta2**step).sqrt()
+            diagonal = correction / (used.sqrt() + eps) if keras else 1 / (used.sqrt() / correction + eps)
+            diagonal[3:5] = 0
+        step_with(shard, counts, gradients)
+        if step < 10:
+            assert shard.norms is None
+        else:
+            assert shard.norms.iteration == step
+            assert_close(shard.norms.norms, norms_of(counts, [g * diagonal for g in gradients]), rel=1e-6)
+        moment = beta2 * moment + (1 - beta2) * mean_of(counts, gradients) ** 2
+        largest = torch.maximum(largest, moment)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 11), st.integers(0, 2**32))
+def test_with_adam_the_sum_over_shards_is_that_of_the_whole(cut, seed):
+    """Each shard has the second moment of its own elements."""
+    whole = preconditioned((Group(12, {"lr": 0.01}),), "adam")
+    parts = [preconditioned((Group(size, {"lr": 0.01}),), "adam") for size in (cut, 12 - cut)]
+    counts = (3, 4)
+    for step in range(13):
+        gradients = gradients_of(counts, 12, seed=(seed + step) % 2**32)
+        step_with(whole, counts, gradients)
+        step_with(parts[0], counts, [gradient[:cut] for gradient in gradients])
+        step_with(parts[1], counts, [gradient[cut:] for gradient in gradients])
+    assert_close(StepNorms.summed([part.norms for part in parts]).norms, whole.norms.norms)
+
+
+def test_with_adam_an_element_without_a_second_moment_counts_as_zero():
+    """Divided by epsilon, its first gradient would be all that is seen: a rare word's embedding, say."""
+    shard = preconditioned((Group(3, {"lr": 0.01}),), "adam")
+    counts = (3, 4)
+    for step in range(11):
+        gradients = gradients_of(counts, 3, seed=step)
+        for gradient in gradients:
+            gradient[2] *= step == 10
+        step_with(shard, counts, gradients)
+    alone = preconditioned((Group(2, {"lr": 0.01}),), "adam")
+    for step in range(11):
+        step_with(alone, counts, [gradient[:2] for gradient in gradients_of(counts, 3, seed=step)])
+    assert_close(shard.norms.norms, alone.norms.norms)
+
+
+def test_with_adam_a_shard_that_is_restored_preconditions_by_what_it_restores():
+    """The second moment is in the snapshot; what had been used before the restoration is not used again."""
+    make = functools.partial(preconditioned, (Group(5, {"lr": 0.01}),), "adam")
+    counts, shard, other = (3, 4), make(), make()
+    for step in range(25):
+        step_with(shard, counts, gradients_of(counts, 5, seed=step))
+        step_with(other, counts, gradients_of(counts, 5, seed=100 + step))
+    snapshot = shard.snapshot().copied()
+    diagonal = 1 / ((snapshot.state[0]["exp_avg_sq"] / (1 - 0.999**25)).sqrt() + 1e-8)
+    other.restore(snapshot)
+    gradients = gradients_of(counts, 5, seed=25)
+    step_with(other, counts, gradients)
+    assert_close(other.norms.norms, norms_of(counts, [g * diagonal for g in gradients]))
+
+
+def exact_sums(counts, gradients):
+    """What workers push to an `ExactShard`."""
+    for count, gradient in zip(counts, gradients, strict=True):
+        sums = torch.zeros(len(gradient), dtype=torch.int64)
+        FixedPoint(sum(counts)).add(sums.numpy(), gradient.numpy(), count)
+        yield sums
+
+
+@pytest.mark.parametrize("kind", [Shard, ExactShard])
+def test_with_adam_estimates_of_the_preconditioned_noise_are_without_bias(kind):
+    """Over 400 batches at one second moment, within four standard errors of tr(PΣP) and |PG|²."""
+    counts, elements = (1, 2, 5), 6
+    truth, deviation = torch.linspace(0.5, 3, elements).double(), torch.logspace(-1, 1, elements).double()
+    generator = torch.Generator().manual_seed(4)
+
+    def drawn():
+        noise = [torch.randn(elements, dtype=torch.float64, generator=generator) for _ in counts]
+        gradients = [truth + deviation * one / count**0.5 for one, count in zip(noise, counts, strict=True)]
+        return gradients if kind is Shard else list(exact_sums(counts, gradients))
+
+    shard = preconditioned((Group(elements, {"lr": 0.01}),), "adam", kind)
+    for _ in range(10):
+        step_with(shard, counts, drawn())
+    snapshot = shard.snapshot().copied()
+    moment = snapshot.state[0]["exp_avg_sq"]
+    diagonal = 1 / ((moment / (1 - 0.999**10)).sqrt() + 1e-8)
+    found = []
+    for _ in range(400):
+        shard.restore(snapshot.copied())
+        step_with(shard, counts, drawn())
+        found.append((shard.norms.norms.var, shard.norms.norms.sqr))
+    found = torch.tensor(found, dtype=torch.float64)
+    errors = found.std(0) / len(found) ** 0.5
+    expected = torch.stack([(diagonal * deviation).square().sum(), (diagonal * truth).square().sum()])
+    assert ((found.mean(0) - expected).abs() < 4 * errors).all()
+    assert (errors < 0.1 * expected).all()
+
+
+def test_backup_and_held_gradients_are_preconditioned_likewise():
+    """A gradient is measured as it arrives, whether or not it is added at once."""
+    groups, counts = (Group(5, {"lr": 0.01}),), (3, 4)
+    shards = [
+        preconditioned(groups, "adamw"),
+        preconditioned(groups, "adamw", deterministic=True),
+        preconditioned(groups, "adamw", BackupShard, replicas_to_aggregate=2),
+    ]
+    for step in range(11):
+        for shard in shards:
+            step_with(shard, counts, gradients_of(counts, 5, seed=step))
+    for shard in shards[1:]:
+        assert_close(shard.norms.norms, shards[0].norms.norms)

@@ -39,20 +39,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--adam", action="store_true", help="in place of SGD")
     parser.add_argument("--scale", type=float, default=1.0, help="of the loss, undone before the step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = torch.utils.data.TensorDataset(*make_data())
     model, session = make_model(), own_session()
     plain = list(model.parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    if options.adam:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     loader = evenpace.torch.DataLoader(
         data, BATCH_SIZE, shuffle=True, seed=SEED, micro_batch=options.micro_batch
     )
     network = model
     if session.uses_all_reduce:
         distributed.init_process_group("gloo")
-        network = evenpace.torch.balance(DistributedDataParallel(model), loader)
+        network = evenpace.torch.balance(DistributedDataParallel(model), loader, optimizer)
     else:
         evenpace.torch.distribute(optimizer, loader, model)
     noted = []
@@ -62,7 +67,7 @@ def main() -> None:
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, plain)])
         noted.append((session.assignment.iteration, len(inputs), gradient.numpy()))
 
-    for _ in range(EPOCHS):
+    for _ in range(options.epochs):
         for batch in loader:
             optimizer.zero_grad()
             parts = [batch] if options.micro_batch is None else evenpace.torch.micro_batches(batch)

@@ -23,11 +23,14 @@ from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
+from worker.torch.preconditioner import Preconditioner, preconditioner_of
 
 _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
 
 
-def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataParallel:
+def balance(
+    model: DistributedDataParallel, loader: Loader, optimizer: torch.optim.Optimizer | None = None
+) -> DistributedDataParallel:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
     The training loop does not change; the gradient is expected to be of the *mean* loss over the loader's
@@ -40,14 +43,18 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
         loader: The evenpace loader of the training data.
+        optimizer: The model's SGD, Adam or AdamW of torch.optim, or one derived from them. With Adam and
+            AdamW the gradient noise is that of the preconditioned gradients (Pollux, section 3.1, equation
+            5); of parameters that it does not step, none. Without an optimiser it is that of plain ones. The
+            training is the same.
 
     Returns:
         The same model.
 
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
-            normalisation, or has a communication hook already; the session has a parameter server; or, in a
-            job with micro-batches, the loader has another model.
+            normalisation, or has a communication hook already; the optimiser is another one; the session has
+            a parameter server; or, in a job with micro-batches, the loader has another model.
     """
     session = loader.session
     if not isinstance(model, DistributedDataParallel):
@@ -71,18 +78,19 @@ def balance(model: DistributedDataParallel, loader: Loader) -> DistributedDataPa
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
             "leave out micro_batch="
         )
+    preconditioner = preconditioner_of(optimizer)
     device = next(model.parameters()).device
     note_device(session, device)
     time_on(device, session)
     watch_memory(session, device)
     try:
-        model.register_comm_hook(_Reduction(session, model.process_group), _reduce)
+        model.register_comm_hook(_Reduction(session, model.process_group, preconditioner), _reduce)
     except RuntimeError as error:
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
         ) from error
     trained = [p for p in model.parameters() if p.requires_grad]
-    loader.accumulation = Accumulation(session, trained, model, partial(_sum, session))
+    loader.accumulation = Accumulation(session, trained, model, partial(_sum, session), preconditioner)
     return model
 
 
@@ -162,11 +170,13 @@ class _Reduction:
     Attributes:
         session: This worker's session.
         group: The model's process group.
+        preconditioner: That of the model's optimiser; None for none.
         own: Squared norm of this worker's own gradient, as far as its buckets are ready.
     """
 
     session: Session
     group: distributed.ProcessGroup
+    preconditioner: Preconditioner | None = None
     own: torch.Tensor | float = 0.0
 
 
@@ -181,8 +191,13 @@ def _reduce(
         raise InvalidRequestError(f"{_HOOK}: only for batches that an evenpace loader gave")
     if session.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
-    if session.samples_at_hand is None:  # else those of each micro-batch are taken
-        state.own = state.own + squared_norm(gradient)
+    diagonal, is_measured = None, True
+    if state.preconditioner is not None:
+        diagonal = state.preconditioner.flat(bucket.parameters(), bucket.gradients(), assignment.iteration)
+        is_measured = diagonal is not None
+    of_slice = is_measured and session.samples_at_hand is None  # else norms of each micro-batch are taken
+    if of_slice:
+        state.own = state.own + squared_norm(gradient, diagonal)
     if assignment.count:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
         gradient.mul_((session.samples_at_hand or assignment.count) / assignment.total)
@@ -190,14 +205,15 @@ def _reduce(
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
     if last:
-        if session.samples_at_hand is None:
+        if of_slice:
             session.norms.add(assignment, assignment.count, state.own, once=True)
         state.own = 0.0
         session.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
-        session.norms.take_reduced(assignment.iteration, squared_norm(total))
+        if is_measured:
+            session.norms.take_reduced(assignment.iteration, squared_norm(total, diagonal))
         if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
             session.stopwatch.start()
         return total

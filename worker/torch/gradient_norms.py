@@ -1,32 +1,54 @@
-"""PyTorch: squared norms of gradients, where a backward pass or a reduction has just made them."""
+"""PyTorch: squared norms of gradients, where a backward pass or a reduction has just made them.
+
+With a preconditioner's diagonal they are those of the gradients multiplied by it.
+"""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth on CPUs
 
 
-def squared_norm(gradient: torch.Tensor) -> torch.Tensor | float:
-    """Return the squared norm of a dense tensor; off the CPU as a tensor, which nothing waits for."""
+def squared_norm(gradient: torch.Tensor, diagonal: torch.Tensor | None = None) -> torch.Tensor | float:
+    """Return the squared norm of a dense tensor; off the CPU as a tensor, which nothing waits for.
+
+    Args:
+        gradient: The tensor.
+        diagonal: A preconditioner, (elements,); None for none.
+    """
     flat = gradient.reshape(-1)  # a step for each tensor costs more than the sum itself
     if flat.requires_grad:
         flat = flat.detach()
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
-    if not flat.is_cpu:
-        return torch.dot(flat, flat)
-    if len(flat) <= _PIECE:
-        return float(torch.dot(flat, flat))
-    return sum((float(torch.dot(piece, piece)) for piece in torch.split(flat, _PIECE)), 0.0)
+    if len(flat) <= _PIECE or not flat.is_cpu:
+        if diagonal is not None:
+            flat = flat * diagonal
+        squares = torch.dot(flat, flat)
+        return float(squares) if flat.is_cpu else squares
+    total, pieces = 0.0, torch.split(flat, _PIECE)
+    diagonals = torch.split(diagonal, _PIECE) if diagonal is not None else None
+    for number, plain in enumerate(pieces):
+        piece = plain if diagonals is None else plain * diagonals[number]
+        total += float(torch.dot(piece, piece))
+    return total
 
 
-def squared_norm_of(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | float:
-    """Return the squared norm of several tensors together; None is one of zeros, and so is a sparse one."""
+def squared_norm_of(
+    gradients: Iterable[torch.Tensor | None], diagonals: Iterable[torch.Tensor | None]
+) -> torch.Tensor | float:
+    """Return the squared norm of several tensors together; None is one of zeros, and so is a sparse one.
+
+    Args:
+        gradients: The tensors.
+        diagonals: For each its preconditioner, likewise; None for none.
+    """
     total: torch.Tensor | float = 0.0
-    for gradient in gradients:
+    for gradient, diagonal in zip(gradients, diagonals, strict=True):
         if gradient is not None and gradient.layout is torch.strided:
-            total = total + squared_norm(gradient)
+            total = total + squared_norm(gradient, diagonal)
     return total
 
 
@@ -39,19 +61,20 @@ class PassNorms:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._squares: torch.Tensor | float | None = None  # None outside of a pass that is measured
-        for parameter in parameters:
-            parameter.register_hook(self.add)  # type: ignore[no-untyped-call]
+        self._diagonals: Sequence[torch.Tensor | None] = ()
+        for number, parameter in enumerate(parameters):
+            parameter.register_hook(partial(self.add, number))  # type: ignore[no-untyped-call]
 
-    def begin(self) -> None:
-        """Measure the passes from now on."""
-        self._squares = 0.0
+    def begin(self, diagonals: Sequence[torch.Tensor | None]) -> None:
+        """Measure the passes from now on, with a preconditioner for each parameter, or None."""
+        self._squares, self._diagonals = 0.0, diagonals
 
     def take(self) -> torch.Tensor | float:
         """Return the squared norm of what was added since `begin`, and measure no further."""
         squares, self._squares = self._squares, None
         return 0.0 if squares is None else squares
 
-    def add(self, gradient: torch.Tensor) -> None:
-        """Add what a pass adds to one parameter; called by its hook."""
+    def add(self, number: int, gradient: torch.Tensor) -> None:
+        """Add what a pass adds to the parameter of this number; called by its hook."""
         if self._squares is not None and gradient.layout is torch.strided:
-            self._squares = self._squares + squared_norm(gradient)
+            self._squares = self._squares + squared_norm(gradient, self._diagonals[number])

@@ -19,6 +19,7 @@ from worker.data import sliced_batch
 from worker.data.micro_batches import MicroBatch
 from worker.torch.exact_sums import ExactSums
 from worker.torch.gradient_norms import PassNorms, squared_norm_of
+from worker.torch.preconditioner import Preconditioner
 from worker.torch.randomness import seed_generators
 from worker.torch.running_statistics import RunningStatistics, running_statistics
 from worker.torch.streams import Lane
@@ -44,6 +45,7 @@ class Accumulation:
         model: The model, for its batch normalisation's running statistics; None where they are no concern.
         reduce: Sums a tensor over the ranks of a process group, where the model is in
             `DistributedDataParallel`.
+        preconditioner: That of the ranks' optimiser, for the norms of gradients; None for none.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Accumulation:
         parameters: Sequence[torch.Tensor],
         model: nn.Module | None,
         reduce: Callable[[torch.Tensor, distributed.ProcessGroup], None] | None = None,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         self._session = session
         self._parameters = parameters
@@ -72,6 +75,8 @@ class Accumulation:
         self._is_adding = False  # a micro-batch's results, of which an error may leave a part
         self._divisor = 0  # samples that the accumulated gradient is divided by
         self._pass_norms = PassNorms(parameters)
+        self._preconditioner = preconditioner
+        self._diagonals: Sequence[torch.Tensor | None] | None = None  # of the slice; None: no norms are taken
         # One of them, by which it is seen whether the script scales the gradient that is left.
         self._marked = max((p for p in parameters if p.numel() <= _MARKED), key=torch.numel, default=None)
         self._marked_squares: torch.Tensor | float = 0.0
@@ -101,6 +106,7 @@ class Accumulation:
         session = self._session
         self._at_once = session.at_once = min(part.assignment.at_once, session.most_at_once)
         self._statistics.begin()
+        self._diagonals = self._diagonals_of(part.assignment.iteration)
         if self._session.sums_exactly:
             if self._sums is None:
                 self._sums = ExactSums(dict(zip(self._names, self._parameters, strict=True)), self._moving)
@@ -134,8 +140,8 @@ class Accumulation:
             self._statistics.rewind()
             stack.callback(setattr, self._session, "samples_at_hand", None)
             self._session.samples_at_hand = len(part.indices)
-            if lane is None:
-                self._pass_norms.begin()
+            if lane is None and self._diagonals is not None:
+                self._pass_norms.begin(self._diagonals)
             yield
         self._left -= 1
         if reduced is None and any(parameter.grad is not gradient for parameter, gradient in added_to):
@@ -174,7 +180,7 @@ class Accumulation:
             self._is_adding = True
             lane, part = self._under_way.popleft()
             with lane.results() as gradients:
-                self._add(part, squared_norm_of(gradients))
+                self._add(part, squared_norm_of(gradients, self._diagonals) if self._diagonals else 0.0)
             if self._sums is None:
                 self._divide_by(len(part.indices))
                 self._accumulate(gradients)
@@ -186,10 +192,11 @@ class Accumulation:
 
         Args:
             part: The micro-batch.
-            squares: The squared norm of its gradient.
+            squares: The squared norm of its gradient, where norms are taken.
         """
         assert self._part is not None
-        self._session.norms.add(self._part.assignment, part.count, squares)
+        if self._diagonals is not None:
+            self._session.norms.add(self._part.assignment, part.count, squares)
         if self._sums is not None:
             self.check_dense()
             self._sums.add(part.count)
@@ -218,13 +225,14 @@ class Accumulation:
             else:
                 self._reduce(self._sums.flat, reduced.process_group)
                 self._sums.settle()
-                norm = squared_norm_of(parameter.grad for parameter in self._parameters)
-                self._session.norms.take_reduced(assignment.iteration, norm)
+                if self._diagonals is not None:
+                    norm = squared_norm_of((p.grad for p in self._parameters), self._diagonals)
+                    self._session.norms.take_reduced(assignment.iteration, norm)
             return
         if reduced is None:
             self._divide_by(len(self._part.indices))
             self._statistics.end(assignment.count)
-            self._marked_squares = self._squares_of_marked()
+            self._marked_squares = self._squares_of_marked() if self._diagonals is not None else 0.0
         else:
             self._session.stopwatch.stop()  # it waits for the other ranks
             self._statistics.end(assignment.total, reduced.process_group)
@@ -243,13 +251,19 @@ class Accumulation:
 
     def note_scaling(self) -> None:
         """Scale the micro-batches' norms as the script has scaled their sum since: clipped or unscaled it."""
-        if self._part is None or self._marked is None:
+        if self._part is None or self._marked is None or self._diagonals is None:
             return
         factor = float(self._squares_of_marked()) / before if (before := float(self._marked_squares)) else 1.0
         self._session.norms.scale(self._part.assignment.iteration, factor)
 
     def _squares_of_marked(self) -> torch.Tensor | float:
-        return squared_norm_of([self._marked.grad if self._marked is not None else None])
+        return squared_norm_of([self._marked.grad if self._marked is not None else None], [None])
+
+    def _diagonals_of(self, iteration: int) -> Sequence[torch.Tensor | None] | None:
+        """Return for each parameter its preconditioner, or None; None if norms are of no use, or not yet."""
+        if self._preconditioner is not None:
+            return self._preconditioner.of(self._parameters, iteration)
+        return (None,) * len(self._parameters) if self._session.norms.of_micro_batches else None
 
     def check(self) -> None:
         """Check that the assignment's micro-batches have been gone through.

@@ -4,9 +4,10 @@ The norms are taken of a model's own gradient, by the code that takes them in tr
 iteration itself: a difference of a hundredth between two whole iterations would be lost in their spread.
 """
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.text import byte_loss
 from evenpace.reports import files
 from idl.layout import Group, Layout
+from idl.preconditioning import STEPS
 from ps.gradient_norms import NormMeter
 from worker.torch.gradient_norms import PassNorms, squared_norm
+from worker.torch.preconditioner import Preconditioner
 
 _SLICE, _MICRO_BATCH = 32, 8  # samples
+_PIECE = 2**16  # elements that a shard is sent at once
 _CONTEXT = 64  # bytes of a text
 
 
-def run(repeats: int, json_path: Path | None = None) -> dict[str, Any]:
+def run(repeats: int, json_path: Path | None = None, *, adam: bool = False) -> dict[str, Any]:
     """Time iterations and norms of ResNet-32 and of the transformer, and print the shares.
 
     A worker has 32 samples, in four micro-batches where there are some. *Parameter server* is a shard with
@@ -38,6 +42,8 @@ def run(repeats: int, json_path: Path | None = None) -> dict[str, Any]:
     Args:
         repeats: Medians are over as many.
         json_path: File for the figures.
+        adam: Whether gradients are preconditioned, as with Adam. There are no norms of micro-batches at the
+            parameter server then, so that those are of ranks.
 
     Returns:
         By model: parameters, seconds of an iteration at once and in micro-batches, and by way the seconds of
@@ -46,7 +52,7 @@ def run(repeats: int, json_path: Path | None = None) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        figures = {name: _figures(make, repeats) for name, make in _MODELS.items()}
+        figures = {name: _figures(make, repeats, adam) for name, make in _MODELS.items()}
     finally:
         torch.set_num_threads(threads)
     table = make_table(
@@ -65,7 +71,7 @@ def run(repeats: int, json_path: Path | None = None) -> dict[str, Any]:
     return figures
 
 
-def _figures(make: "_Make", repeats: int) -> dict[str, Any]:
+def _figures(make: "_Make", repeats: int, adam: bool) -> dict[str, Any]:
     torch.manual_seed(1)
     model, loss_of = make()
     parameters = list(model.parameters())
@@ -78,28 +84,47 @@ def _figures(make: "_Make", repeats: int) -> dict[str, Any]:
     seconds, in_micro_batches = (_median(partial(iterate, size), repeats) for size in (_SLICE, _MICRO_BATCH))
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    meter = NormMeter(Layout("float32", "sgd", (Group(len(flat), {"lr": 0.1}),)))
-    pieces = list(torch.split(flat, 2**16))
+    meter = NormMeter(Layout("float32", "adam" if adam else "sgd", (Group(len(flat), {"lr": 0.1}),)))
     passes = PassNorms(parameters)
+    at_ranks: Preconditioner | None = None
+    of_shard, of_ranks = (torch.optim.Adam(own) for own in ([nn.Parameter(flat.clone())], parameters))
+    of_shard.param_groups[0]["params"][0].grad = flat
+    if adam:
+        for _ in range(STEPS):
+            of_shard.step()
+            of_ranks.step()
+        at_ranks = Preconditioner(of_ranks)
 
-    def at_shard() -> None:  # a worker's part: its own gradient, and once for all of them their mean
+    def at_shard(step: int) -> None:  # a worker's part: its own gradient, and once for all of them their mean
+        meter.prepare(of_shard, step)
         for _ in range(2):
-            for piece in pieces:
-                meter.squares(0, piece)
+            for begin in range(0, len(flat), _PIECE):
+                meter.squares(begin, flat[begin : begin + _PIECE])
 
-    def in_hook() -> None:
+    def in_hook(step: int) -> None:
+        diagonal = at_ranks.flat(parameters, gradients, step) if at_ranks is not None else None
         for _ in range(2):
-            squared_norm(flat)
+            squared_norm(flat, diagonal)
 
-    def over_micro_batches() -> None:
+    def over_micro_batches(step: int) -> None:
+        diagonals: Sequence[torch.Tensor | None] | None = None
+        if at_ranks is not None:
+            diagonals = at_ranks.of(parameters, step)
         for _ in range(_SLICE // _MICRO_BATCH):
-            passes.begin()
-            for gradient in gradients:
-                passes.add(gradient)
+            passes.begin(diagonals or (None,) * len(gradients))
+            for number, gradient in enumerate(gradients):
+                passes.add(number, gradient)
             passes.take()
 
+    steps = itertools.count(STEPS)
+
+    def some(way: Callable[[int], None]) -> None:
+        for step in itertools.islice(steps, STEPS):
+            way(step)
+
     ways = dict(zip(_WAYS, (at_shard, in_hook, over_micro_batches), strict=True))
-    norms = {way: _median(function, 10 * repeats) for way, function in ways.items()}
+    # A preconditioner holds for STEPS steps: all of these are timed together.
+    norms = {way: _median(partial(some, function), repeats) / STEPS for way, function in ways.items()}
     return {
         "parameters": len(flat),
         "seconds": seconds,

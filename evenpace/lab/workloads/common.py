@@ -189,7 +189,7 @@ def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot
         if every:
             raise InvalidRequestError("--evaluate-every: takes a parameter server")
         distributed.init_process_group("gloo")
-        forward = evenpace.torch.balance(DistributedDataParallel(model), loader)
+        forward = evenpace.torch.balance(DistributedDataParallel(model), loader, optimizer)
     else:
         # Without micro-batches, batch normalisation's statistics stay each worker's own.
         evenpace.torch.distribute(optimizer, loader, model if options.micro_batch else None)

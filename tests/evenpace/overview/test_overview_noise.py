@@ -70,7 +70,7 @@ def test_each_step_counts_once():
 
 def test_nothing_is_known_without_norms():
     """A job that measures no norms has no figures of noise, and after a while says what they take."""
-    early, late = viewed(played(19)).figures(), viewed(played(20)).figures()
+    early, late = viewed(played(29)).figures(), viewed(played(30)).figures()
     assert early.noise_text == "not known yet, after 0 measured iterations"
     assert late.noise_text == "not measured: it takes two gradients in each step"
     for figures in (early, late):

@@ -1,0 +1,103 @@
+"""PyTorch: the preconditioner of an optimiser that steps on the ranks, for the norms of gradients."""
+
+from collections.abc import Sequence
+
+import torch
+
+from idl.errors import InvalidRequestError
+from idl.preconditioning import STEPS, inverse_root
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Preconditioner:
+    """The diagonal P of Adam or AdamW, of their second moment as all ranks have it.
+
+    It is computed again in the first iteration of each `STEPS`, so that ranks have the same one.
+
+    Args:
+        optimizer: The optimiser.
+    """
+
+    def __init__(self, optimizer: torch.optim.Adam) -> None:
+        self._optimizer = optimizer
+        self._period = 0  # of `STEPS` iterations, that the diagonals hold for
+        self._diagonals: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
+
+    @torch.no_grad()
+    def of(self, parameters: Sequence[torch.Tensor], iteration: int) -> list[torch.Tensor] | None:
+        """Return P of some parameters in an iteration, (elements,) each; None if the optimiser has none yet.
+
+        It is 0 for a parameter that the optimiser does not step, or has stepped fewer than `STEPS` times.
+        """
+        period = iteration // STEPS
+        if not self._diagonals or period != self._period:
+            self._period, self._diagonals = period, self._computed()
+        if not self._diagonals:
+            return None
+        zero = [p.new_zeros(p.numel()) for p in parameters if p not in self._diagonals]
+        return [self._diagonals[p] if p in self._diagonals else zero.pop(0) for p in parameters]
+
+    def flat(
+        self, bucket: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], iteration: int
+    ) -> torch.Tensor | None:
+        """Return P of parameters whose gradients lie one after the other in memory, (elements,), likewise.
+
+        Args:
+            bucket: The parameters.
+            gradients: Their gradients, whose memory has no gaps.
+            iteration: The iteration.
+        """
+        diagonals = self.of(bucket, iteration)
+        if diagonals is None:
+            return None
+        return torch.cat(
+            [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
+        )
+
+    def _computed(self) -> dict[torch.Tensor, torch.Tensor]:
+        parameters, moments, factors, addends = [], [], [], []
+        for group in self._optimizer.param_groups:
+            name = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+            for parameter in group["params"]:
+                state = self._optimizer.state.get(parameter)
+                if not state or (steps := int(state["step"])) < STEPS:
+                    continue
+                factor, addend = inverse_root("adam", float(group["betas"][1]), group["eps"], steps)
+                parameters.append(parameter)
+                moments.append(state[name].float() if state[name].dtype in _HALF else state[name])
+                factors.append(factor)
+                addends.append(addend)
+        if not parameters:
+            return {}
+        roots = torch._foreach_sqrt(moments)
+        torch._foreach_mul_(roots, factors)
+        torch._foreach_add_(roots, addends)
+        diagonals = torch._foreach_sign(moments)  # 0 where v is, and else 1
+        torch._foreach_div_(diagonals, roots)
+        return {p: diagonal.reshape(-1) for p, diagonal in zip(parameters, diagonals, strict=True)}
+
+
+def preconditioner_of(optimizer: torch.optim.Optimizer | None) -> Preconditioner | None:
+    """Return the preconditioner of an optimiser; None for SGD, which has none, and for no optimiser.
+
+    Raises:
+        InvalidRequestError: It is another optimiser.
+    """
+    if optimizer is None or isinstance(optimizer, torch.optim.SGD):
+        return None
+    if not isinstance(optimizer, torch.optim.Adam):  # as AdamW is, too
+        raise InvalidRequestError(
+            f"optimizer {type(optimizer).__name__}: the gradient noise is known for SGD, Adam and AdamW of "
+            f"torch.optim; leave it out, and the noise is that of plain SGD"
+        )
+    return Preconditioner(optimizer)
+
+
+def _in_order(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements, (elements,), in the order in which another one's lie in memory."""
+    if values.stride() != like.stride():
+        values = torch.empty_strided(
+            like.shape, like.stride(), dtype=values.dtype, device=values.device
+        ).copy_(values)
+    return values.as_strided((values.numel(),), (1,))
