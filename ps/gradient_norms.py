@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
+from idl.gradient_norms import GradientNorms
 from idl.layout import Layout
-from idl.noise import GradientNorms
 from ps.parameters import Contribution
 
 # Elements that are summed at once: sums of float32 over millions of elements are too small by a thousandth.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Layout
-from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth

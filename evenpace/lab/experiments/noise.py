@@ -3,9 +3,10 @@
 Gradients are drawn: contribution i is the true gradient G plus normal noise of covariance σ²I/b_i. Each part
 of the experiment is a function from its configuration to figures, and one that prints them:
 
-- `estimators` compares the analysis of variance of `idl.noise` with Cannikin's estimates: the average of its
-  local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance that these rest
-  on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order expansion 4GᵀΣG/B.
+- `estimators` compares the analysis of variance of `idl.gradient_norms` with Cannikin's estimates: the
+  average of its local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance
+  that these rest on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order
+  expansion 4GᵀΣG/B.
 - `similarity` measures the cosine of the gradients of two halves of a batch, on which JABAS's batch sizes
   rest, against what follows from the noise scale.
 
@@ -30,7 +31,8 @@ from rich.console import Console
 from evenpace.lab.experiments.config import NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files
-from idl.noise import GradientNorms, Noise
+from idl.gradient_norms import GradientNorms
+from idl.noise import Noise
 
 Array = NDArray[np.float64]
 

@@ -23,7 +23,9 @@ from evenpace.lab.data import ImageSet, load
 from evenpace.lab.experiments.config import NoiseTrainingConfig
 from evenpace.lab.models.cifarnet import CifarNet
 from evenpace.reports import style
-from idl.noise import GradientNorms, Noise, NoiseEstimate
+from idl.gradient_norms import GradientNorms
+from idl.noise import Noise
+from idl.noise_estimate import NoiseEstimate
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from evenpace.cli import cli
 from evenpace.lab.experiments.config import NoiseConfig
 from evenpace.lab.experiments.noise import AVERAGE, OURS, WEIGHTED, local_estimates, theorem_weights
 from idl.errors import InvalidRequestError
-from idl.noise import GradientNorms
+from idl.gradient_norms import GradientNorms
 
 
 @pytest.fixture(scope="module")
