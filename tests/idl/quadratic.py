@@ -39,3 +39,16 @@ def norms_of(split, gradients):
     return GradientNorms.of(
         zip(split, np.sum(gradients**2, axis=1).tolist(), strict=True), float(whole @ whole)
     )
+
+
+def isotropic_norms(rng, split, dimensions, sqr, var):
+    """Draw the norms of an iteration whose Σ is var/d times the identity, without drawing its gradients.
+
+    The spread between contributions is a chi-squared number, independent of the weighted sum, whose part
+    along G is normal and whose other parts are chi-squared together.
+    """
+    total, each = sum(split), var / dimensions
+    spread = each * rng.chisquare(dimensions * (len(split) - 1))
+    along = math.sqrt(sqr) + rng.normal() * math.sqrt(each / total)
+    squared = along**2 + each / total * rng.chisquare(dimensions - 1)
+    return GradientNorms(len(split), total, spread + total * squared, squared)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.gradient_norms import GradientNorms
 from idl.noise_estimate import NoiseEstimate
-from tests.idl.quadratic import SEEDS, SPLITS, Quadratic, norms_of
+from tests.idl.quadratic import SEEDS, SPLITS, Quadratic, isotropic_norms, norms_of
 
 
 def observed(problem, splits, estimate=None):
@@ -115,7 +115,8 @@ def test_iterations_weigh_as_much_as_they_say():
     """Small batches with few contributions among large ones hardly spoil what the large ones say.
 
     The large have 7 degrees of freedom and 128 times the samples. The mean with equal weights has 1.5 times
-    the deviation of var, √(8/7 · 8)/2, and about 50 times that of sqr.
+    the deviation of var, √(8/7 · 8)/2, and about 50 times that of sqr; with these weights 1.2 times that of
+    sqr, and ratios of deviations of 200 runs have themselves one of 7%.
     """
     problem, deviations = Quadratic(np.random.default_rng(1), 50, 512, 0.5), []
     for splits in ([[64] * 8] * 50, [[64] * 8, [2, 2]] * 50):
@@ -128,7 +129,7 @@ def test_iterations_weigh_as_much_as_they_say():
         deviations += [np.std(means, axis=0), np.std(plain, axis=0)]
     large, _, mixed, unweighted = deviations
 
-    assert np.all(mixed < 1.3 * large)
+    assert np.all(mixed < 1.45 * large)
     assert unweighted[0] > 1.3 * mixed[0]
     assert unweighted[1] > 20 * mixed[1]
 
@@ -150,6 +151,96 @@ def test_a_change_is_followed_within_two_and_a_half_horizons():
     # The spread tells that the truth is moving.
     assert one_horizon.noise.var_error > 5 * before.noise.var_error
     assert after.noise.sqr == pytest.approx(problem.sqr, rel=0.25)
+
+
+def drifting(problem):
+    """Return var and sqr, (500,) each, of a truth with a noise scale of one batch of 256 samples at first."""
+    steady, step = np.ones(500), np.arange(500) >= 250
+    return {
+        "constant": (50 * steady, 50 / 256 * steady),
+        "sqr falls tenfold": (50 * steady, 50 / 256 * 10 ** (-np.arange(500) / 500)),
+        "sqr steps to a quarter": (50 * steady, 50 / 256 * np.where(step, 0.25, 1.0)),
+        "var steps to four times": (50 * np.where(step, 4.0, 1.0), 50 / 256 * steady),
+    }[problem]
+
+
+@functools.cache
+def looked_at(problem, runs=150):
+    """Return what 150 runs say of a drifting truth, at every 10th iteration, after the step if there is one.
+
+    Returns:
+        Of the mean over the long horizon, and of the estimate, (looks, runs, 3) each: the least, the likely
+        and the greatest noise scale, as shares of the truth.
+    """
+    rng, (var, sqr) = np.random.default_rng(11), drifting(problem)
+    first = 250 if "steps" in problem else 20
+    long, ours = [], []
+    for _ in range(runs):
+        estimate, found = NoiseEstimate(), ([], [])
+        for k in range(500):
+            estimate = estimate.observe(isotropic_norms(rng, (8, 16, 32, 200), 50, sqr[k], var[k]))
+            if (k + 1) % 10 == 0 and k >= first:
+                for noise, one in zip((estimate.long.noise, estimate.noise), found, strict=True):
+                    low, high = noise.interval()
+                    one.append(np.array([low, noise.scale, high]) * sqr[k] / var[k])
+        long.append(found[0])
+        ours.append(found[1])
+    return np.moveaxis(long, 0, 1), np.moveaxis(ours, 0, 1)
+
+
+def held(shares):
+    """Return the share of intervals that hold the truth, and the median of their widths."""
+    low, _, high = np.moveaxis(shares, -1, 0)
+    return np.mean((low < 1) & (high > 1)), np.median(high - low)
+
+
+@pytest.mark.parametrize(
+    ("problem", "before", "after"),
+    [
+        ("sqr falls tenfold", 0.31, 0.85),
+        ("sqr steps to a quarter", 0.05, 0.90),
+        ("var steps to four times", 0.52, 0.90),
+    ],
+)
+def test_intervals_hold_a_noise_scale_that_drifts(problem, before, after):
+    """They do far more often than those of one mean, from the 20th iteration, or from the step, to the 500th.
+
+    Means of 600 runs are given; those of 150, whose looks depend on each other, are within 0.06 of them.
+    """
+    long, ours = looked_at(problem)
+
+    assert held(long)[0] == pytest.approx(before, abs=0.06)
+    assert held(ours)[0] == pytest.approx(after, abs=0.06)
+
+
+@pytest.mark.parametrize("problem", ["sqr steps to a quarter", "var steps to four times"])
+def test_a_step_is_followed_sooner_than_by_one_mean(problem):
+    """The median error of the logarithm of the noise scale is less than two thirds of the mean's."""
+    long, ours = (np.median(np.abs(np.log(shares[..., 1]))) for shares in looked_at(problem))
+
+    assert ours < 2 / 3 * long
+
+
+def test_intervals_are_hardly_wider_where_nothing_drifts():
+    """They are 9 to 15% wider than those of one mean, and hold a constant noise scale as often."""
+    long, ours = map(held, looked_at("constant"))
+
+    assert 1.05 < ours[1] / long[1] < 1.2
+    assert ours[0] == pytest.approx(0.95, abs=0.03)
+    assert long[0] == pytest.approx(0.95, abs=0.03)
+
+
+def test_estimates_of_a_constant_truth_have_no_bias():
+    """Over 400 runs the means of var and sqr are within four of their own standard errors of the truth."""
+    rng, found = np.random.default_rng(12), []
+    for _ in range(400):
+        norms = (isotropic_norms(rng, (8, 16, 32, 200), 50, 50 / 256, 50.0) for _ in range(100))
+        noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate()).noise
+        found.append((noise.sqr * 256 / 50, noise.var / 50))
+
+    mean, error = np.mean(found, axis=0), np.std(found, axis=0) / 400**0.5
+    assert np.all(error < 0.005)
+    assert np.all(np.abs(mean - 1) < 4 * error)
 
 
 def test_the_first_iterations_estimate_is_its_own():
