@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from torch import nn
 
@@ -123,24 +124,34 @@ def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Arr
 
 
 def draw(looks: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the noise scale as it was followed, with two standard errors, beside the truth."""
+    """Draw the noise scale as it was followed, with two standard errors, and the truth, over the iterations.
+
+    An interval without an upper end goes to the top. A scale that is 0 or not finite leaves a gap.
+    """
     iterations = [look["iteration"] for look in looks]
-    followed = [look["followed"] for look in looks]
+    truth, followed = ([_or_nan(look[name]["scale"]) for look in looks] for name in ("truth", "followed"))
+    known = np.array([truth, followed])
+    bottom, top = (np.nanmin(known) / 2, np.nanmax(known) * 4) if np.isfinite(known).any() else (1.0, 10.0)
+    low = [max(look["followed"]["least"], bottom) for look in looks]
+    high = [min(look["followed"]["most"], top) for look in looks]
     with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        figure = Figure(figsize=(7.5, 3.4), layout="constrained")
         axes = figure.subplots()
-        low, high = ([_or_nan(one[key]) for one in followed] for key in ("least", "most"))
-        axes.fill_between(iterations, low, high, color=style.COLOURS[0], alpha=0.2, linewidth=0)
-        axes.plot(
-            iterations, [_or_nan(one["scale"]) for one in followed], color=style.COLOURS[0], label="followed"
+        colour = style.COLOURS[0]
+        axes.fill_between(
+            iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="two standard errors each way"
         )
-        truth = [_or_nan(look["truth"]["scale"]) for look in looks]
-        axes.plot(iterations, truth, "o", color=style.GREY, label="truth")
+        axes.plot(iterations, followed, color=colour, label="followed")
+        axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
         axes.set_yscale("log")
-        axes.set_title("Gradient noise scale")
+        axes.set_ylim(bottom, top)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_title("Gradient noise scale during a training")
         axes.set_xlabel("iteration")
-        axes.set_ylabel("samples")
-        axes.legend()
+        axes.set_ylabel("noise scale (samples)")
+        axes.legend(loc="lower right")
         return figure
 
 
@@ -155,5 +166,5 @@ def _squares(gradient: torch.Tensor) -> float:
     return float(gradient.double().square().sum())
 
 
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
+def _or_nan(scale: float) -> float:
+    return scale if 0 < scale < np.inf else np.nan

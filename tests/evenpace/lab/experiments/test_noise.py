@@ -1,6 +1,7 @@
 """`evenpace experiment noise`: estimates from drawn gradients, small, against their known truth."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 from evenpace.lab.experiments.config import NoiseConfig
 from evenpace.lab.experiments.noise import AVERAGE, OURS, WEIGHTED, local_estimates, theorem_weights
+from evenpace.lab.experiments.noise_training import draw
 from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms
 
@@ -121,6 +123,27 @@ def test_a_training_is_looked_at_again_and_again(training):
     assert [look["iteration"] for look in figures["training"]["looks"]] == [60, 120]
     assert "iteration 60: noise scale" in printed
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interval_without_an_end_is_drawn_to_the_top():
+    """The band of two standard errors ends where the axis does, and scales are in samples on a log axis."""
+    looks = [
+        {
+            "iteration": iteration,
+            "truth": {"scale": 100.0 * iteration},
+            "followed": {"scale": followed, "least": 50.0, "most": most},
+        }
+        for iteration, followed, most in ((1, 90.0, 400.0), (2, 180.0, math.inf), (3, math.inf, math.inf))
+    ]
+    (axes,) = draw(looks).axes
+    (band,) = axes.collections
+    line, points = axes.lines
+
+    ends = {x: y for x, y in band.get_paths()[0].vertices if y > 50}
+    assert ends == {1: 400, 2: axes.get_ylim()[1], 3: axes.get_ylim()[1]}
+    assert list(points.get_ydata()) == [100, 200, 300]
+    assert list(line.get_ydata()) == pytest.approx([90, 180, math.nan], nan_ok=True)
+    assert (axes.get_yscale(), axes.get_ylabel()) == ("log", "noise scale (samples)")
 
 
 def test_estimates_of_a_networks_gradients_are_those_of_its_single_samples(training):
