@@ -2,8 +2,10 @@
 
 A network is trained by SGD in one process, on the gradients of uneven contributions. Every so many iterations
 its parameters stay as they are for a moment: the gradients of all samples, and of many single ones, then give
-the truth, and further batches, drawn with the same contributions, the error of each estimator. The JSON has a
-list of these looks::
+the truth, and further batches, drawn with the same contributions, the error of each estimator.
+
+With batch normalisation a single sample has no gradient of its own. There the truth is from parts of 1,000
+samples, or a twentieth of all, whose statistics are nearly those of all. The JSON has a list of these looks::
 
     [{"iteration", "truth": {"sqr", "var", "scale"}, "followed": {"sqr", "var", "scale", "least", "most"},
       "estimators": as `noise` has them, "similarity": likewise}]
@@ -31,6 +33,8 @@ from idl.noise_estimate import NoiseEstimate
 Array = NDArray[np.float64]
 
 _AT_ONCE = 1000  # samples
+_PARTS = 20  # of all samples, at least: so many gradients' spread is known to a few percent
+_HIDDEN = 64  # units
 
 
 class Trained:
@@ -50,10 +54,11 @@ class Trained:
         torch.manual_seed(seed)
         self._images = torch.from_numpy(data.train_images)
         self._labels = torch.from_numpy(data.train_labels)
-        self._model = _model(data)
+        self._model = _model(data, config.batch_norm)
         self._parameters = list(self._model.parameters())
         self._rng = np.random.default_rng(seed)
         self._rate = config.rate
+        self._batch_norm = config.batch_norm
 
     def draw(self, count: int) -> NDArray[np.int64]:
         """Draw samples of the training set, without putting them back: (count,) of their numbers."""
@@ -83,11 +88,18 @@ class Trained:
                 parameter.sub_(part.view_as(parameter), alpha=self._rate)
 
     def truth(self, samples: int) -> Noise:
-        """Return the noise at the present parameters: |G|² of all samples, tr(Σ) from so many of them."""
+        """Return the noise at the present parameters: |G|² of all samples, tr(Σ) from so many of them.
+
+        With batch normalisation tr(Σ) is from all of them, in parts.
+        """
         everything = np.arange(len(self._labels))
+        parts = np.array_split(everything, max(-(-len(everything) // _AT_ONCE), _PARTS))
         true = torch.zeros((), dtype=torch.float64)
-        for part in np.array_split(everything, -(-len(everything) // _AT_ONCE)):
+        for part in parts:
             true = true + self.gradient(part).double() * (len(part) / len(everything))
+        if self._batch_norm:
+            spread = sum(len(part) * _squares(self.gradient(part).double() - true) for part in parts)
+            return Noise(_squares(true), spread / (len(parts) - 1))
         apart = (_squares(self.gradient(np.array([one])).double() - true) for one in self.draw(samples))
         return Noise(_squares(true), sum(apart) / samples)
 
@@ -155,11 +167,14 @@ def draw(looks: Sequence[dict[str, Any]]) -> Figure:
         return figure
 
 
-def _model(data: ImageSet) -> nn.Module:
+def _model(data: ImageSet, batch_norm: bool) -> nn.Module:
     if data.name == "cifar10":
         return CifarNet(data.classes)
     pixels = int(np.prod(data.train_images.shape[1:]))
-    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, data.classes))
+    norm = [nn.BatchNorm1d(_HIDDEN)] if batch_norm else []
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(pixels, _HIDDEN), *norm, nn.ReLU(), nn.Linear(_HIDDEN, data.classes)
+    )
 
 
 def _squares(gradient: torch.Tensor) -> float:
