@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from idl.noise import StepNorms
+from idl.gradient_norms import StepNorms
 
 
 @dataclass(frozen=True)

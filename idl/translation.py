@@ -14,8 +14,8 @@ import idl
 from idl import check
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Part, Tensor
-from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment, JobSpec, Resume, Scaling
 from idl.records import COLUMNS, IterationRecord, Report
 from idl.synchronisation import Synchronisation

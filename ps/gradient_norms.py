@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import torch
 
+from idl.gradient_norms import GradientNorms
 from idl.layout import Layout
-from idl.noise import GradientNorms
 from idl.preconditioning import PRECONDITIONED
 from ps.parameters import Contribution
 from ps.preconditioner import Preconditioner

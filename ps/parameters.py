@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from idl.errors import InvalidRequestError
+from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout
-from idl.noise import StepNorms
 from idl.plan import Assignment
 from ps import optimizer_state
 from ps.optimizer_state import ShardSnapshot, State

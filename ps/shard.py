@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from idl.errors import InvalidRequestError, UnavailableError
+from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout
-from idl.noise import StepNorms
 from idl.plan import Assignment
 from ps.gradient_norms import NormMeter
 from ps.parameters import Contribution, Parameters

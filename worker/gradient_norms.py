@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Layout
-from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment
 from idl.preconditioning import PRECONDITIONED
 from worker.second_moment import SecondMoment

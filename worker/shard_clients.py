@@ -25,8 +25,8 @@ from idl.errors import (
     ProtocolError,
     RewoundError,
 )
+from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout, shard_bounds, shard_parts
-from idl.noise import StepNorms
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from idl.translation import (

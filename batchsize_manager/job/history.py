@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 
-from idl.noise import NoiseEstimate
+from idl.noise_estimate import NoiseEstimate
 from idl.records import IterationRecord
 
 _RECORDS = 50_000  # workers times iterations; beyond that, the oldest records are dropped

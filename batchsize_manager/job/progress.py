@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from batchsize_manager.policies.solver import split
 from idl.bounds import MOST_AT_ONCE, Bounds
-from idl.noise import StepNorms
+from idl.gradient_norms import StepNorms
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 

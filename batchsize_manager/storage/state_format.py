@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from idl.errors import EvenpaceError
-from idl.noise import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.records import COLUMNS, IterationRecord
 
 STATE_FILE = "manager.sqlite"

@@ -13,7 +13,7 @@ from evenpace.overview.figures import JobFigures, Timeline
 from evenpace.overview.recent import RecentFigures
 from evenpace.overview.seen_times import SeenTimes
 from evenpace.overview.thinned_rows import DURATION, ThinnedRows
-from idl.noise import NoiseEstimate
+from idl.noise_estimate import NoiseEstimate
 from idl.records import IterationRecord
 
 _RECENT = 100  # iterations that figures of the last iterations are computed from

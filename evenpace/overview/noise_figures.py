@@ -6,7 +6,7 @@ from typing import Any
 from evenpace.overview import phrases
 from evenpace.overview.phrases import Estimate, number
 from idl.measures import work_of_batch
-from idl.noise import NoiseEstimate
+from idl.noise_estimate import NoiseEstimate
 
 
 def noise_figures(estimate: NoiseEstimate, batch: int, iterations: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
 from idl.measures import prediction_error, waiting_share
-from idl.noise import NoiseEstimate
+from idl.noise_estimate import NoiseEstimate
 
 
 class RecentFigures:

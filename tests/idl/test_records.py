@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import idl
 from idl.errors import InvalidRequestError
-from idl.noise import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.records import IterationRecord, WorkerRecord
 from idl.translation import read_history, wire_history
 from rpc import codec

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idl.exact_sums import FixedPoint
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Layout
-from idl.noise import GradientNorms, StepNorms
 from ps.asynchronous_shard import AsynchronousShard
 from ps.backup_shard import BackupShard
 from ps.exact_shard import ExactShard

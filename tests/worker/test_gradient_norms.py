@@ -12,8 +12,8 @@ from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_reader import open_state
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Layout
-from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment, permutation
 from tests.scripts.train_least_squares import SPEC, mean_gradient
 from tests.services import MemberWorker, manager_service, serving, shard_service

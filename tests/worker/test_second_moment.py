@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Layout
-from idl.noise import GradientNorms, StepNorms
 from idl.plan import Assignment
 from ps.optimizers import make_optimizer
 from worker.gradient_norms import OwnNorms

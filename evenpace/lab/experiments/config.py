@@ -261,9 +261,14 @@ class NoiseTrainingConfig:
         int, Setting("Batches that are drawn at each look, for the estimators' errors.", least=2)
     ] = 100
     rate: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.01
+    batch_norm: Annotated[
+        bool, Setting("Train with batch normalisation over each worker's samples; digits or MNIST.")
+    ] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.batch_norm and (self.train or "").startswith("cifar10"):
+            raise InvalidRequestError("batch-norm: only for digits and MNIST; CifarNet has none")
 
 
 @dataclass(frozen=True)

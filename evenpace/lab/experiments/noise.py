@@ -3,9 +3,10 @@
 Gradients are drawn: contribution i is the true gradient G plus normal noise of covariance σ²I/b_i. Each part
 of the experiment is a function from its configuration to figures, and one that prints them:
 
-- `estimators` compares the analysis of variance of `idl.noise` with Cannikin's estimates: the average of its
-  local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance that these rest
-  on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order expansion 4GᵀΣG/B.
+- `estimators` compares the analysis of variance of `idl.gradient_norms` with Cannikin's estimates: the
+  average of its local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance
+  that these rest on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order
+  expansion 4GᵀΣG/B.
 - `similarity` measures the cosine of the gradients of two halves of a batch, on which JABAS's batch sizes
   rest, against what follows from the noise scale.
 
@@ -30,7 +31,9 @@ from rich.console import Console
 from evenpace.lab.experiments.config import NoiseConfig, NoiseTrainingConfig
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files
-from idl.noise import GradientNorms, Noise
+from idl.errors import InvalidRequestError
+from idl.gradient_norms import GradientNorms
+from idl.noise import Noise
 
 Array = NDArray[np.float64]
 
@@ -57,9 +60,12 @@ def run(
         plot_path: File for the plot of a training.
 
     Raises:
+        InvalidRequestError: Batches of one sample, or halves, are to be normalised.
         DataError: The data of the training cannot be had.
         OSError: A file cannot be written.
     """
+    if training is not None and training.batch_norm:
+        _check_normalised(config)
     truth = true_noise(config)
     figures = {
         "config": asdict(config),
@@ -225,6 +231,13 @@ def _draw(config: NoiseConfig, counts: NDArray[np.int64]) -> Iterator[Array]:
         yield gradient + deviations * rng.standard_normal((some, len(counts), config.dimensions))
 
 
+def _check_normalised(config: NoiseConfig) -> None:
+    if min(config.batches) < 2:
+        raise InvalidRequestError(f"batches {config.batches}: batch normalisation takes two samples or more")
+    if min(config.halved) < 4:
+        raise InvalidRequestError(f"halved {config.halved}: batch normalisation takes halves of two or more")
+
+
 def _summary(estimates: Array, truth: float) -> dict[str, float]:
     mean = float(estimates.mean())
     return {"mean": mean, "bias": mean / truth - 1, "deviation": float(estimates.std(ddof=1)) / truth}
@@ -266,9 +279,12 @@ def _print_look(console: Console, look: Mapping[str, Any]) -> None:
     cosines = ", ".join(
         f"{row['batch']}: {row['measured']:.3f} for {row['expected']:.3f}" for row in look["similarity"]
     )
+    ours = look["estimators"][OURS]
     console.print(
         f"iteration {look['iteration']}: noise scale {truth['scale']:.0f} samples, followed as "
         f"{followed['scale']:.0f} ({followed['least']:.0f} to {followed['most']:.0f}); "
+        f"batches at these parameters: {Noise(ours['sqr']['mean'], ours['var']['mean']).scale:.0f}, "
+        f"var {ours['var']['bias']:+.0%}, sqr {ours['sqr']['bias']:+.0%}; "
         f"sd of var: {deviations}; "
         f"cosines of halves of {cosines}",
         soft_wrap=True,

@@ -2,8 +2,10 @@
 
 A network is trained by SGD in one process, on the gradients of uneven contributions. Every so many iterations
 its parameters stay as they are for a moment: the gradients of all samples, and of many single ones, then give
-the truth, and further batches, drawn with the same contributions, the error of each estimator. The JSON has a
-list of these looks::
+the truth, and further batches, drawn with the same contributions, the error of each estimator.
+
+With batch normalisation a single sample has no gradient of its own. There the truth is from parts of 1,000
+samples, or a twentieth of all, whose statistics are nearly those of all. The JSON has a list of these looks::
 
     [{"iteration", "truth": {"sqr", "var", "scale"}, "followed": {"sqr", "var", "scale", "least", "most"},
       "estimators": as `noise` has them, "similarity": likewise}]
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from torch import nn
 
@@ -23,11 +26,15 @@ from evenpace.lab.data import ImageSet, load
 from evenpace.lab.experiments.config import NoiseTrainingConfig
 from evenpace.lab.models.cifarnet import CifarNet
 from evenpace.reports import style
-from idl.noise import GradientNorms, Noise, NoiseEstimate
+from idl.gradient_norms import GradientNorms
+from idl.noise import Noise
+from idl.noise_estimate import NoiseEstimate
 
 Array = NDArray[np.float64]
 
 _AT_ONCE = 1000  # samples
+_PARTS = 20  # of all samples, at least: so many gradients' spread is known to a few percent
+_HIDDEN = 64  # units
 
 
 class Trained:
@@ -47,10 +54,11 @@ class Trained:
         torch.manual_seed(seed)
         self._images = torch.from_numpy(data.train_images)
         self._labels = torch.from_numpy(data.train_labels)
-        self._model = _model(data)
+        self._model = _model(data, config.batch_norm)
         self._parameters = list(self._model.parameters())
         self._rng = np.random.default_rng(seed)
         self._rate = config.rate
+        self._batch_norm = config.batch_norm
 
     def draw(self, count: int) -> NDArray[np.int64]:
         """Draw samples of the training set, without putting them back: (count,) of their numbers."""
@@ -80,11 +88,18 @@ class Trained:
                 parameter.sub_(part.view_as(parameter), alpha=self._rate)
 
     def truth(self, samples: int) -> Noise:
-        """Return the noise at the present parameters: |G|² of all samples, tr(Σ) from so many of them."""
+        """Return the noise at the present parameters: |G|² of all samples, tr(Σ) from so many of them.
+
+        With batch normalisation tr(Σ) is from all of them, in parts.
+        """
         everything = np.arange(len(self._labels))
+        parts = np.array_split(everything, max(-(-len(everything) // _AT_ONCE), _PARTS))
         true = torch.zeros((), dtype=torch.float64)
-        for part in np.array_split(everything, -(-len(everything) // _AT_ONCE)):
+        for part in parts:
             true = true + self.gradient(part).double() * (len(part) / len(everything))
+        if self._batch_norm:
+            spread = sum(len(part) * _squares(self.gradient(part).double() - true) for part in parts)
+            return Noise(_squares(true), spread / (len(parts) - 1))
         apart = (_squares(self.gradient(np.array([one])).double() - true) for one in self.draw(samples))
         return Noise(_squares(true), sum(apart) / samples)
 
@@ -121,37 +136,50 @@ def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Arr
 
 
 def draw(looks: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the noise scale as it was followed, with two standard errors, beside the truth."""
+    """Draw the noise scale as it was followed, with two standard errors, and the truth, over the iterations.
+
+    An interval without an upper end goes to the top. A scale that is 0 or not finite leaves a gap.
+    """
     iterations = [look["iteration"] for look in looks]
-    followed = [look["followed"] for look in looks]
+    truth, followed = ([_or_nan(look[name]["scale"]) for look in looks] for name in ("truth", "followed"))
+    known = np.array([truth, followed])
+    bottom, top = (np.nanmin(known) / 2, np.nanmax(known) * 4) if np.isfinite(known).any() else (1.0, 10.0)
+    low = [max(look["followed"]["least"], bottom) for look in looks]
+    high = [min(look["followed"]["most"], top) for look in looks]
     with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        figure = Figure(figsize=(7.5, 3.4), layout="constrained")
         axes = figure.subplots()
-        low, high = ([_or_nan(one[key]) for one in followed] for key in ("least", "most"))
-        axes.fill_between(iterations, low, high, color=style.COLOURS[0], alpha=0.2, linewidth=0)
-        axes.plot(
-            iterations, [_or_nan(one["scale"]) for one in followed], color=style.COLOURS[0], label="followed"
+        colour = style.COLOURS[0]
+        axes.fill_between(
+            iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="two standard errors each way"
         )
-        truth = [_or_nan(look["truth"]["scale"]) for look in looks]
-        axes.plot(iterations, truth, "o", color=style.GREY, label="truth")
+        axes.plot(iterations, followed, color=colour, label="followed")
+        axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
         axes.set_yscale("log")
-        axes.set_title("Gradient noise scale")
+        axes.set_ylim(bottom, top)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_title("Gradient noise scale during a training")
         axes.set_xlabel("iteration")
-        axes.set_ylabel("samples")
-        axes.legend()
+        axes.set_ylabel("noise scale (samples)")
+        axes.legend(loc="lower right")
         return figure
 
 
-def _model(data: ImageSet) -> nn.Module:
+def _model(data: ImageSet, batch_norm: bool) -> nn.Module:
     if data.name == "cifar10":
         return CifarNet(data.classes)
     pixels = int(np.prod(data.train_images.shape[1:]))
-    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, data.classes))
+    norm = [nn.BatchNorm1d(_HIDDEN)] if batch_norm else []
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(pixels, _HIDDEN), *norm, nn.ReLU(), nn.Linear(_HIDDEN, data.classes)
+    )
 
 
 def _squares(gradient: torch.Tensor) -> float:
     return float(gradient.double().square().sum())
 
 
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
+def _or_nan(scale: float) -> float:
+    return scale if 0 < scale < np.inf else np.nan

@@ -9,7 +9,7 @@ from batchsize_manager.sizers import Sizes, Sizing
 from batchsize_manager.storage.json_values import to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
-from idl.noise import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import Report
 from idl.synchronisation import Synchronisation

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job import history
 from batchsize_manager.job.history import History
-from idl.noise import GradientNorms, NoiseEstimate, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
+from idl.noise_estimate import NoiseEstimate
 from idl.records import IterationRecord, WorkerRecord
 
 _numbers = st.floats(min_value=0, allow_nan=False)

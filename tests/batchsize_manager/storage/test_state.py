@@ -42,7 +42,7 @@ from batchsize_manager.storage.state_format import (
 from batchsize_manager.storage.state_reader import DamagedRun, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
-from idl.noise import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
 from tests.disks import fill

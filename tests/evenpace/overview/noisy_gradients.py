@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idl.noise import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms, StepNorms
 from idl.records import IterationRecord
 
 _DIMENSIONS = 500

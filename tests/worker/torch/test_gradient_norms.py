@@ -9,7 +9,7 @@ import torch
 
 from evenpace.lab.cluster import LocalCluster, Surroundings
 from evenpace.observer import Observer
-from idl.noise import GradientNorms
+from idl.gradient_norms import GradientNorms
 from tests.scripts import train_noted_gradients as script
 from tests.services import address_of_our_own
 from worker.torch.gradient_norms import PassNorms, squared_norm

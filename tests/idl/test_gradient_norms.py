@@ -1,0 +1,133 @@
+"""The norms of an iteration's gradients: exact identities of their statistics."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.gradient_norms import GradientNorms
+from tests.idl.quadratic import SEEDS, SPLITS, norms_of
+
+
+def close(one, other):
+    """Whether two norms are the same but for rounding, against the size of what they are sums of."""
+    return (one.contributions, one.samples) == (other.contributions, other.samples) and (
+        one.weighted == pytest.approx(other.weighted, rel=1e-12)
+        and one.squared == pytest.approx(other.squared, rel=1e-12, abs=1e-12 * one.weighted)
+    )
+
+
+@given(SPLITS, SEEDS)
+def test_an_iterations_estimate_is_the_analysis_of_variance(split, seed):
+    """S is the weighted spread of the contributions about their mean over n - 1, and G is |g|² - S/B."""
+    gradients = np.random.default_rng(seed).normal(size=(len(split), 50))
+    norms = norms_of(split, gradients)
+
+    whole = np.asarray(split) @ gradients / sum(split)
+    spread = np.asarray(split) @ np.sum((gradients - whole) ** 2, axis=1)
+    var = spread / (np.count_nonzero(split) - 1)
+    assert norms.var == pytest.approx(var, rel=1e-9)
+    assert norms.sqr == pytest.approx(whole @ whole - var / sum(split), rel=1e-9, abs=1e-9)
+
+
+@given(SPLITS, SEEDS, st.lists(st.integers(0, 60), min_size=1, max_size=4))
+def test_norms_of_shards_add_up_to_the_wholes(split, seed, cuts):
+    """Shards that hold parts of the elements, some of them none, sum to one that holds all."""
+    gradients = np.random.default_rng(seed).normal(size=(len(split), 60))
+
+    total, *others = (norms_of(split, gradients[:, a:b]) for a, b in pairwise([0, *sorted(cuts), 60]))
+    for shard in others:
+        total += shard
+    assert close(total, norms_of(split, gradients))
+
+
+@pytest.mark.parametrize("other", [GradientNorms(2, 10, 3.0, 1.0), GradientNorms(3, 9, 3.0, 1.0)])
+def test_norms_of_other_contributions_are_not_added(other):
+    """Shards that saw different contributions of an iteration have no sum; the error names what differs."""
+    with pytest.raises(ValueError, match=r"(contributions 2|samples 9): must be those of the other part"):
+        GradientNorms(3, 10, 3.0, 1.0) + other
+
+
+@given(SPLITS, SEEDS, st.randoms(use_true_random=False))
+def test_the_order_of_contributions_does_not_matter(split, seed, random):
+    """Any permutation of the workers gives the same norms."""
+    gradients = np.random.default_rng(seed).normal(size=(len(split), 50))
+    order = list(range(len(split)))
+    random.shuffle(order)
+
+    assert close(norms_of([split[i] for i in order], gradients[order]), norms_of(split, gradients))
+
+
+def test_contributions_without_samples_do_not_count():
+    """A worker without samples changes nothing, even if what it sent is not a number."""
+    with_it = GradientNorms.of([(8, 2.0), (0, math.nan), (4, 5.0)], 1.5)
+
+    assert with_it == GradientNorms.of([(8, 2.0), (4, 5.0)], 1.5) == GradientNorms(2, 12, 36.0, 1.5)
+
+
+def test_one_contribution_says_nothing():
+    """With one worker without micro-batches neither var nor sqr can be estimated."""
+    norms = GradientNorms.of([(8, 2.0), (0, 0.0)], 2.0)
+
+    assert math.isnan(norms.var)
+    assert math.isnan(norms.sqr)
+
+
+@given(st.lists(st.integers(1, 64), min_size=2, max_size=8), SEEDS)
+def test_equal_gradients_have_no_variance(split, seed):
+    """Where all contributions are the same, var is 0 and sqr their squared norm, but for rounding."""
+    gradient = np.random.default_rng(seed).normal(size=50)
+    norms = norms_of(split, np.tile(gradient, (len(split), 1)))
+
+    assert norms.var == pytest.approx(0, abs=1e-12 * norms.weighted)
+    assert norms.sqr == pytest.approx(gradient @ gradient, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 2, 1.0, 1.0), "contributions 3: must be from 1 to samples, 2"),
+        ((0, 2, 1.0, 1.0), "contributions 0: must be from 1 to samples, 2"),
+        ((-1, -1, 0.0, 0.0), "contributions -1: must be"),
+        ((2, 8, -1.0, 1.0), "weighted -1.0: must be at least 0"),
+        ((2, 8, 1.0, -2.0), "squared -2.0: must be at least 0"),
+    ],
+)
+def test_norms_that_cannot_be_are_refused(arguments, message):
+    """Negative numbers, and contributions without samples, are errors that name the value."""
+    with pytest.raises(ValueError, match=message):
+        GradientNorms(*arguments)
+
+
+def test_a_negative_contribution_is_refused():
+    """Samples and norms of a contribution are at least 0."""
+    with pytest.raises(ValueError, match=r"contribution of -3 samples, norm 1.0: must be at least 0"):
+        GradientNorms.of([(8, 1.0), (-3, 1.0)], 1.0)
+
+
+# -- Consecutive gradients
+
+
+@given(st.integers(1, 64), st.integers(1, 64), SEEDS)
+def test_two_consecutive_gradients_are_two_contributions(first, second, seed):
+    """Their norms and that of their difference give what two workers' gradients would."""
+    a, b = gradients = np.random.default_rng(seed).normal(size=(2, 50))
+    norms = GradientNorms.of_consecutive((first, a @ a), (second, b @ b), (a - b) @ (a - b))
+
+    assert close(norms, norms_of([first, second], gradients))
+
+
+def test_a_gradient_without_a_predecessor_says_nothing():
+    """A first iteration, or one without samples, gives no pair, but the norms of the one gradient."""
+    assert GradientNorms.of_consecutive((0, 0.0), (8, 2.5), 2.5) == GradientNorms(1, 8, 20.0, 2.5)
+
+
+def test_opposite_gradients_have_no_negative_norm():
+    """Rounding in the difference of opposite gradients gives a weighted sum of norm 0."""
+    norms = GradientNorms.of_consecutive((1, 0.1), (1, 0.1), 0.4000000000000001)
+
+    assert norms.squared == 0
+    assert norms.var == pytest.approx(0.2)
