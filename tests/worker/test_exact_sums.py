@@ -14,6 +14,7 @@ from idl.synchronisation import Synchronisation
 from tests.services import in_threads, serving, shard_service
 from tests.worker.test_recovery import in_process_manager
 from worker.data.slices import Slices
+from worker.learning_rates import factor_by
 from worker.session import Session, SessionConfig
 
 EXACT = Synchronisation(exact=True)
@@ -33,11 +34,10 @@ def gradient_of(parameters, indices):
     return (sample * (1 + parameters)).mean(axis=0, dtype=np.float32)
 
 
-def train(session, accumulate=Session.accumulate, epochs=2):
+def train(session, accumulate=Session.accumulate, epochs=2, sizes=SPEC.total_batch_size):
     """Train, with one contribution for each micro-batch; return the parameters at the end."""
-    slices = Slices(
-        SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=True, seed=SPEC.seed, micro_batch=4
-    )
+    slices = Slices(SPEC.dataset_size, sizes, session, shuffle=True, seed=SPEC.seed, micro_batch=4)
+    session.lr_factor = factor_by("sqrt", "adam")
     session.open_parameters(LAYOUT, np.linspace(-1, 1, ELEMENTS, dtype=np.float32))
     for _ in range(epochs):
         for part in slices:
@@ -75,6 +75,17 @@ def test_parameters_do_not_depend_on_workers_splits_and_shards():
     rounded = trained(3, 2, Synchronisation())[0]
     # Not the largest difference: Adam divides by the gradient, which is almost zero for some elements.
     assert 0 < np.abs(rounded - alone).mean() < 1e-4
+
+
+def test_parameters_do_not_depend_on_them_while_batches_change_their_size():
+    """With a schedule, and learning rates that follow it, they end with the same bits, too."""
+    options = {"epochs": 4, "sizes": {0: 18, 1: 30, 2: 8, 3: 60}}
+    alone = trained(1, 1, EXACT, **options)[0]
+    for workers, shards, policy in [(2, 1, "even"), (3, 2, "proportional")]:
+        for parameters in trained(workers, shards, EXACT, policy, **options):
+            assert parameters.tobytes() == alone.tobytes()
+    constant = trained(1, 1, EXACT, epochs=4)[0]
+    assert constant.tobytes() != alone.tobytes()
 
 
 def fill(session, gradient, count):
