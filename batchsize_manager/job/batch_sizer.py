@@ -113,6 +113,7 @@ class BatchSizer:
         """
         least, most = self._bounds(members)
         step = self._spec.micro_batch or max((one.bounds.granularity for one in members), default=1)
+        most = max(least, most // step * step)
 
         def seconds(sizes: Sequence[int]) -> list[float] | None:
             totals = [self._spec.cuts(one).padded for one in sizes]
@@ -139,7 +140,7 @@ class BatchSizer:
         """Seconds of an iteration beside the longest batch processing time: the usual ones of late."""
         late = self._history.latest(_RECENT)
         longest = [float(np.max(one.batch_processing_times, initial=0.0)) for one in late]
-        return median(max(0.0, one.duration - its) for one, its in zip(late, longest, strict=True))
+        return median([max(0.0, one.duration - its) for one, its in zip(late, longest, strict=True)] or [0.0])
 
     def _unseen(self) -> Iterable[IterationRecord]:
         latest = self._history.latest(_SHOWN)

@@ -90,7 +90,7 @@ class Planner:
         if participants := self._participants:
             size = self.sizer.within(self.batches.total, participants)
             if size != self.batches.total:
-                self._resize(size, "that is what the workers can take")
+                self._resize(size, "its bounds and those of the workers allow no other")
             self.policy.expect(self.padded_size)
             self.policy.set_members(participants)
 

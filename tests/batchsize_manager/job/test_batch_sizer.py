@@ -127,6 +127,28 @@ def test_a_job_waits_where_not_even_the_least_batch_is_left():
     assert "less than a batch of 60" in run.job.outbox.events[-1]
 
 
+def test_a_job_that_starts_from_models_has_no_records_to_go_by():
+    """What curves say without a measured iteration is enough to choose a size."""
+    run = Run(JobSpec(10**6, 64), policy="learned")
+    run.go(30)
+    models = run.job.planner.policy.models()
+    config = JobConfig(workers=2, sizing=Sizing("goodput", Sizes(64, 4096)))
+    job = Job(JobSpec(10**6, 64), config, make_job_policy("learned", models=models))
+    for name in ("a", "b"):
+        job.join(name, name, Bounds(), 0.0)
+    assert job.next_assignment("a", "a").total == 64
+    assert job.planner.sizer.reason == "the gradient noise is not known yet"
+
+
+def test_a_size_outside_of_new_bounds_is_brought_within_them():
+    """At once, in the next plan."""
+    run = Run(JobSpec(10**6, 64))
+    run.go(3)
+    run.job.operations.change_sizing(Sizing("goodput", Sizes(100, 200)), run.now)
+    assert run.go(2)[-1] == 100
+    assert "the batch size goes from 64 to 100: its bounds" in "\n".join(run.job.outbox.events)
+
+
 def test_micro_batches_stay_whole():
     """A chosen size has no micro-batch that is not full."""
     run = Run(JobSpec(10**6, 64, micro_batch=24), sizing=Sizing("goodput", Sizes(64, 4096)))
