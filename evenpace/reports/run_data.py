@@ -60,7 +60,8 @@ def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> R
     Raises:
         EvenpaceError: The source cannot be read to its end.
     """
-    view, tally, kept = JobView(), RunTotals(), SampledIterations()
+    view = JobView(source.facts.spec["total_batch_size"])
+    tally, kept = RunTotals(), SampledIterations()
     for page in source.pages():
         view.add(page)
         for iteration in page:
