@@ -82,7 +82,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def timeline_panels(report: RunReport) -> list[Panel]:
-    """Return plots of workers' batch sizes, times and waiting, and of the job; none without iterations."""
+    """Return plots of the job, and of workers' batch sizes, times and waiting; none without iterations."""
     timeline = report.timeline
     if not timeline.iterations:
         return []
@@ -99,7 +99,7 @@ def timeline_panels(report: RunReport) -> list[Panel]:
             alt += f" Over all workers: {_spread(spread[-1], quantity)}."
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
         made.append(Panel(quantity.name, quantity.title, alt, draw))
-    return [*made, _durations(timeline), _throughput(timeline), *_noise(timeline), *_sizes(report)]
+    return [_durations(timeline), _throughput(timeline), *made, *_noise(timeline), *_sizes(report)]
 
 
 def prediction_panels(report: RunReport) -> list[Panel]:
