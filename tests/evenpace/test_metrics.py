@@ -36,7 +36,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
-from tests.scripts.train_least_squares import INPUTS, TARGETS
+from tests.scripts.train_least_squares import INPUTS, SPEC, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 
 THE_LIBRARYS = re.compile("process_|python_")
@@ -141,8 +141,12 @@ def test_the_gradient_noise_is_that_of_the_workers_gradients(cluster):
     assert var / (true @ true) / 4 < scale < 4 * var / (true @ true)
     told = value(scraped, "evenpace_job_gradient_variance", job=JOB)
     assert scale == pytest.approx(told / value(scraped, "evenpace_job_gradient_squared_norm", job=JOB))
-    assert value(scraped, "evenpace_job_statistical_efficiency_ratio", job=JOB) == 1  # of the script's size
-    assert value(scraped, "evenpace_job_goodput_samples_per_second", job=JOB) > 0
+    batch = value(scraped, "evenpace_job_batch_samples", job=JOB)  # fewer at an epoch's end
+    efficiency = value(scraped, "evenpace_job_statistical_efficiency_ratio", job=JOB)
+    assert efficiency == pytest.approx((scale + SPEC.total_batch_size) / (scale + batch))
+    seconds = value(scraped, "evenpace_job_last_iteration_seconds", job=JOB)
+    goodput = value(scraped, "evenpace_job_goodput_samples_per_second", job=JOB)
+    assert goodput == pytest.approx(batch / seconds * efficiency)
 
 
 def test_the_table_has_all_metrics():
