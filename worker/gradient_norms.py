@@ -1,7 +1,7 @@
 """A worker's part in measuring the gradient noise: the norms that it tells the manager with its reports.
 
 It knows those of its own contributions, a slice's or each micro-batch's, or learns those of all from the
-shards. `idl.noise` has what follows from the norms. This module knows no framework and no wire.
+shards. `idl.noise_estimate` has what follows from the norms. This module knows no framework and no wire.
 
 Where the shards' optimiser is Adam or of its kin, gradients are preconditioned (`idl.preconditioning`) by
 its second moment, which the shards have and the workers do not. There the slices are the contributions, whose

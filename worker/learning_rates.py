@@ -31,7 +31,7 @@ def unscaled(scaling: Scaling, first: int) -> float:
     return 1.0
 
 
-def factor_by(rule: Rule, optimizer: str) -> Factor:
+def factor_by(rule: Rule | str, optimizer: str) -> Factor:
     """Return the function from an iteration's scaling, and the script's first batch size, to the factor.
 
     Args:

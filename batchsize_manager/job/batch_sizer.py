@@ -52,6 +52,7 @@ class BatchSizer:
             InvalidRequestError: The sizer follows a schedule, but the script has none.
         """
         self._sizer = sizing.make(self._spec)
+        self._epoch = -1  # the last one that it was asked for
         self.sizing, self.reason = sizing, ""
 
     @property
@@ -63,6 +64,13 @@ class BatchSizer:
     def adapts(self) -> bool:
         """Whether the size may be changed to what the members can take."""
         return self.name not in ("fixed", "schedule")
+
+    def is_due(self, iteration: int, epoch: int) -> bool:
+        """Return whether the sizer is to be asked for an iteration of an epoch; if so, `choose` follows."""
+        due = self._sizer.every > 0 and not iteration % self._sizer.every
+        due = due and not (self._sizer.by_epoch and epoch == self._epoch)
+        self._epoch = epoch
+        return due
 
     @property
     def least(self) -> int:
@@ -103,8 +111,6 @@ class BatchSizer:
         Returns:
             The size, with the reason; None where none was chosen.
         """
-        if iteration % self._sizer.every:
-            return None
         least, most = self._bounds(members)
         step = self._spec.micro_batch or max((one.bounds.granularity for one in members), default=1)
 

@@ -46,6 +46,7 @@ class Job:
         position: Epoch and first position of that iteration's batch; None where they follow from the
             iteration, since batches have always had the size of `spec`.
         total: Samples of a whole batch, as they were at a checkpoint; None: as the configuration has it.
+        why: The reason for `total`, for the log; empty where nothing is to be logged.
         progress: `Scaling.progress` of the first iteration, as it was at a checkpoint; None: the iteration.
 
     Attributes:
@@ -71,6 +72,7 @@ class Job:
         position: tuple[int, int] | None = None,
         total: int | None = None,
         progress: float | None = None,
+        why: str = "as it was at the checkpoint",
     ) -> None:
         self.spec = spec
         self.config = config
@@ -86,13 +88,13 @@ class Job:
         parts = self.members, self.iterations, self.planner, self.attempts
         self.presence = Presence(config, *parts, self.outbox)
         self.operations = Operations(*parts, self.presence, self.outbox, self._advance)
-        if total is not None:
-            why = "as it was at the checkpoint"
-        else:
+        if total is None:
             total, why = config.sizing.first(spec), "as the manager's configuration has it"
         if total != spec.total_batch_size:
             batches.total = total
-            self.outbox.log(f"the batch size is {total}, {why}; the workers say {spec.total_batch_size}")
+            if why:
+                said = f"the batch size is {total}, {why}; the workers say {spec.total_batch_size}"
+                self.outbox.log(said)
 
     # -- events
 

@@ -182,6 +182,8 @@ class Planner:
     def _choose_size(self, iteration: int) -> None:
         """Let the sizer choose the size of an iteration's batch, which may be the first of another size."""
         epoch, _ = self.batches.following(iteration)
+        if not self.sizer.is_due(iteration, epoch):
+            return
         choice = self.sizer.choose(
             iteration, epoch, self.batches.total, self._participants, self.policy, self._observed
         )

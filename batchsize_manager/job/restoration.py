@@ -33,7 +33,7 @@ def restore_job(
         events: Earlier events, in words.
         now: The time.
     """
-    job = Job(state.spec, config, policy, state.first_iteration, total=state.batch_size)
+    job = Job(state.spec, config, policy, state.first_iteration, total=state.batch_size, why="")
     job.outbox.events.extend(events)
     job.attempts.number = state.attempt
     for saved in state.members:

@@ -57,10 +57,12 @@ class Sizer(ABC):
     """A way to choose the size of a job's whole batch. It has no state: a choice follows from the situation.
 
     Attributes:
-        every: A choice is asked for in the iterations that are multiples of this.
+        every: A choice is asked for in the iterations that are multiples of this; 0: in none.
+        by_epoch: Whether it is asked only for the first of an epoch's batches that is planned.
     """
 
     every = 1
+    by_epoch = False
 
     @abstractmethod
     def choose(self, at: Situation) -> Choice | None:

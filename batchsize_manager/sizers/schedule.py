@@ -8,6 +8,8 @@ from batchsize_manager.sizers.base import Choice, Situation, Sizer
 class Fixed(Sizer):
     """A sizer that leaves the batch as large as it is."""
 
+    every = 0
+
     def choose(self, at: Situation) -> Choice | None:
         """Return None; see `Sizer.choose`."""
         return None
@@ -23,6 +25,8 @@ class Schedule(Sizer):
         first: Samples of a whole batch before the first milestone.
         milestones: (epoch, samples) from that epoch on, ascending by epoch.
     """
+
+    by_epoch = True
 
     def __init__(self, first: int, milestones: Sequence[tuple[int, int]]) -> None:
         self._sizes = [(0, first), *milestones]

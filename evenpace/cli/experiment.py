@@ -10,7 +10,13 @@ import click
 from batchsize_manager.policies import PolicyOptions
 from evenpace.cli.options import example, json_path, plot_path, user_mistakes
 from evenpace.cli.settings import configured, option
-from evenpace.lab.experiments.config import ContendedOptions, ForecastConfig, NoiseConfig, NoiseTrainingConfig
+from evenpace.lab.experiments.config import (
+    ContendedOptions,
+    ForecastConfig,
+    NoiseConfig,
+    NoiseTrainingConfig,
+    SizersConfig,
+)
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -217,6 +223,24 @@ def forecast(config: ForecastConfig, json_path: Path | None, plot_path: Path | N
     from rich.console import Console
 
     from evenpace.lab.experiments.forecasts import run
+
+    with user_mistakes():
+        run(config, Console(), json_path, plot_path)
+
+
+@experiment.command()
+@example("evenpace experiment sizers --seeds 1,2,3 --plot sizers.png")
+@configured(SizersConfig, "config")
+@plot_path("Draw losses and sizes against the time, a PNG file.")
+@json_path
+def sizers(config: SizersConfig, json_path: Path | None, plot_path: Path | None) -> None:
+    """Time to a loss with batches of a fixed size, and with sizes that follow the gradient noise.
+
+    A network of one hidden layer is trained from the same start by local workers, once for each SIZER:RULE.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.sizers import run
 
     with user_mistakes():
         run(config, Console(), json_path, plot_path)

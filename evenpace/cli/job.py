@@ -100,7 +100,7 @@ def _sizer(
     """Choose the size of whole batches in another way from now on.
 
     SIZER is one of fixed, schedule, goodput, similarity and similarity_steps. Each sample of an epoch is used
-    once all the same. Learning rates are not changed.
+    once all the same. Learning rates follow where the script says how, by scale_lr.
     """
     from idl.errors import InvalidRequestError
 
@@ -117,8 +117,8 @@ def _sizer(
 def _batch_size(client: Any, name: str, samples: int) -> str:
     """Have whole batches of so many SAMPLES, over all workers.
 
-    Each sample of an epoch is used once all the same. Learning rates are not changed. Where the manager runs
-    with --scale-batch, it is the size for its --workers.
+    Each sample of an epoch is used once all the same. Learning rates follow where the script says how, by
+    scale_lr. Where the manager runs with --scale-batch, it is the size for its --workers.
     """
     said: str = client.set_total_batch_size(name, samples)
     return said

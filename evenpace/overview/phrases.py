@@ -74,10 +74,14 @@ def work_of_other_batches(twice: Estimate, half: Estimate) -> str:
     """
     if half.least >= _NEARLY_SAME:
         return f"half the batch would do nearly the same work per iteration: {half.likely:.2f} times"
-    least, most = times(twice.least), times(twice.most)
-    one = twice.most - twice.least <= _ONE_NUMBER or least == most
-    factor = times(twice.likely) if one else f"{least} to {most}"
-    return f"a batch twice as large would do {factor} times the work per iteration"
+    return f"a batch twice as large would do {work(twice)} times the work per iteration"
+
+
+def work(estimate: Estimate) -> str:
+    """Return the work of a batch of another size: a factor, or a range where it is not known to a tenth."""
+    least, most = times(estimate.least), times(estimate.most)
+    one = estimate.most - estimate.least <= _ONE_NUMBER or least == most
+    return times(estimate.likely) if one else f"{least} to {most}"
 
 
 def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenpace.overview import phrases
 from evenpace.reports.run_data import RunReport
 
 
@@ -43,6 +44,22 @@ class ComparedRun:
         durations = self.report.timeline.durations
         return statistics.median(durations) if durations else None
 
+    @property
+    def noise_scale(self) -> float | None:
+        """The scale of its gradient noise in samples; None where that is not known."""
+        figures = self.report.figures
+        return figures.noise_scale if figures.noise_known else None
+
+    @property
+    def work_of_twice(self) -> str | None:
+        """The work of an iteration with twice the batch, as a factor or a range; None where unknown."""
+        figures = self.report.figures
+        work = (figures.work_of_twice_least, figures.work_of_twice, figures.work_of_twice_most)
+        known = [one for one in work if one is not None]
+        if not figures.noise_known or len(known) < len(work):
+            return None
+        return phrases.work(phrases.Estimate(*known))
+
 
 @dataclass(frozen=True)
 class TwoRuns:
@@ -71,6 +88,11 @@ class TwoRuns:
     def evaluated(self) -> bool:
         """True if the model of either run was evaluated."""
         return any(run.evaluations for run in self.runs)
+
+    @property
+    def noisy(self) -> bool:
+        """True if the gradient noise of either run is known."""
+        return any(run.noise_scale is not None for run in self.runs)
 
     @property
     def speedup(self) -> float | None:

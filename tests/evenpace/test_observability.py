@@ -103,6 +103,15 @@ def test_the_dashboard_shows_each_kind_of_thing():
     assert label in METRICS[metric].labels
 
 
+def test_the_dashboard_has_the_noise_scale_beside_the_batch():
+    """One panel has both, in samples and on a logarithmic axis, as they may be far apart."""
+    (panel,) = (panel for panel in DASHBOARD["panels"] if panel["title"] == "Gradient noise")
+    shown = [name for target in panel["targets"] for name, _ in selectors(target["expr"])]
+    assert shown == ["evenpace_job_noise_scale_samples", "evenpace_job_batch_samples"]
+    assert {METRICS[name].unit for name in shown} == {"samples"}
+    assert panel["fieldConfig"]["defaults"]["custom"]["scaleDistribution"]["type"] == "log"
+
+
 def test_compose_scrapes_each_service_that_shows_figures():
     """Prometheus scrapes every service with --metrics, and only this machine reaches the rest."""
     watched = {

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
+from batchsize_manager.sizers import SIZERS
 from evenpace.lab.experiments.contention_schedule import Disturbance
 from evenpace.lab.experiments.mappings import MAPPINGS
 from evenpace.lab.fields import Folder, Limit, Seed, Shards, Shares, parse_names, parse_shares, whole_numbers
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from predictors import PredictorOptions
+from worker.learning_rates import factor_by
 
 UnequalShares = Annotated[
     tuple[float, ...],
@@ -296,3 +298,54 @@ class ForecastConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class SizersConfig:
+    """The configuration of trainings with batches of each sizer's size.
+
+    Attributes:
+        data: The data set, as `evenpace.lab.data.load` names it.
+        runs: A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
+        batch_size: Samples of the first batch, and the least.
+        most: Samples of a batch at most.
+        rate: Learning rate for batches of `batch_size`.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
+    runs: Annotated[
+        tuple[str, ...],
+        Setting("Sizer and rule of learning rates.", metavar="SIZER:RULE,...", read=parse_names),
+    ] = ("fixed:none", "goodput:adascale", "goodput:none")
+    workers: Annotated[int, Setting("Number of workers.", least=1)] = 2
+    policy: Annotated[str, Setting("Balancing policy.", choices=POLICIES)] = "learned"
+    batch_size: Annotated[int, Setting("Samples of the first batch, and the least.", least=1)] = 32
+    most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
+    loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
+    epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
+    rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting(
+            "A run with each; medians.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)
+        ),
+    ] = (1,)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.most < self.batch_size:
+            raise InvalidRequestError(f"most {self.most}: must be at least batch_size, {self.batch_size}")
+        for one in self.runs:
+            sizer, _, rule = one.partition(":")
+            if sizer not in SIZERS or sizer == "schedule":
+                known = ", ".join(name for name in SIZERS if name != "schedule")
+                raise InvalidRequestError(f"runs {one!r}: give SIZER:RULE, with a sizer of {known}")
+            factor_by(rule, "sgd")  # raises InvalidRequestError
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Sizer and rule of each run."""
+        return [(sizer, rule) for sizer, _, rule in (one.partition(":") for one in self.runs)]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from evenpace.cli import cli
 from evenpace.reports.two_runs import Evaluation
 from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.overview.noisy_gradients import with_norms
 from tests.evenpace.reports.compared_runs import gathered, make_two, split_evenly, write_two
 from tests.evenpace.reports.pages import read_page
 from tests.evenpace.reports.stored_runs import EVEN, records, write_run
@@ -63,6 +64,40 @@ def test_the_table_summarises_each_worker(tmp_path):
     )
     assert [cell.rstrip("%") for cell in cells[6:8]] == [f"{one.waiting_share * 100:.1f}" for one in known]
     assert [float(cell) for cell in cells[8:]] == pytest.approx([50, 50], rel=0.1)
+
+
+def noisy(folder, *scales):
+    """Compare two runs whose gradients have these noise scales in samples; None for runs without norms."""
+    for scale, run, job in zip(scales, ("aa", "bb"), ("even", "balanced"), strict=True):
+        made = records(3, 150)
+        write_run(folder, with_norms(made, scale) if scale else made, run=run + 30 * "0", job=job)
+    return make_two(folder)
+
+
+def test_the_table_has_the_gradient_noise_of_both_runs(tmp_path):
+    """A run's row has its noise scale, and the work of twice its batch as a factor or a range."""
+    two = noisy(tmp_path, 1.0 * 3 * EVEN, 3.0 * 3 * EVEN)
+    page = render(two, tmp_path)
+    for run in two.runs:
+        figures = run.report.figures
+        assert page.row(run.title)[5:7] == [f"{figures.noise_scale:.3g}", run.work_of_twice]
+        assert f"would do {run.work_of_twice} times" in figures.noise_text
+    assert two.first.work_of_twice != two.second.work_of_twice
+
+
+def test_a_noise_that_is_known_of_one_run_leaves_a_dash_for_the_other(tmp_path):
+    """The columns are there as soon as either run has a known noise scale."""
+    two = noisy(tmp_path, None, 1.0 * 3 * EVEN)
+    page = render(two, tmp_path)
+    assert page.row("Even split")[5:7] == ["–", "–"]
+    assert page.row("Balanced")[5] == f"{two.second.report.figures.noise_scale:.3g}"
+
+
+def test_runs_without_known_noise_have_no_columns_of_it(tmp_path):
+    """Neither the table nor the note below it names the noise, even if it was measured but is unknown."""
+    two = noisy(tmp_path, None, 1e6)
+    assert not two.second.report.figures.noise_known
+    assert "oise scale" not in render(two, tmp_path).text
 
 
 def test_every_figure_has_words(tmp_path):
