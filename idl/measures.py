@@ -29,6 +29,37 @@ def work_of_batch(noise: Noise, batch: float, factor: float) -> tuple[float, flo
     return factor * least, factor * noise.efficiency(factor * batch, batch), factor * most
 
 
+def statistical_efficiency(scale: ArrayLike, batch: ArrayLike, first: float) -> Any:
+    """Return the progress per sample, relative to that in batches of a job's first size: (6) of Pollux.
+
+    It is `Noise.efficiency` for arrays. Batches above the first size have less than 1, those below it more.
+
+    Args:
+        scale: Noise scale in samples, at least 0; NaN where it is not known.
+        batch: Samples of the whole batch, above 0; it is broadcast with `scale`.
+        first: The size, in samples above 0, whose efficiency is 1.
+
+    Returns:
+        A number, or an array; NaN where the noise scale is.
+    """
+    return np.divide(np.add(scale, first), np.add(scale, batch))
+
+
+def goodput(samples: ArrayLike, seconds: ArrayLike, efficiency: ArrayLike) -> Any:
+    """Return samples per second times their efficiency: (3) of Pollux.
+
+    Args:
+        samples: Samples of one or several batches; a number, or (n,).
+        seconds: Their duration, likewise.
+        efficiency: Their statistical efficiency, which is the mean over samples for several batches.
+
+    Returns:
+        A number, or (n,); NaN where the efficiency is, or where the duration is not above 0.
+    """
+    seconds = np.where(np.greater(seconds, 0), seconds, np.nan)
+    return np.multiply(samples, efficiency) / seconds
+
+
 def waiting_share(waiting: ArrayLike, processing: ArrayLike) -> Any:
     """Return the share of workers' time spent waiting for others: waiting / (waiting + processing), 0 to 1.
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from evenpace.overview import phrases
 from evenpace.overview.columns import SHOWN
+from evenpace.overview.events import condensed
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures
 from idl.records import Shown as ShownColumn
@@ -171,7 +172,7 @@ def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = 
 
 
 def events(job: Shown, most: int) -> list[Text]:
-    """Draw a job's last events, at most `most`, a line for each, oldest first."""
+    """Draw a job's last events, at most `most`, a line for each as `condensed` has them, oldest first."""
     return [
         Text.assemble(
             (time.strftime("%H:%M:%S ", time.localtime(one.at)), "dim"),
@@ -179,7 +180,7 @@ def events(job: Shown, most: int) -> list[Text]:
             no_wrap=True,
             overflow="ellipsis",
         )
-        for one in job.events[-most:]
+        for one in condensed(job.events)[-most:]
     ]
 
 

@@ -4,6 +4,7 @@ A change is an object with exactly one of these:
 
     {"policy": {"policy": NAME, "predictor": NAME, "tolerance": NUMBER}}   the last two may be left out
     {"total_batch_size": SAMPLES}
+    {"sizer": {"sizer": NAME, "least": SAMPLES, "most": SAMPLES}}   the last two may be left out
     {"bounds": {"worker": NAME, "minimum": SAMPLES, "maximum": SAMPLES, "granularity": SAMPLES}}
     {"drain": {"worker": NAME}}
     {"remove": {"worker": NAME}}
@@ -67,6 +68,17 @@ def _total_batch_size(value: Any) -> Change:
     return lambda manager, job: manager.set_total_batch_size(job, samples)
 
 
+def _sizer(value: Any) -> Change:
+    fields = _fields(value, "sizer", {"sizer"}, {"least", "most"})
+    sizer = _text(fields["sizer"], "sizer")
+    if ("least" in fields) != ("most" in fields):
+        raise InvalidRequestError("sizer: give both of least and most, or none")
+    sizes = None
+    if "least" in fields:
+        sizes = (_samples(fields["least"], "least"), _samples(fields["most"], "most"))
+    return lambda manager, job: manager.set_sizer(job, sizer, sizes)
+
+
 def _bounds(value: Any) -> Change:
     sizes = ("minimum", "maximum", "granularity")
     fields = _fields(value, "bounds", {"worker", *sizes}, set())
@@ -94,6 +106,7 @@ def _paused(value: Any) -> Change:
 _PARSERS: Mapping[str, Callable[[Any], Change]] = {
     "policy": _policy,
     "total_batch_size": _total_batch_size,
+    "sizer": _sizer,
     "bounds": _bounds,
     "drain": _drain,
     "remove": _remove,

@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
+from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.event_stream import EventStream, Viewers
@@ -110,6 +111,8 @@ class Api:
                 "policies": list(POLICIES),
                 "predicting": sorted(POLICIES_WITH_PREDICTOR),
                 "predictors": list(PREDICTORS),
+                "sizers": list(SIZERS),
+                "choosing": sorted(MEASURING),
                 "columns": [asdict(shown) | {"name": name} for name, shown in SHOWN.items()],
                 "error": self._poller.error,
             }

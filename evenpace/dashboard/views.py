@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from evenpace.overview.columns import SHOWN
+from evenpace.overview.events import condensed
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures, Timeline, WorkerFigures
 
@@ -49,6 +50,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "predictor": summary.predictor,
             "mode": summary.mode,
             "batch_size": summary.batch_size,
+            "first_size": spec.total_batch_size,
             "sizer": summary.sizer,
             "sizing": summary.sizing,
             "dataset_size": spec.dataset_size,
@@ -60,7 +62,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "straggler": _straggler(figures),
             "slowest": figures.workers[0].worker if figures.workers else None,
             "member_states": dict(Counter(member.state for member in job.members)),
-            "events": [{"at": event.at, "text": event.text} for event in list(job.events)[-_EVENTS:]],
+            "events": [{"at": event.at, "text": event.text} for event in condensed(job.events)[-_EVENTS:]],
         }
     )
 

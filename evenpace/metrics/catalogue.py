@@ -138,6 +138,16 @@ def _described() -> Iterator[DescribedMetric]:
     )
     yield gauge(
         of,
+        *("job_statistical_efficiency_ratio", "job", "ratio"),
+        "progress per sample of the last complete iteration, relative to batches of the script's size",
+    )
+    yield gauge(
+        of,
+        *("job_goodput_samples_per_second", "job", "samples per second"),
+        "throughput of the last complete iteration times its statistical efficiency",
+    )
+    yield gauge(
+        of,
         *("job_gradient_squared_norm", "job", ""),
         "squared norm of the true gradient, preconditioned with Adam, estimated; may be negative near 0",
     )

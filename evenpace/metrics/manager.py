@@ -14,7 +14,7 @@ from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
-from idl.measures import prediction_error, waiting_share
+from idl.measures import goodput, prediction_error, statistical_efficiency, waiting_share
 from idl.noise import Noise
 from idl.records import COLUMNS, IterationRecord
 from rpc.server import Server
@@ -45,9 +45,11 @@ def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
         for managed in jobs:
             _job(families, managed)
             record = managed.job.iterations.history.last
+            noise = managed.job.iterations.history.noise.noise
             if record is not None:
                 last_iteration(families, managed.name, record, most_workers)
-            gradient_noise(families, managed.name, managed.job.iterations.history.noise.noise)
+                progress(families, managed.name, record, noise, managed.job.spec.total_batch_size)
+            gradient_noise(families, managed.name, noise)
         learning = service.learning
         families.fill("policy_seconds", learning.splits, "split")
         families.fill("policy_seconds", learning.observations, "observe")
@@ -92,6 +94,25 @@ def gradient_noise(families: Families, job: str, noise: Noise) -> None:
         families.set("job_gradient_variance", noise.var, job)
     if noise.known_scale is not None:
         families.set("job_noise_scale_samples", noise.known_scale, job)
+
+
+def progress(families: Families, job: str, record: IterationRecord, noise: Noise, first_size: int) -> None:
+    """Set the efficiency and the goodput of a job's last complete iteration where the noise scale is known.
+
+    Args:
+        families: The metrics.
+        job: The job's name.
+        record: The iteration.
+        noise: The gradient noise.
+        first_size: Samples of the script's batches, whose efficiency is 1.
+    """
+    if noise.known_scale is None:
+        return
+    efficiency = float(statistical_efficiency(noise.known_scale, record.total, first_size))
+    families.set("job_statistical_efficiency_ratio", efficiency, job)
+    good = float(goodput(record.total, record.duration, efficiency))
+    if math.isfinite(good):
+        families.set("job_goodput_samples_per_second", good, job)
 
 
 def last_iteration(families: Families, job: str, record: IterationRecord, most_workers: int) -> None:

@@ -30,11 +30,18 @@ class FollowedJob:
     summary: Any
     members: list[Any] = field(default_factory=list)
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=_EVENTS))
-    view: JobView = field(default_factory=JobView)
+    view: JobView = field(init=False)
     behind: int = 0
     _attempt: int = 0  # that the last iteration in the view belongs to
     _asked_at: tuple[Any, ...] = ()  # state, members and attempt when members and events were last asked for
     _status_due: float = 0.0  # when they may be asked for again, in the monotonic clock's seconds
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the view."""
+        self.view = JobView(self.summary.spec.total_batch_size)
 
     @property
     def states(self) -> dict[str, str]:
@@ -146,5 +153,5 @@ class Feed:
         _, found = self._client.history(job.summary.job, last, 1)
         if found and (found[0].iteration, found[0].attempt) == (last, job._attempt):
             return last + 1
-        job.view = JobView()
+        job.forget()
         return 0

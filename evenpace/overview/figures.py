@@ -108,6 +108,8 @@ class Timeline:
         throughputs: Samples per second.
         totals: Samples of the whole batch.
         noise_scales: Noise scale in samples, as it was known at that iteration.
+        efficiencies: Statistical efficiency by that noise scale, as `idl.measures` defines it.
+        goodputs: Goodput by that efficiency, in samples per second, as `idl.measures` defines it.
         workers: The requested workers' timelines, by name.
     """
 
@@ -120,6 +122,8 @@ class Timeline:
     throughputs: list[float]
     totals: list[int]
     noise_scales: list[float | None]
+    efficiencies: list[float | None]
+    goodputs: list[float | None]
     workers: dict[str, WorkerTimeline] = field(default_factory=dict)
 
 
@@ -162,6 +166,9 @@ class JobFigures:
         work_of_twice_least: The least that two standard errors of the noise allow.
         work_of_twice_most: The greatest, likewise.
         noise_text: What the noise says about the size of the batch, in words, or why it is not known.
+        efficiency: Statistical efficiency of the last iterations' samples, the mean by the noise scale that
+            is known now, relative to batches of the script's size; None where the scale is not known.
+        goodput: Samples per second over the last iterations times `efficiency`, likewise.
         headline: "1.9x faster than even; 41 min saved so far", "at least ..." where only a bound is known,
             or the reason why nothing can be said yet.
         workers: Workers of the last iterations, the slowest per sample first.
@@ -195,6 +202,8 @@ class JobFigures:
     work_of_twice_least: float | None
     work_of_twice_most: float | None
     noise_text: str
+    efficiency: float | None
+    goodput: float | None
     headline: str
     workers: list[WorkerFigures]
     verdicts: dict[str, int]

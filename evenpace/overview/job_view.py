@@ -26,9 +26,14 @@ class JobView:
 
     Each worker's measurements are kept for the last 2,000 iterations, or fewer with many workers, up to
     2 million numbers; a row of figures is kept for up to 20,000 iterations, and sums over all.
+
+    Args:
+        first_size: Samples of a batch whose statistical efficiency is 1: of the script's; None where they are
+            not known, so that efficiency and goodput are not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_size: int | None = None) -> None:
+        self._first_size = first_size
         self._slots = Slots()
         self._recent = Recent()
         self._seen = SeenTimes()
@@ -75,7 +80,7 @@ class JobView:
         """
         curves = self._revise()
         recent = RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT)
-        return recent.figures(states, limit, self._noise)
+        return recent.figures(states, limit, self._noise, self._first_size)
 
     def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
         """Return a timeline of the job's iterations, for plots.
@@ -93,7 +98,7 @@ class JobView:
                 known[name] = (np.empty(0, np.int64), np.empty((0, QUANTITIES)))
             else:
                 known[name] = (self._recent.numbers, self._recent.values[:, :, column])
-        return timeline.make(self._rows.rows, points, first, known)
+        return timeline.make(self._rows.rows, points, first, known, self._first_size)
 
     def _add(self, iteration: IterationRecord) -> None:
         columns = self._slots.find(iteration.workers)

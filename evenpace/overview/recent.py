@@ -1,5 +1,6 @@
 """Figures of a job's last iterations, computed for all workers at once."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,7 @@ from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
-from idl.measures import prediction_error, waiting_share
+from idl.measures import goodput, prediction_error, statistical_efficiency, waiting_share
 from idl.noise_estimate import NoiseEstimate
 
 
@@ -48,7 +49,11 @@ class RecentFigures:
         self._best = best.rates(columns, curves)
 
     def figures(
-        self, states: Mapping[str, str] | None, limit: int | None, noise: NoiseEstimate
+        self,
+        states: Mapping[str, str] | None,
+        limit: int | None,
+        noise: NoiseEstimate,
+        first_size: int | None,
     ) -> JobFigures:
         """Return the job's figures.
 
@@ -56,6 +61,7 @@ class RecentFigures:
             states: The members' states, by name; None where they are not known.
             limit: Number of workers listed, the slowest first; None for all.
             noise: The gradient noise over all iterations.
+            first_size: Samples of a batch whose efficiency is 1; None where they are not known.
         """
         whole, rows = self._whole, self._rows
         sums = whole.sums
@@ -68,6 +74,7 @@ class RecentFigures:
         speedups = _estimate(even_seconds / seconds) if known else None
         saved = _estimate(sums.saved)
         waits, times = _sums(self._waits), _sums(self._times)
+        efficiency = self._efficiency(noise.noise.known_scale, first_size)
         verdicts = judge(self._per_sample, self._rates, self._best, self._cpu)
         return JobFigures(
             iterations=sums.iterations,
@@ -87,10 +94,19 @@ class RecentFigures:
             waiting_share=number(float(waiting_share(waits.sum(), times.sum()))),
             prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
             **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
+            efficiency=number(efficiency),
+            goodput=number(float(goodput(samples, seconds, efficiency))),
             headline=phrases.headline(len(self._names), speedups, saved),
             workers=self._workers(verdicts, states, limit),
             verdicts=verdicts.counts(),
         )
+
+    def _efficiency(self, scale: float | None, first_size: int | None) -> float:
+        """Return the statistical efficiency of the iterations' samples, on average; NaN where unknown."""
+        totals = self._rows[:, TOTAL]
+        if scale is None or first_size is None or not totals.any():
+            return math.nan
+        return float(np.average(statistical_efficiency(scale, totals, first_size), weights=totals))
 
     def _workers(
         self, verdicts: Verdicts, states: Mapping[str, str] | None, limit: int | None

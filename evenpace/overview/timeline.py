@@ -1,5 +1,6 @@
 """Timelines for plots: some of a job's iterations, evenly spaced, the same ones while the job goes on."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,11 +11,14 @@ from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
 from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
 from evenpace.overview.phrases import number
 from evenpace.overview.statistics import Array
+from idl.measures import goodput, statistical_efficiency
 
 Known = tuple[NDArray[np.int64], Array]
 
 
-def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> Timeline:
+def make(
+    rows: Array, points: int, first: int, workers: Mapping[str, Known], first_size: int | None
+) -> Timeline:
     """Make a timeline of a job's rows.
 
     Args:
@@ -23,11 +27,14 @@ def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> 
         first: First iteration of the timeline.
         workers: By name, the iterations that are known of a worker, (known,) ascending, and its quantities
             in them, (known, QUANTITIES).
+        first_size: Samples of a batch whose efficiency is 1; None where they are not known.
     """
     rows = _thin(rows[np.searchsorted(rows[:, thinned_rows.ITERATION], first) :], points)
     numbers = rows[:, thinned_rows.ITERATION].astype(np.int64)
     durations, totals = rows[:, thinned_rows.DURATION], rows[:, thinned_rows.TOTAL]
     throughputs = np.divide(totals, durations, out=np.zeros(len(rows)), where=durations > 0)
+    scales = rows[:, thinned_rows.NOISE]
+    efficiencies = statistical_efficiency(scales, totals, math.nan if first_size is None else first_size)
     return Timeline(
         iterations=numbers.tolist(),
         durations=durations.tolist(),
@@ -37,7 +44,9 @@ def make(rows: Array, points: int, first: int, workers: Mapping[str, Known]) -> 
         waiting_times=_spreads(rows[:, thinned_rows.WAITS]),
         throughputs=throughputs.tolist(),
         totals=totals.astype(np.int64).tolist(),
-        noise_scales=_listed(rows[:, thinned_rows.NOISE]),
+        noise_scales=_listed(scales),
+        efficiencies=_listed(efficiencies),
+        goodputs=_listed(goodput(totals, durations, efficiencies)),
         workers={name: _of_worker(numbers, *known) for name, known in workers.items()},
     )
 

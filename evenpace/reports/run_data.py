@@ -28,7 +28,8 @@ class RunReport:
         presences: Each worker's time in the run.
         splits: Number of batches that were split otherwise than the one before.
         split_changes: The changes of the split that moved the most samples.
-        sizes: Sizes of the whole batch.
+        resizes: Number of changes of the whole batch's size.
+        sizes: Sizes of the whole batch, the last ones.
         events: The last events, oldest first.
         made: Time of the report, in seconds since 1970.
     """
@@ -40,6 +41,7 @@ class RunReport:
     presences: list[WorkerPresence]
     splits: int
     split_changes: list[SplitChange]
+    resizes: int
     sizes: list[SizeChange]
     events: list[RunEvent]
     made: float
@@ -60,7 +62,8 @@ def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> R
     Raises:
         EvenpaceError: The source cannot be read to its end.
     """
-    view, tally, kept = JobView(), RunTotals(), SampledIterations()
+    view = JobView(source.facts.spec["total_batch_size"])
+    tally, kept = RunTotals(), SampledIterations()
     for page in source.pages():
         view.add(page)
         for iteration in page:
@@ -78,6 +81,7 @@ def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> R
         presences=tally.presences,
         splits=tally.splits,
         split_changes=tally.changes,
+        resizes=tally.resizes,
         sizes=tally.sizes,
         events=source.events(),
         made=made,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.overview.columns import SHOWN
+from evenpace.overview.events import condensed
 from evenpace.overview.figures import JobFigures
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
@@ -16,6 +17,7 @@ from evenpace.reports.templates import write_page
 _CARDS = 10  # workers described in words; the others are in the table
 _ROWS = 200  # of a table
 _EVENTS = 300
+_SIZES = 12  # changes of the whole batch's size that a table lists; more are in the timeline alone
 
 VERDICTS = {
     "chronic": "chronic straggler",
@@ -33,6 +35,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
     """
     figures = report.figures
     timeline = {panel.name: svg(panel) for panel in timeline_panels(report)}
+    events = condensed(report.events)
     came_and_went = [presence for presence in report.presences if not _always_there(presence, report)]
     write_page(
         "run.html.j2",
@@ -44,6 +47,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
         tiles=_tiles(report) if figures.iterations else [],
         timeline_panels=timeline,
         predictions=[svg(panel) for panel in prediction_panels(report)],
+        listed_sizes=_SIZES,
         verdicts=VERDICTS,
         cards=_cards(report),
         rows=figures.workers[:_ROWS],
@@ -52,8 +56,8 @@ def write_run_page(report: RunReport, path: Path) -> None:
         came_and_went=came_and_went[:_ROWS],
         more_came=max(0, len(came_and_went) - _ROWS),
         last_iteration=figures.iteration,
-        events=report.events[-_EVENTS:],
-        more_events=max(0, len(report.events) - _EVENTS),
+        events=events[-_EVENTS:],
+        more_events=max(0, len(events) - _EVENTS),
         at=_at,
         since=lambda at: numbers.span(max(0.0, at - report.facts.begun)) if report.facts.begun else None,
     )
@@ -95,6 +99,18 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
         ("Samples", f"{figures.samples:,}", f"epoch {numbers.text(figures.epoch, 'd')} at the end"),
         ("Prediction error", numbers.text(figures.prediction_error, ".1%"), "of speeds, of late"),
         ("Gradient noise", _noise_scale(figures), figures.noise_text),
+        *_progress(report),
+    ]
+
+
+def _progress(report: RunReport) -> list[tuple[str, str, str]]:
+    """Return efficiency and goodput as in `_tiles`; none where the noise scale is not known."""
+    figures, first = report.figures, report.facts.spec["total_batch_size"]
+    if figures.efficiency is None:
+        return []
+    return [
+        ("Efficiency", numbers.text(figures.efficiency, ".0%"), f"against batches of {first:,}, of late"),
+        ("Goodput", numbers.quantity(figures.goodput), "samples/s times their efficiency, of late"),
     ]
 
 

@@ -82,7 +82,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def timeline_panels(report: RunReport) -> list[Panel]:
-    """Return plots of workers' batch sizes, times and waiting, and of the job; none without iterations."""
+    """Return plots of the job, and of workers' batch sizes, times and waiting; none without iterations."""
     timeline = report.timeline
     if not timeline.iterations:
         return []
@@ -99,7 +99,7 @@ def timeline_panels(report: RunReport) -> list[Panel]:
             alt += f" Over all workers: {_spread(spread[-1], quantity)}."
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
         made.append(Panel(quantity.name, quantity.title, alt, draw))
-    return [*made, _durations(timeline), _throughput(timeline), *_noise(timeline)]
+    return [_durations(timeline), _throughput(timeline), *made, *_noise(timeline), *_sizes(report)]
 
 
 def prediction_panels(report: RunReport) -> list[Panel]:
@@ -210,6 +210,43 @@ def _noise(timeline: Timeline) -> list[Panel]:
             f"Scale of the gradient noise, and the whole batch, against the iteration. Last: {ends}.",
             lambda axes: draw_named(axes, timeline.iterations, lines),
         )
+    ]
+
+
+def _sizes(report: RunReport) -> list[Panel]:
+    """Return plots of the whole batch, and of its efficiency and goodput where they are known.
+
+    There are none where all batches had the script's size.
+    """
+    timeline, first = report.timeline, report.facts.spec["total_batch_size"]
+    if all(size.samples == first for size in report.sizes):
+        return []
+    plots: list[tuple[str, str, str, dict[str, Values]]] = [
+        ("whole-batch", "Whole batch (samples)", "Samples of the whole batch", {"batch": timeline.totals})
+    ]
+    if _some(timeline.efficiencies):
+        plots += [
+            (
+                "efficiency",
+                "Statistical efficiency",
+                f"Progress per sample, relative to batches of {first:,} samples",
+                {"efficiency": timeline.efficiencies},
+            ),
+            (
+                "goodput",
+                "Goodput (samples/s)",
+                "Samples per second times their efficiency, and samples per second",
+                {"goodput": timeline.goodputs, "throughput": timeline.throughputs},
+            ),
+        ]
+    return [
+        Panel(
+            name,
+            title,
+            f"{what}, against the iteration. Last: {numbers.listed((n, last(v)) for n, v in lines.items())}.",
+            partial(draw_named, iterations=timeline.iterations, lines=lines),
+        )
+        for name, title, what, lines in plots
     ]
 
 

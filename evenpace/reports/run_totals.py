@@ -77,12 +77,14 @@ class RunTotals:
     Attributes:
         seconds: Seconds that they took.
         splits: Batches that were split otherwise than the one before.
-        sizes: The whole batch's sizes, the first included; a smaller last batch of an epoch does not count.
+        resizes: Changes of the whole batch's size; a smaller last batch of an epoch does not count.
+        sizes: The whole batch's last sizes, at most 50, the first one included.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.splits = 0
+        self.resizes = 0
         self.sizes: list[SizeChange] = []
         self._present: dict[str, WorkerPresence] = {}
         self._changes: list[tuple[int, int, SplitChange]] = []  # a heap, the smallest first
@@ -156,6 +158,7 @@ class RunTotals:
             self._pending = None
         elif known is None or (self._pending is not None and self._pending.samples == iteration.total):
             change = SizeChange(iteration.iteration, self.seconds, iteration.total, len(iteration.workers))
+            self.resizes += known is not None
             self.sizes = [*self.sizes, self._pending or change][-_SIZES:]
             self._pending = None
         else:

@@ -24,7 +24,7 @@ from evenpace.cli import cli
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
-from evenpace.metrics.manager import gradient_noise, last_iteration, manager_collector
+from evenpace.metrics.manager import gradient_noise, last_iteration, manager_collector, progress
 from evenpace.metrics.server import PartCollector
 from evenpace.observing import Observing
 from idl.errors import AddressInUseError, InvalidRequestError
@@ -36,7 +36,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
-from tests.scripts.train_least_squares import INPUTS, TARGETS
+from tests.scripts.train_least_squares import INPUTS, SPEC, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
 
 THE_LIBRARYS = re.compile("process_|python_")
@@ -141,6 +141,12 @@ def test_the_gradient_noise_is_that_of_the_workers_gradients(cluster):
     assert var / (true @ true) / 4 < scale < 4 * var / (true @ true)
     told = value(scraped, "evenpace_job_gradient_variance", job=JOB)
     assert scale == pytest.approx(told / value(scraped, "evenpace_job_gradient_squared_norm", job=JOB))
+    batch = value(scraped, "evenpace_job_batch_samples", job=JOB)  # fewer at an epoch's end
+    efficiency = value(scraped, "evenpace_job_statistical_efficiency_ratio", job=JOB)
+    assert efficiency == pytest.approx((scale + SPEC.total_batch_size) / (scale + batch))
+    seconds = value(scraped, "evenpace_job_last_iteration_seconds", job=JOB)
+    goodput = value(scraped, "evenpace_job_goodput_samples_per_second", job=JOB)
+    assert goodput == pytest.approx(batch / seconds * efficiency)
 
 
 def test_the_table_has_all_metrics():
@@ -224,6 +230,20 @@ def test_figures_of_gradient_noise_are_there_once_they_are_known(noise, told):
     with registered(PartCollector("manager", partial(gradient_noise, job="job", noise=noise))) as scrape:
         found = scrape()
     names = ("noise_scale_samples", "gradient_squared_norm", "gradient_variance")
+    assert tuple(value(found, f"evenpace_job_{name}", job="job") for name in names) == told
+
+
+@pytest.mark.parametrize(
+    ("noise", "told"),
+    [(Noise(0.5, 40.0, 0.05, 1.0), (0.5, 80.0)), (Noise(0.5, 40.0, 0.5, 1.0), (None, None))],
+)
+def test_efficiency_and_goodput_are_there_once_the_noise_scale_is_known(noise, told):
+    """With a scale of 80 samples, each of a batch of 320 is worth half of one in the script's 120."""
+    record = IterationRecord.of(3, 0, 320, 2.0, {"w": WorkerRecord(320, 1.0)})
+    fill = partial(progress, job="job", record=record, noise=noise, first_size=120)
+    with registered(PartCollector("manager", fill)) as scrape:
+        found = scrape()
+    names = ("statistical_efficiency_ratio", "goodput_samples_per_second")
     assert tuple(value(found, f"evenpace_job_{name}", job="job") for name in names) == told
 
 

@@ -1,4 +1,5 @@
 // Changing a job: what may be changed, by whom, and a question before it is.
+import { number } from "./format.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { change as send, token } from "./live.js";
 
@@ -12,6 +13,7 @@ export function Change({ job, page, change }) {
     ${!ended && page.change === "token" && html`<${Token} known=${known} set=${setKnown} />`}
     ${!ended && (page.change === "open" || (page.change === "token" && known)) &&
     html`<${Policy} job=${job} page=${page} change=${change} />
+      <${Sizer} job=${job} page=${page} change=${change} />
       <${BatchSize} job=${job} change=${change} />
       <${Pause} job=${job} change=${change} />`}
   </section>`;
@@ -75,8 +77,39 @@ function words(policy, predictor) {
   return predictor ? `${policy} with ${predictor}` : policy;
 }
 
+function Sizer({ job, page, change }) {
+  const [sizer, setSizer] = useState(job.sizer);
+  const [least, setLeast] = useState("");
+  const [most, setMost] = useState("");
+  const chooses = page.choosing.includes(sizer);
+  const bounded = chooses && (least !== "" || most !== "");
+  function submit(event) {
+    event.preventDefault();
+    const wanted = bounded ? { sizer, least: Number(least), most: Number(most) } : { sizer };
+    const sizes = bounded ? `, which chooses batches of ${number(wanted.least)} to ${number(wanted.most)} samples` : "";
+    change({
+      title: `Change the sizer of ${job.job}?`,
+      text: `From ${job.sizer} to ${sizer}${sizes}. It holds from the first iteration that is not planned yet; no iteration is lost. The learning rate may have to follow: that is the script's.`,
+      verb: "Change sizer",
+      body: { sizer: wanted },
+    });
+  }
+  return html`<form class="row" onSubmit=${submit}>
+    <label>Sizer <select value=${sizer} onChange=${(event) => setSizer(event.target.value)}>
+      ${page.sizers.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select></label>
+    ${chooses &&
+    html`<label>Least, samples <input type="number" min="1" max=${job.dataset_size} step="1" required=${bounded}
+        placeholder="as it is" value=${least} onInput=${(event) => setLeast(event.target.value)} /></label>
+      <label>Most, samples <input type="number" min=${least || 1} step="1" required=${bounded}
+        placeholder="as it is" value=${most} onInput=${(event) => setMost(event.target.value)} /></label>`}
+    <button>Change sizer …</button>
+  </form>`;
+}
+
 function BatchSize({ job, change }) {
   const [samples, setSamples] = useState("");
+  const chosen = job.sizer !== "fixed";
   function submit(event) {
     event.preventDefault();
     change({
@@ -87,9 +120,10 @@ function BatchSize({ job, change }) {
     });
   }
   return html`<form class="row" onSubmit=${submit}>
-    <label>Batch size, samples <input type="number" min="1" max=${job.dataset_size} step="1" required
+    <label>Batch size, samples <input type="number" min="1" max=${job.dataset_size} step="1" required disabled=${chosen}
       placeholder=${job.batch_size} value=${samples} onInput=${(event) => setSamples(event.target.value)} /></label>
-    <button>Change batch size …</button>
+    <button disabled=${chosen}>Change batch size …</button>
+    ${chosen && html`<p class="note">The sizer ${job.sizer} chooses it: change the sizer to fixed to set it here.</p>`}
   </form>`;
 }
 

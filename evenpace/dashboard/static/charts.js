@@ -37,15 +37,15 @@ export function Charts({ job, picked }) {
     return html`<section class="card" aria-labelledby="timeline-title"><h2 id="timeline-title">Timeline</h2>
       <p class="muted">There is nothing to draw before the first iteration is complete.</p></section>`;
   }
-  const charts = draw(timeline, job.names === null ? picked : job.names, job.names === null);
+  const charts = draw(timeline, job.first_size, job.names === null ? picked : job.names, job.names === null);
   const focused = shown ? timeline.workers[shown] : undefined;
   return html`<section class="timeline" aria-labelledby="timeline-title">
     <h2 id="timeline-title">Timeline</h2>
     <div class="charts">
-      ${charts.map((chart) => html`<${Plot} key=${chart.title} ...${chart} ...${known(timeline.iterations, chart.lines)} />`)}
+      ${charts.map((chart) => html`<${Plot} key=${chart.title} ...${chart} ...${fromFirst(timeline.iterations, chart.lines)} />`)}
       ${focused &&
       html`<${Plot} key="speed" title="Predicted and real speed" note=${`Samples per second, of ${shown}`}
-        ...${known(timeline.iterations, speeds(focused))} format=${number}
+        ...${fromFirst(timeline.iterations, speeds(focused))} format=${number}
         aside=${job.names !== null &&
         html`<label>Worker <select value=${shown} onChange=${(event) => setFocus(event.target.value)}>
           ${job.names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
@@ -54,7 +54,7 @@ export function Charts({ job, picked }) {
   </section>`;
 }
 
-function draw(timeline, names, many) {
+function draw(timeline, first, names, many) {
   const drawn = names.filter((name) => timeline.workers[name]);
   const of = (quantity) => drawn.map((name, i) => ({ name, values: timeline.workers[name][quantity], line: many ? i + 2 : i }));
   const spread = (quantity) => [
@@ -82,7 +82,7 @@ function draw(timeline, names, many) {
     quantity("Batch processing times", "Waiting left out", "batch_processing_times", seconds),
     quantity("Waiting", "For the others, per iteration", "waiting_times", seconds),
   ];
-  if (timeline.noise_scales.some((scale) => scale != null)) {
+  if (timeline.noise_scales.some(known)) {
     charts.push({
       title: "Gradient noise",
       note: "Its scale, and the whole batch, in samples",
@@ -93,6 +93,7 @@ function draw(timeline, names, many) {
       ],
     });
   }
+  if (whole(timeline.totals).some((size) => size !== first)) charts.push(...sizes(timeline));
   const errors = drawn.map((name, i) => ({ name, values: deviations(timeline.workers[name]), line: many ? i + 2 : i }));
   if (errors.length) {
     charts.push({ title: "Prediction errors", note: "|predicted − real| / real speed", format: percent, lines: errors });
@@ -101,7 +102,7 @@ function draw(timeline, names, many) {
 }
 
 // The first point with a value: of long runs, single workers' lines are kept for the last part alone.
-function known(iterations, lines) {
+function fromFirst(iterations, lines) {
   const found = iterations.findIndex((_, i) => lines.some((one) => one.values[i] != null));
   const first = Math.max(0, found);
   if (!first) return { iterations, lines };
@@ -109,6 +110,46 @@ function known(iterations, lines) {
     iterations: iterations.slice(first),
     lines: lines.map((one) => ({ ...one, values: one.values.slice(first) })),
   };
+}
+
+// Sizes of whole batches: those below both of their neighbours may be of epochs' ends, and are left out.
+function whole(totals) {
+  return totals.filter((size, i) => !(size < (totals[i - 1] ?? Infinity) && size < (totals[i + 1] ?? Infinity)));
+}
+
+function sizes(timeline) {
+  const charts = [
+    {
+      title: "Whole batch",
+      note: "Samples per iteration, of all workers",
+      format: number,
+      lines: [{ name: "batch", values: timeline.totals }],
+    },
+  ];
+  if (timeline.efficiencies.some(known)) {
+    charts.push(
+      {
+        title: "Statistical efficiency",
+        note: "Progress per sample, relative to batches of the script's size",
+        format: percent,
+        lines: [{ name: "efficiency", values: timeline.efficiencies }],
+      },
+      {
+        title: "Goodput",
+        note: "Samples per second times their efficiency",
+        format: number,
+        lines: [
+          { name: "goodput", values: timeline.goodputs },
+          { name: "throughput", values: timeline.throughputs },
+        ],
+      },
+    );
+  }
+  return charts;
+}
+
+function known(value) {
+  return value != null;
 }
 
 function deviations({ speeds: real, predicted_speeds: predicted }) {

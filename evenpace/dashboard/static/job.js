@@ -24,6 +24,9 @@ export function Job({ job, page, stale }) {
         <${Figure} name="Prediction error" value=${percent(figures.prediction_error)} note="of speeds, RMS" />
         <${Figure} name="Gradient noise" value=${number(figures.noise_known ? figures.noise_scale : null)}
           unit=${figures.noise_known && "samples"} note=${figures.noise_text} />
+        ${figures.goodput != null &&
+        html`<${Figure} name="Goodput" value=${number(figures.goodput)} unit="samples/s"
+          note=${`efficiency ${percent(figures.efficiency)}, against batches of ${number(job.first_size)}`} />`}
         <${Figure} name="Workers" value=${job.members} note=${members(job.member_states)} />
       </dl>
       <p class="setting muted">

@@ -116,7 +116,7 @@ def test_the_gradient_noise_of_a_job_is_among_its_figures(page, run, wait_until)
         lambda: (job := page.shows("noisy")) and job["state"] == "ended" and not job["behind"] and job,
         "its end",
     )
-    view = JobView()
+    view = JobView(told["first_size"])
     with ManagerClient(page.manager) as manager:
         while records := manager.history("noisy", view.last + 1)[1]:
             view.add(records)
@@ -124,12 +124,19 @@ def test_the_gradient_noise_of_a_job_is_among_its_figures(page, run, wait_until)
     assert figures.noise_known
     assert told["figures"]["noise_scale"] == pytest.approx(figures.noise_scale, rel=1e-4)
     assert told["figures"]["noise_text"] == figures.noise_text
+    assert told["figures"]["efficiency"] == 1  # all batches had the script's size
+    assert told["figures"]["goodput"] == pytest.approx(told["figures"]["throughput"])
     timeline, whole = page.get("/api/jobs/noisy/timeline?points=1000"), view.timeline(1000)
     assert timeline["totals"] == whole.totals
     assert timeline["noise_scales"] == [
         scale if scale is None else pytest.approx(scale, rel=1e-4) for scale in whole.noise_scales
     ]
-    assert page.get("/api/jobs/shared")["figures"]["noise_scale"] is None
+    assert timeline["efficiencies"] == [scale and 1 for scale in whole.noise_scales]
+    assert timeline["goodputs"] == [
+        good if good is None else pytest.approx(good, rel=1e-4) for good in whole.goodputs
+    ]
+    shared = page.get("/api/jobs/shared")["figures"]
+    assert shared["noise_scale"] is shared["efficiency"] is shared["goodput"] is None
 
 
 def test_the_stream_follows_a_run(page, run):

@@ -323,6 +323,57 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
     assert all(one.batch_sizes.sum() == one.total for one in iterations)
 
 
+def test_the_sizer_is_set_and_bounded_from_the_page(chromium, tmp_path, wait_until):
+    """Its sizes are drawn, and the size cannot be set by hand before the sizer is fixed again."""
+    with (
+        managed_page(tmp_path, "--workers", "4") as page,
+        Uneven(page.manager, "sized", noise_scale=2000.0) as sized,
+    ):
+        wait_until(lambda: len(sized.done) > 60, "sixty iterations")
+        context = chromium.new_context(viewport=DESK)
+        tab = context.new_page()
+        tab.set_default_timeout(_PATIENCE)
+        tab.goto(page.url)
+        goodput = tab.locator(".figures div", has_text="Goodput")
+        expect(goodput).to_contain_text("efficiency 100%, against batches of 256")
+        drawn = tab.get_by_role("img", name=re.compile("^Whole batch|^Statistical efficiency|^Goodput"))
+        expect(drawn).to_have_count(0)
+        form = tab.locator("form", has=tab.get_by_role("button", name="Change sizer"))
+        expect(form.get_by_label("Least")).to_have_count(0)
+        form.get_by_label("Sizer").select_option("similarity")
+        form.get_by_label("Least").fill("256")
+        form.get_by_role("button").click()  # not sent: there is no most
+        expect(tab.get_by_role("dialog")).to_have_count(0)
+        form.get_by_label("Most").fill("1024")
+        form.get_by_role("button").click()
+        dialog = tab.get_by_role("dialog")
+        expect(dialog).to_contain_text(
+            "From fixed to similarity, which chooses batches of 256 to 1,024 samples."
+        )
+        _shot(tab, "confirm-sizer")
+        dialog.get_by_role("button", name="Change sizer").click()
+        expect(dialog).to_contain_text("changed the sizer from fixed to similarity")
+        dialog.get_by_role("button", name="Close").click()
+        by_hand = tab.locator("form", has=tab.get_by_role("button", name="Change batch size"))
+        expect(by_hand.get_by_role("button")).to_be_disabled()
+        expect(by_hand).to_contain_text("The sizer similarity chooses it")
+        expect(tab.locator(".events")).to_contain_text("the batch size goes from 256 to ")
+        expect(drawn).to_have_count(3)
+        efficiency = tab.get_by_role(
+            "img", name=re.compile(r"^Statistical efficiency, .*efficiency \d\d%\.$")
+        )
+        expect(efficiency).to_have_count(1)
+        assert _violations(tab) == []
+        _shot(tab, "sizer")
+        form.get_by_label("Sizer").select_option("fixed")
+        form.get_by_role("button").click()
+        dialog.get_by_role("button", name="Change sizer").click()
+        expect(dialog).to_contain_text("Done")
+        dialog.get_by_role("button", name="Close").click()
+        expect(by_hand.get_by_role("button")).to_be_enabled()
+        context.close()
+
+
 def test_a_pasted_token_opens_the_changes(chromium, tmp_path, wait_until):
     """A page whose manager asks for tokens is read-only until one is pasted; it stays in the tab."""
     key = tmp_path / "tokens.key"

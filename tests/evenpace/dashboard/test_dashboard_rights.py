@@ -120,6 +120,10 @@ def test_a_change_cannot_look_like_a_form(page, headers, status):
         ({"total_batch_size": True}, "total_batch_size 'True'"),
         ({"total_batch_size": 0}, "total_batch_size '0'"),
         ({"total_batch_size": 10**400}, "at least 1"),
+        ({"sizer": {"sizer": 5}}, "sizer '5'"),
+        ({"sizer": {"least": 1, "most": 2}}, "object with sizer, and may have least, most"),
+        ({"sizer": {"sizer": "goodput", "most": 64}}, "both of least and most, or none"),
+        ({"sizer": {"sizer": "goodput", "least": 0, "most": 64}}, "least '0'"),
         ({"policy": {"policy": "even", "colour": 1}}, "may have predictor, tolerance"),
         ({"policy": {"policy": 5}}, "policy '5'"),
         ({"policy": {"policy": "even", "tolerance": "x"}}, "tolerance 'x'"),
@@ -145,8 +149,21 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=8,
 )
-_names = st.sampled_from(["policy", "total_batch_size", "bounds", "drain", "remove", "paused"])
-_parts = st.sampled_from(["worker", "minimum", "maximum", "granularity", "policy", "predictor", "tolerance"])
+_names = st.sampled_from(["policy", "total_batch_size", "sizer", "bounds", "drain", "remove", "paused"])
+_parts = st.sampled_from(
+    [
+        "worker",
+        "minimum",
+        "maximum",
+        "granularity",
+        "policy",
+        "predictor",
+        "tolerance",
+        "sizer",
+        "least",
+        "most",
+    ]
+)
 
 
 @given(_json | st.dictionaries(_names, _json | st.dictionaries(_parts, _json, max_size=4), max_size=2))
@@ -194,6 +211,31 @@ def test_a_worker_that_is_gone_is_taken_out_from_the_page(page, wait_until):
     assert (status, "an operator has taken good out" in str(value)) == (200, True), value
     wait_until(lambda: not page.get("/api/jobs/left-behind")["members"], "the job without it")
     worker.client.close()
+
+
+def test_the_sizer_is_set_and_bounded_from_the_page(page, wait_until):
+    """The manager sets it, as `evenpace job sizer` has it do, and refuses what cannot be."""
+    with Uneven(page.manager, "sized", (100,)):
+        told = wait_until(lambda: page.shows("sized"), "the job")
+        assert told["sizer"] == "fixed"
+        choices = page.get("/api/page")
+        assert set(choices["choosing"]) < set(choices["sizers"])
+        change = {"sizer": {"sizer": "goodput", "least": 32, "most": 640}}
+        status, value = page.change("sized", change)
+        assert (status, "from fixed to goodput, for batches of 32 to 640 samples" in str(value)) == (
+            200,
+            True,
+        ), value
+        wait_until(lambda: page.get("/api/jobs/sized")["sizer"] == "goodput", "the job with that sizer")
+        for refused, said in (
+            ({"sizer": {"sizer": "goodput", "least": 64, "most": 32}}, "sizing.most 32"),
+            ({"sizer": {"sizer": "schedule"}}, "the script has none"),
+            ({"total_batch_size": 128}, "the sizer goodput chooses it"),
+        ):
+            status, value = page.change("sized", refused)
+            assert (status, said in str(value)) == (400, True), value
+        assert page.change("sized", {"sizer": {"sizer": "fixed"}})[0] == 200
+        assert page.change("sized", {"total_batch_size": 128})[0] == 200
 
 
 def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until):

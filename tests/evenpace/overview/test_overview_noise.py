@@ -19,8 +19,8 @@ def played(iterations, first=0, sizes=(70, 30)):
 
 
 def viewed(iterations):
-    """Make a view of iterations."""
-    view = JobView()
+    """Make a view of iterations of a job whose script has batches of `BATCH`."""
+    view = JobView(BATCH)
     view.add(iterations)
     return view
 
@@ -106,6 +106,54 @@ def test_iterations_without_norms_keep_the_scale_that_was_known():
     view = viewed([*with_norms(played(300), 100.0), *played(5, 300)])
     scales = view.timeline(points=1000).noise_scales
     assert scales[-6:] == [view.figures().noise_scale] * 6
+
+
+def grown(first_size=BATCH):
+    """Make a view of iterations whose batch grows fourfold after 200 of 400; the noise scale is known."""
+    records = [*played(200), *played(200, 200, sizes=(280, 120))]
+    view = JobView(first_size)
+    view.add(with_norms(records, 2.0 * BATCH))
+    return view
+
+
+def test_the_timeline_has_efficiency_and_goodput_by_the_noise_of_then():
+    """Samples of the script's size have an efficiency of 1, and of a larger batch less."""
+    timeline = grown().timeline(points=1000)
+    for k, (scale, total) in enumerate(zip(timeline.noise_scales, timeline.totals, strict=True)):
+        if scale is None:
+            assert timeline.efficiencies[k] is timeline.goodputs[k] is None
+        else:
+            efficiency = (scale + BATCH) / (scale + total)
+            assert timeline.efficiencies[k] == pytest.approx(efficiency, rel=1e-12)
+            assert timeline.goodputs[k] == pytest.approx(timeline.throughputs[k] * efficiency, rel=1e-12)
+    assert timeline.efficiencies[199] == 1
+    assert timeline.efficiencies[-1] == pytest.approx(0.5, rel=0.1)  # the scale is known to a tenth or so
+
+
+def test_efficiency_and_goodput_of_late_are_by_the_noise_of_now():
+    """They are of the last 100 iterations, all of which had the larger batch."""
+    figures = grown().figures()
+    efficiency = (figures.noise_scale + BATCH) / (figures.noise_scale + 4 * BATCH)
+    assert figures.efficiency == pytest.approx(efficiency, rel=1e-12)
+    assert figures.goodput == pytest.approx(figures.throughput * efficiency, rel=1e-12)
+
+
+def test_efficiency_of_batches_of_several_sizes_is_the_mean_over_samples():
+    """Of the last 100 iterations, half have one size and half the other, with four times as many samples."""
+    view = grown()
+    view.cut(250)
+    figures = view.figures()
+    one, other = 1.0, (figures.noise_scale + BATCH) / (figures.noise_scale + 4 * BATCH)
+    assert figures.efficiency == pytest.approx((one + 4 * other) / 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("view", [viewed(played(100)), grown(None), JobView(BATCH)])
+def test_there_is_no_efficiency_where_the_noise_or_the_first_size_is_not_known(view):
+    """The other figures are there all the same."""
+    figures, timeline = view.figures(), view.timeline()
+    assert figures.efficiency is figures.goodput is None
+    assert set(timeline.efficiencies) | set(timeline.goodputs) <= {None}
+    assert (figures.throughput is None) == (figures.iterations == 0)
 
 
 @pytest.mark.parametrize(

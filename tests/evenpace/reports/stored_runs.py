@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +26,25 @@ def worker_names(count: int) -> list[str]:
     return [f"worker-{i}" for i in range(count)]
 
 
-def records(workers: int, iterations: int, late: int = 0) -> list[IterationRecord]:
+def records(
+    workers: int, iterations: int, late: int = 0, total_of: Callable[[int], int] | None = None
+) -> list[IterationRecord]:
     """Iterations of workers of unequal speed, that an average over the past has split.
 
     Args:
         workers: How many.
         iterations: Likewise.
         late: The last worker comes with this iteration.
+        total_of: Function from an iteration to its batch's samples; None: `EVEN` for each worker.
     """
     random = np.random.default_rng(1)
     names = worker_names(workers)
     speeds = np.resize([400.0, 200.0, 100.0, 50.0], workers)
     known = np.ones(workers)
-    made = []
+    made, start = [], 0
     for number in range(iterations):
         there = np.arange(workers if number >= late else workers - 1)
-        total = EVEN * workers
+        total = EVEN * workers if total_of is None else total_of(number)
         counts = np.array(split(known[there].tolist(), total, [BOUNDS] * len(there)))
         shown = speeds * random.normal(1, 0.05, workers)
         times = counts / shown[there]
@@ -56,7 +60,8 @@ def records(workers: int, iterations: int, late: int = 0) -> list[IterationRecor
             )
             for k, i in enumerate(there)
         }
-        made.append(IterationRecord.of(number, 0, total, duration, parts, 0, number * total))
+        made.append(IterationRecord.of(number, 0, total, duration, parts, 0, start))
+        start += total
         known = shown if not number else 0.8 * known + 0.2 * shown
     return made
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,73 @@ def test_a_run_without_norms_has_no_plot_of_gradient_noise(tmp_path):
     page, _ = page_of(write_run(tmp_path, records(3, 50)))
     assert "Gradient noise–not measured: it takes two gradients in each step" in page.text
     assert not any("Scale of the gradient" in label for label in page.values("aria-label") if label)
+
+
+def labelled(page, words):
+    """Return the texts of plots that have these words, for readers who cannot see them."""
+    return [label for label in page.values("aria-label") if label and words in label]
+
+
+def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path):
+    """Plots have them over the iterations, and figures of late."""
+    grown = records(3, 300, total_of=lambda number: 3 * EVEN if number < 150 else 12 * EVEN)
+    page, numbers = page_of(write_run(tmp_path, with_norms(grown, 6.0 * EVEN)))
+    figures, timeline = numbers["figures"], numbers["timeline"]
+    efficiency = (figures["noise_scale"] + 3 * EVEN) / (figures["noise_scale"] + 12 * EVEN)
+    assert figures["efficiency"] == pytest.approx(efficiency)
+    assert figures["goodput"] == pytest.approx(figures["throughput"] * efficiency)
+    assert timeline["efficiencies"][-1] == pytest.approx(efficiency)
+    assert f"Efficiency{efficiency:.0%}against batches of {3 * EVEN}, of late" in page.text
+    assert f"Goodput{figures['goodput']:.3g}samples/s" in page.text
+    assert labelled(page, f"Samples of the whole batch, against the iteration. Last: batch {12 * EVEN}.")
+    assert labelled(page, f"Progress per sample, relative to batches of {3 * EVEN} samples, against")
+    (label,) = labelled(page, "Samples per second times their efficiency, and samples per second, against")
+    assert label.endswith(
+        f"Last: goodput {timeline['goodputs'][-1]:.3g}, throughput {timeline['throughputs'][-1]:.3g}."
+    )
+
+
+@pytest.mark.parametrize(("grows", "noisy", "plots"), [(True, False, (1, 0)), (False, True, (0, 0))])
+def test_plots_of_sizes_are_left_out_where_they_would_say_nothing(tmp_path, grows, noisy, plots):
+    """Without norms the batch alone is drawn; where it has the script's size all along, nothing is."""
+    made = records(3, 150, total_of=lambda number: (number // 50 + 3 if grows else 3) * EVEN)
+    page, numbers = page_of(write_run(tmp_path, with_norms(made, 6.0 * EVEN) if noisy else made))
+    drawn = [len(labelled(page, words)) for words in ("Samples of the whole batch", "their efficiency")]
+    assert tuple(drawn) == plots
+    assert (numbers["figures"]["efficiency"] is not None) == noisy
+    assert ("Goodput" in page.text) == noisy
+
+
+def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
+    """They are counted and drawn; in their place among the events is one line, and JSON has them all."""
+    sizes = [180 + 10 * step for step in range(201)]
+    made = records(3, 2 * len(sizes), total_of=lambda number: sizes[number // 2])
+    said = [f"the batch size goes from {before} to {after}: why-{after}" for before, after in pairwise(sizes)]
+    first, last = "worker-0 joined, for iteration 0 on", "worker-3 joined, for iteration 400 on"
+    page, numbers = page_of(write_run(tmp_path, made, said=(first, *said, last)))
+    assert "The size of the whole batch changed 200 times, as the timeline shows; it was 2180 samples" in (
+        page.text.replace("2,180", "2180")
+    )
+    events = [row[2] for row in page.rows if len(row) == 3]
+    assert events[0] == "what"
+    assert events[1] == first
+    assert events[2] == "the batch size goes from 180 to 2180 in 200 steps; the last one: why-2180"
+    assert events[3] == last
+    assert len(page.rows) < 60
+    assert labelled(page, "Samples of the whole batch, against the iteration. Last: batch 2,180.")
+    assert sum("why-" in event["text"] for event in numbers["events"]) == 200
+    assert numbers["resizes"] == 200
+
+
+def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
+    """Each has a row: from which iteration on, and how many samples."""
+    page, _ = page_of(write_run(tmp_path, records(3, 90, total_of=lambda number: 180 + number // 30)))
+    assert "The size of the whole batch changed 2 times." in page.text
+    assert [(row[0], row[2]) for row in page.rows if len(row) == 4 and row[3] == "3"] == [
+        ("0", "180"),
+        ("30", "181"),
+        ("60", "182"),
+    ]
 
 
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
@@ -307,6 +375,7 @@ def test_an_epochs_last_batch_is_no_change_of_size():
     for number, size in enumerate([8, 8, 3, 8, 8, 12, 12, 5, 12]):
         tally.add(iteration_of(number, {"a": size - 1, "b": 1}))
     assert [(size.iteration, size.samples) for size in tally.sizes] == [(0, 8), (5, 12)]
+    assert tally.resizes == 1
 
 
 @pytest.mark.parametrize("iterations", [1, 499, 500, 501, 3000])

@@ -1,0 +1,33 @@
+"""Derived quantities, against values worked out by hand and against the value types that define them too."""
+
+import math
+
+import numpy as np
+import pytest
+
+from idl.measures import goodput, statistical_efficiency
+from idl.noise import Noise
+
+
+@pytest.mark.parametrize(
+    ("scale", "batch", "efficiency"),
+    [(300, 100, 1.0), (300, 500, 0.5), (300, 50, 400 / 350), (0, 400, 0.25), (1e15, 400, 1.0)],
+)
+def test_efficiency_worked_out_by_hand(scale, batch, efficiency):
+    """A sample counts as one of a batch of 100 without loss where noise prevails, and 100/M without noise."""
+    assert statistical_efficiency(scale, batch, 100) == pytest.approx(efficiency, rel=1e-9)
+
+
+def test_efficiency_of_arrays_is_that_of_the_noise():
+    """Both definitions agree, batch by batch."""
+    batches = np.array([10, 64, 1000])
+    noise = Noise(0.5, 40.0)
+    expected = [noise.efficiency(batch, 64) for batch in batches.tolist()]
+    assert statistical_efficiency(noise.scale, batches, 64) == pytest.approx(expected, rel=1e-12)
+
+
+def test_goodput_is_throughput_times_efficiency():
+    """It is not a number where the efficiency is not, or where an iteration took no time."""
+    found = goodput([100, 100, 100], [0.5, 0.5, 0.0], [0.25, math.nan, 1.0])
+    assert found[0] == pytest.approx(50, rel=1e-12)
+    assert np.isnan(found[1:]).all()
