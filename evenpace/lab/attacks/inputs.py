@@ -245,8 +245,17 @@ class Inputs:
             count = choose((0, 3, 50)) if is_extreme else 1
             return element, [self._value(element, name, inner, extreme, victim) for _ in range(count)]
         if kind == MAP:
-            pairs = [(choose(_WORDS["option"]), choose(_DOUBLES)) for _ in range(choose((0, 1, 1, 3)))]
-            return *nested, pairs
+            key, value = nested
+            pairs = [
+                (
+                    choose(_WORDS["option"])
+                    if key == STRING
+                    else self._value(key, name, None, extreme, victim),
+                    self._value(value, name, None, extreme, victim),
+                )
+                for _ in range(choose((0, 1, 1, 3)))
+            ]
+            return key, value, pairs
         if kind == DOUBLE:
             return choose(_EXTREME_DOUBLES if is_extreme else _DOUBLES)
         if kind == STRING:
