@@ -14,6 +14,7 @@ from evenpace.lab.bench.config import (
     NodesConfig,
     RecoveryConfig,
     ShardsConfig,
+    SizesConfig,
     SpotConfig,
     TrainConfig,
 )
@@ -92,6 +93,40 @@ def bench_recovery(config: RecoveryConfig, json_path: Path | None) -> None:
     from evenpace.lab.bench.recovery import run
 
     run(config, json_path)
+
+
+@bench.command("sizes")
+@example("evenpace bench sizes --repeats 5 --json sizes.json")
+@configured(SizesConfig, "config")
+@json_path
+def bench_sizes(config: SizesConfig, json_path: Path | None) -> None:
+    """Measure what a change of the batch size costs a job.
+
+    Iterations with a change are compared with others without, all of them first of their epochs; the floor
+    compares two groups without. With a lookahead, those in which such plans are made are compared, too.
+    """
+    with user_mistakes():
+        from evenpace.lab.bench.size_changes import run
+
+        run(config, json_path)
+
+
+@bench.command("sizers")
+@example("evenpace bench sizers --workers 1000 --json sizers.json")
+@click.option("--workers", type=click.IntRange(1, 5000), default=1000, show_default=True, help="Of the job.")
+@click.option(
+    "--iterations",
+    type=click.IntRange(10),
+    default=100,
+    show_default=True,
+    help="That are planned, after a warm-up.",
+)
+@json_path
+def bench_sizers(workers: int, iterations: int, json_path: Path | None) -> None:
+    """Time how long the manager takes to plan an iteration, by the sizer that chooses its size."""
+    from evenpace.lab.bench.sizer_times import run
+
+    run(workers, iterations, json_path)
 
 
 @bench.command("nodes")

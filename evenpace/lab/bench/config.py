@@ -16,6 +16,7 @@ from idl.settings import Setting, check_settings
 from predictors import Array
 
 _SPIKE = 3.0  # factor on a worker's time in a spike
+_sizes = partial(whole_numbers, "sizes", least=1)
 
 
 Silence = Annotated[
@@ -121,6 +122,48 @@ class SpotConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class SizesConfig:
+    """The configuration of `evenpace bench sizes`.
+
+    Attributes:
+        sizes: Two sizes of the whole batch, so near each other that their iterations take as long.
+        batches: Batches of an epoch.
+        lookahead: Of the trainings with one.
+        repeats: Trainings of each kind.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    workers: Annotated[int, Setting("Of the job.", least=1, most=32)] = 2
+    sizes: Annotated[
+        tuple[int, ...],
+        Setting("Two, of the whole batch.", metavar="SAMPLES,SAMPLES", read=_sizes),
+    ] = (64, 66)
+    batches: Annotated[int, Setting("Of an epoch, all of them whole.", least=2)] = 4
+    epochs: Annotated[int, Setting("The size changes before every second; a multiple of 4.", least=16)] = 200
+    lookahead: Annotated[int, Setting("Of the trainings with one.", least=1)] = 2
+    repeats: Repeats = 5
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.sizes) != 2 or not 1 <= min(self.sizes) < max(self.sizes):
+            raise ValueError(f"sizes {self.sizes}: must be two different numbers, of at least 1")
+        least, most = sorted(self.sizes)
+        if self.batches * (most - least) >= least:
+            raise ValueError(
+                f"sizes {self.sizes}: differ too much for epochs of {self.batches} batches of either size; "
+                f"the larger one must be below {least + least / self.batches:g}"
+            )
+        if self.epochs % 4:
+            raise ValueError(f"epochs {self.epochs}: must be a multiple of 4")
+        if self.lookahead >= self.batches:
+            raise ValueError(
+                f"lookahead {self.lookahead}: must be below {self.batches}, the batches of an epoch"
+            )
 
 
 @dataclass(frozen=True)

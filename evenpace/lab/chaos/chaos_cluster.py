@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from batchsize_manager.client import ManagerClient
+from batchsize_manager.sizers import MEASURING
 from evenpace.lab.chaos import clocks, disks, journalling_worker
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
-from evenpace.lab.chaos.reference_training import MICRO_BATCH
+from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, SIMILARITY
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.proxy import Proxy
@@ -67,6 +68,9 @@ class ChaosCluster:
             lookahead=settings.lookahead,
             policy="even" if settings.deterministic else None,
             state=self._state(MANAGER),
+            sizer=settings.sizer,
+            batch_size=f"{LEAST}:{MOST}" if settings.sizer in MEASURING else None,
+            similarity=SIMILARITY if settings.sizer in MEASURING else None,
         )
         self.addresses = {name: self._local.address(name) for name in self._local.services}
         self.supervisor = Supervisor({}, random.Random(settings.seed))
@@ -225,6 +229,7 @@ class ChaosCluster:
             *("--stop", str(self.stop_file(job))),
             *("--out", str(self.folder / "parameters" / f"{name}.npz")),
             *("--pause", str(self.settings.pause)),
+            *(("--schedule",) if self.settings.sizer == "schedule" else ()),
             *(("--micro-batch", str(MICRO_BATCH)) if self.settings.exact else ()),
         )
 

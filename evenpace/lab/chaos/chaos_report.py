@@ -65,8 +65,9 @@ def print_outcome(outcome: Verdict, folder: Path) -> None:
         console.print(f"{kind} was left out: {reason}")
     for job, found in outcome.jobs.items():
         console.print(
-            f"{job}: {found.iterations} iterations, {found.rewinds} rewinds of shards, {found.redone} "
-            f"iterations redone; longest stall {found.longest_stall:.1f} s.\n"
+            f"{job}: {found.iterations} iterations with {found.changes} changes of the batch's size, "
+            f"{found.sizes[0]} to {found.sizes[1]} samples; {found.rewinds} rewinds of shards, "
+            f"{found.redone} iterations redone; longest stall {found.longest_stall:.1f} s.\n"
             f"Parameters: {found.compared} fingerprints and the final ones differ from one process by "
             f"{found.error:.1e} at most"
             + (", and by no bit from a run without faults" if found.same_bits else "")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evenpace.lab.chaos.batches import Batches
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from idl.plan import JobSpec, permutation
 
@@ -16,11 +17,15 @@ _UNRECORDED = 100  # steps that a killed shard may have taken and not written do
 _order = lru_cache(maxsize=64)(permutation)
 
 
-def exactly_once(shard: ShardSteps, spec: JobSpec) -> Iterator[str]:
+def exactly_once(shard: ShardSteps, spec: JobSpec, batches: Batches) -> Iterator[str]:
     """Check that each step's slices make up its batch, and each epoch's batches have each sample once."""
     counts = np.zeros(spec.dataset_size, dtype=np.int64)
     for iteration, step in enumerate(shard.steps):
-        epoch, start, total = spec.batch(iteration)
+        batch = batches(step.attempt, iteration)
+        if batch is None:
+            yield f"{shard.name}: iteration {iteration} has a batch that is not known"
+            continue
+        epoch, start, total = batch
         position = start
         for first, count, worker in sorted(step.slices):
             if first != position or count < 1:
@@ -51,11 +56,13 @@ def all_there(shards: Sequence[ShardSteps], iterations: int) -> Iterator[str]:
                 )
 
 
-def journals_agree(journals: Iterable[Journal], shards: Sequence[ShardSteps], spec: JobSpec) -> Iterator[str]:
+def journals_agree(
+    journals: Iterable[Journal], shards: Sequence[ShardSteps], spec: JobSpec, batches: Batches
+) -> Iterator[str]:
     """Check that workers computed what the ledgers say they did, and had the versions that shards had."""
     by_name = {journal.worker: journal for journal in journals}
     for journal in by_name.values():
-        yield from _right_samples(journal, spec)
+        yield from _right_samples(journal, spec, batches)
         yield from _known_versions(journal, shards)
     for shard in shards:
         for step in shard.steps:
@@ -69,7 +76,9 @@ def journals_agree(journals: Iterable[Journal], shards: Sequence[ShardSteps], sp
                     )
 
 
-def history_agrees(records: Sequence[Mapping[str, Any]], shard: ShardSteps, spec: JobSpec) -> Iterator[str]:
+def history_agrees(
+    records: Sequence[Mapping[str, Any]], shard: ShardSteps, batches: Batches
+) -> Iterator[str]:
     """Check that the manager's records are of whole batches, each iteration at most once, in order.
 
     Records that it had not written when it died may be missing, but only before a new attempt: within one,
@@ -81,10 +90,11 @@ def history_agrees(records: Sequence[Mapping[str, Any]], shard: ShardSteps, spec
     last, attempt = -1, 0  # of the record before
     for record in records:
         iteration, parts = record["iteration"], record["workers"].values()
-        _, _, total = spec.batch(iteration)
         counted = sum(part["batch_size"] for part in parts)
-        if not counted == record["total"] == total:
-            yield f"manager: iteration {iteration} has {counted} samples of {record['total']}, not {total}"
+        of = shard.steps[iteration].attempt if iteration < iterations else record["attempt"]
+        batch = batches(of, iteration)
+        if batch is not None and not counted == record["total"] == batch[2]:
+            yield f"manager: iteration {iteration} has {counted} samples of {record['total']}, not {batch[2]}"
         if not last < iteration < iterations:
             yield f"manager: iteration {iteration} of {iterations} after iteration {last}"
             continue
@@ -121,10 +131,13 @@ def relative_error(values: NDArray[np.float64], expected: NDArray[np.float64], s
     return float(np.abs(values - expected).max()) / scale if values.shape == expected.shape else np.inf
 
 
-def _right_samples(journal: Journal, spec: JobSpec) -> Iterator[str]:
-    for (_, iteration), parts in journal.computed.items():
-        epoch, first, total = spec.batch(iteration)
-        for start, count, crc in parts:
+def _right_samples(journal: Journal, spec: JobSpec, batches: Batches) -> Iterator[str]:
+    for (attempt, iteration), parts in journal.computed.items():
+        for start, count, crc, *told in parts:
+            # What a shard never took the step of was as the worker was told.
+            epoch, first, total = batches(attempt, iteration) or told
+            if not count and first + total == spec.dataset_size:
+                continue  # a part in the last batch of an epoch, which may be of too few samples for all
             indices = _order(spec, epoch)[start : start + count].astype(np.int64)
             if not first <= start < start + count <= first + total or zlib.crc32(indices.tobytes()) != crc:
                 yield f"{journal.worker}: iteration {iteration}: wrong samples for {start} to {start + count}"
@@ -147,9 +160,9 @@ def _known_versions(journal: Journal, shards: Sequence[ShardSteps]) -> Iterator[
                     )
 
 
-def _covers(parts: Sequence[tuple[int, int, int]], start: int, end: int) -> bool:
+def _covers(parts: Sequence[tuple[int, ...]], start: int, end: int) -> bool:
     """Return whether the parts, (start, count, ...) each, cover all from `start` to `end`."""
-    for first, count, _ in sorted(parts):
+    for first, count, *_ in sorted(parts):
         if first <= start < first + count:
             start = first + count
     return start >= end

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.fields import parse_names
 from idl.settings import Setting, check_settings
@@ -48,6 +49,14 @@ class ChaosConfig:
     ] = 3.0
     lookahead: Annotated[int, Setting("See `evenpace manager`.", least=0)] = 0
     jobs: Annotated[int, Setting("That train at once.", least=1, most=8)] = 1
+    sizer: Annotated[
+        str,
+        Setting(
+            "How the batch's size is chosen, as in `evenpace manager`; with schedule, it changes with every "
+            "epoch.",
+            choices=tuple(SIZERS),
+        ),
+    ] = "fixed"
     deterministic: Annotated[
         bool,
         Setting(
@@ -74,6 +83,11 @@ class ChaosConfig:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
         if self.deterministic and self.exact:
             raise ValueError("deterministic and exact: give one of them; with exact, all faults may come")
+        if self.same_bits and self.sizer in MEASURING:
+            raise ValueError(
+                f"sizer {self.sizer}: goes by what is measured, so that other bits are to be expected; "
+                f"leave it out with --deterministic and --exact"
+            )
         if self.deterministic and (wrong := sorted(_TAKE_WORKERS_OUT & set(self.wanted))):
             raise ValueError(
                 f"faults {', '.join(wrong)}: take workers out, after which other bits are to be expected; "
@@ -97,10 +111,12 @@ class ChaosConfig:
         """Return the command line that gives the same faults again."""
         faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
         others = {"link-mib": self.link_mib, "lookahead": self.lookahead, "jobs": self.jobs}
+        sizer = "" if self.sizer == "fixed" else f" --sizer {self.sizer}"
         return (
             f"evenpace chaos --minutes {self.minutes:g} --seed {self.seed} {faults}"
             f"--workers {self.workers} --shards {self.shards}"
             + "".join(f" --{name} {value:g}" for name, value in others.items() if value != _DEFAULTS[name])
+            + sizer
             + " --deterministic" * self.deterministic
             + " --exact" * self.exact
         )

@@ -19,6 +19,8 @@ from evenpace.context import session as own_session
 from evenpace.lab.chaos.reference_training import (
     OPTIONS,
     PRINT_EVERY,
+    SCHEDULE,
+    SCHEDULED,
     SPEC,
     fingerprint,
     first_parameters,
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
     parser.add_argument("--per-sample", type=float, default=0.0, help="seconds that each sample takes longer")
     parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
+    parser.add_argument("--schedule", action="store_true", help="change the batch's size with every epoch")
     options = parser.parse_args()
     session = own_session()
     journal, out = options.journal, options.out
@@ -61,7 +64,16 @@ def main() -> None:
         journal /= f"{session.config.worker}-{time.time_ns()}.jsonl"
     if out.is_dir():
         out /= f"{session.config.worker}.npz"
-    train(session, journal, options.stop, out, options.pause, options.micro_batch, options.per_sample)
+    train(
+        session,
+        journal,
+        options.stop,
+        out,
+        options.pause,
+        options.micro_batch,
+        options.per_sample,
+        schedule=options.schedule,
+    )
 
 
 def train(
@@ -72,6 +84,8 @@ def train(
     pause: float = 0.0,
     micro_batch: int | None = None,
     per_sample: float = 0.0,
+    *,
+    schedule: bool = False,
 ) -> None:
     """Train until the iteration that the file `stop` has, once there is such a file, or until released.
 
@@ -83,15 +97,17 @@ def train(
         pause: Seconds that each iteration takes longer.
         micro_batch: Samples of a micro-batch; None for a job without.
         per_sample: Seconds that each sample takes longer.
+        schedule: Whether the batch's size changes with every epoch.
     """
     journal = JournalWriter(journal_path)
     inputs, labels = make_data()
+    spec = SCHEDULED if schedule else SPEC
     slices = Slices(
-        SPEC.dataset_size,
-        SPEC.total_batch_size,
+        spec.dataset_size,
+        SCHEDULE if schedule else spec.total_batch_size,
         session,
-        shuffle=SPEC.shuffle,
-        seed=SPEC.seed,
+        shuffle=spec.shuffle,
+        seed=spec.seed,
         micro_batch=micro_batch,
     )
     initial = first_parameters()
@@ -109,7 +125,8 @@ def train(
         for part in slices:
             done, indices = part.assignment, part.indices
             crc = zlib.crc32(indices.astype(np.int64).tobytes())
-            journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc)
+            told = (done.epoch, done.batch_start, done.total)
+            journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
                 session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
             for one in part.micro_batches:

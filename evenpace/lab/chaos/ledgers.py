@@ -87,13 +87,14 @@ class Journal:
 
     Attributes:
         worker: Name of the worker.
-        computed: Slices by (attempt, iteration): (start, count, crc of the samples' numbers).
+        computed: Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch
+            as the worker was told: epoch, start, and samples.
         reached: For each start, (attempt, version) of the parameters that it received, in order.
         prints: (attempt, version, fingerprint) of some of these parameters.
     """
 
     worker: str
-    computed: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    computed: dict[tuple[int, int], list[tuple[int, int, int, int, int, int]]] = field(default_factory=dict)
     reached: list[list[tuple[int, int]]] = field(default_factory=list)
     prints: list[tuple[int, int, list[float]]] = field(default_factory=list)
 
@@ -102,8 +103,10 @@ class Journal:
         reached: list[tuple[int, int]] = []
         for what, *values in read_lines(path):
             if what == "computed":
-                attempt, iteration, start, count, crc = values
-                self.computed.setdefault((attempt, iteration), []).append((start, count, crc))
+                attempt, iteration, *part = values
+                start, count, crc, epoch, batch_start, total = part
+                slices = self.computed.setdefault((attempt, iteration), [])
+                slices.append((start, count, crc, epoch, batch_start, total))
             else:
                 attempt, version, fingerprint = values
                 reached.append((attempt, version))

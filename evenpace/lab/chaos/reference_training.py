@@ -4,7 +4,7 @@ It is in float64, smooth, without dropout or batch statistics, so that with any 
 result is the same to rounding error. It is in NumPy alone, so that a worker starts again quickly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,11 @@ from idl.plan import JobSpec, permutation
 Array = NDArray[np.float64]
 
 SPEC = JobSpec(dataset_size=2000, total_batch_size=96, seed=11)
+SCHEDULE = {epoch: (96, 72, 120)[epoch % 3] for epoch in range(1000)}
+SCHEDULED = JobSpec.of(560, SCHEDULE, SPEC.seed)  # of a run with a schedule, in short epochs
+LEAST, MOST = 48, 600  # samples of a batch, of a run with a sizer that chooses
+# The noise scale grows from 1,500 samples to 10,000 in 400 iterations, and with it such a batch.
+SIMILARITY = 0.02
 MICRO_BATCH = 8  # samples, in a run with exact sums
 PRINT_EVERY = 10  # versions: what went wrong is forgotten by the parameters in time
 OPTIONS = {
@@ -61,8 +66,15 @@ def fingerprint(parameters: Array) -> Array:
     return np.asarray(_directions(len(parameters)) @ parameters)
 
 
-def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
+def train_alone(
+    iterations: int, spec: JobSpec = SPEC, batch_of: Callable[[int], tuple[int, int, int]] = SPEC.batch
+) -> tuple[dict[int, Array], Array]:
     """Train on whole batches, in order, for some iterations in this process.
+
+    Args:
+        iterations: How many.
+        spec: The order of the samples.
+        batch_of: Function from an iteration to its epoch, its batch's first position there, and its samples.
 
     Returns:
         The fingerprint of every `PRINT_EVERY`th version, and the last version's parameters, (elements,).
@@ -71,11 +83,11 @@ def train_alone(iterations: int) -> tuple[dict[int, Array], Array]:
     parameters = first_parameters()
     velocity: Any = np.zeros_like(parameters)
     prints = {0: fingerprint(parameters)}
-    order = permutation(SPEC, 0)
+    order = permutation(spec, 0)
     for iteration in range(iterations):
-        epoch, start, total = SPEC.batch(iteration)
+        epoch, start, total = batch_of(iteration)
         if start == 0:
-            order = permutation(SPEC, epoch)
+            order = permutation(spec, epoch)
         batch = order[start : start + total]
         gradient = mean_gradient(parameters, inputs[batch], labels[batch])
         # The update of torch.optim.SGD.

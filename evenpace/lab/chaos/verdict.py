@@ -1,7 +1,8 @@
 """Verdict on a run, from the files written during it."""
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsize_manager.sizers import MEASURING
 from evenpace.lab.chaos import checks
+from evenpace.lab.chaos.batches import Batch, Batches, scheduled, sizes_of, taken
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps, read_ledger
-from evenpace.lab.chaos.reference_training import SPEC, train_alone
+from evenpace.lab.chaos.reference_training import LEAST, MOST, SCHEDULED, SPEC, train_alone
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
+from idl.plan import JobSpec
 
 CALM = "calm"  # the folder of a run without faults, within that of the run that is judged
 _MOST = 50  # violations of a job that are listed
@@ -37,6 +41,8 @@ class Found:
         error: Largest relative error of the parameters that were compared.
         compared: Number of versions whose parameters were compared.
         missing: Iterations of which the manager has no record, since it died before that was written.
+        sizes: Least and most samples of a batch, those that end an epoch left out.
+        changes: Changes of that size.
         same_bits: True if the final parameters have the bits of a run without faults; None without such a
             run.
         violations: Violations, in words.
@@ -49,6 +55,8 @@ class Found:
     error: float = 0.0
     compared: int = 0
     missing: int = 0
+    sizes: tuple[int, int] = (0, 0)
+    changes: int = 0
     same_bits: bool | None = None
     violations: list[str] = field(default_factory=list)
 
@@ -144,13 +152,29 @@ def _judge_job(
         redone=max(shard.redone for shard in shards),
         missing=len(shortest.steps) - len(history),
     )
+    spec = SCHEDULED if cluster.settings.sizer == "schedule" else SPEC
+    batches = _batches(cluster, job, spec, found)
+    held = [batches(step.attempt, step.iteration) for step in shortest.steps]
+    if sizes := sizes_of(spec, held):
+        found.sizes = min(sizes), max(sizes)
+        found.changes = sum(one != other for one, other in itertools.pairwise(sizes))
     found.violations += checks.all_there(shards, max(len(shard.steps) for shard in shards))
     for shard in shards:
-        found.violations += checks.exactly_once(shard, SPEC)
-    found.violations += checks.journals_agree(journals, shards, SPEC)
-    found.violations += checks.history_agrees(history, shortest, SPEC)
-    _judge_parameters(cluster, journals, found, excused)
+        found.violations += checks.exactly_once(shard, spec, batches)
+    found.violations += checks.journals_agree(journals, shards, spec, batches)
+    found.violations += checks.history_agrees(history, shortest, batches)
+    _judge_parameters(cluster, journals, found, excused, spec, [batch for batch in held if batch is not None])
     return found
+
+
+def _batches(cluster: ChaosCluster, job: str, spec: JobSpec, found: Found) -> Batches:
+    """Return the job's batches: those that are due, or where a sizer chooses, those in the ledgers."""
+    if cluster.settings.sizer not in MEASURING:
+        return scheduled(spec)
+    ledgers = {shard: read_ledger(cluster.ledgers(shard, job)) for shard in cluster.shards}
+    batches, violations = taken(spec, ledgers, LEAST, MOST)
+    found.violations += violations
+    return batches
 
 
 def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Verdict) -> None:
@@ -178,7 +202,12 @@ def _journal(cluster: ChaosCluster, worker: str) -> Journal:
 
 
 def _judge_parameters(
-    cluster: ChaosCluster, journals: list[Journal], found: Found, excused: Mapping[str, float]
+    cluster: ChaosCluster,
+    journals: list[Journal],
+    found: Found,
+    excused: Mapping[str, float],
+    spec: JobSpec,
+    batches: Sequence[Batch],
 ) -> None:
     """Compare the parameters that workers had with those of one process, and of a run without faults."""
     last, workers = found.iterations, [journal.worker for journal in journals]
@@ -188,7 +217,7 @@ def _judge_parameters(
         for worker in workers
         if worker not in finals and worker not in excused
     ]
-    prints, alone = train_alone(last)
+    prints, alone = train_alone(last, spec, batches.__getitem__)
     scale = float(np.abs(alone).max())
     for worker, (version, parameters) in finals.items():
         if version != last:

@@ -125,6 +125,8 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
     with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
         ChaosConfig(1, 0, deterministic=True, exact=True)
+    with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):
+        ChaosConfig(1, 0, exact=True, sizer="goodput")
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
@@ -136,6 +138,7 @@ def test_a_run_says_how_to_have_the_same_faults_again():
     others = ChaosConfig(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
     assert ChaosConfig(0.5, 7, exact=True).command.endswith(" --shards 2 --exact")
+    assert ChaosConfig(0.5, 7, sizer="schedule").command.endswith(" --shards 2 --sizer schedule")
 
 
 def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):

@@ -76,6 +76,21 @@ def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
 
 
 @pytest.mark.slow
+def test_nothing_is_lost_while_the_size_changes(tmp_path):
+    """The batch has another size with every short epoch, and the manager is killed, too."""
+    path = tmp_path / "chaos.json"
+    options = ["--minutes", "0.1", "--faults", "kill,cut", "--sizer", "schedule", "--json", str(path)]
+    with start(tmp_path, *options) as process:
+        code = process.wait(timeout=560)
+    assert code == 0, (tmp_path / "out").read_text()
+    told = json.loads(path.read_text())
+    assert told["repeat"].endswith(" --sizer schedule")
+    job = told["jobs"]["job-0"]
+    assert job["changes"] > 3
+    assert job["sizes"] == [72, 120]
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
     """Ctrl-C ends the processes, and removes the files."""
     with start(tmp_path, "--minutes", "5") as process:

@@ -16,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.history import History
-from evenpace.lab.chaos import checks
+from evenpace.lab.chaos import checks, verdict
 from evenpace.lab.chaos import storm as storms
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
@@ -141,8 +142,8 @@ def kill(number=0, target="w0", at=0.0, kind="kill"):
     return Fault(number, at, kind, (target,), 0.0)
 
 
-def trained(folder, iterations, at=lambda session, manager: None):
-    """Train; `at` is called by each worker before an iteration is finished."""
+def trained(folder, iterations, at=lambda session, manager: None, *, schedule=False, **settings):
+    """Train; `at` is called by each worker before an iteration is finished, `settings` are the verdict's."""
     for name in ("ledgers", "journals", "parameters"):
         (folder / name).mkdir(parents=True)
     (folder / "stop").write_text(str(iterations))
@@ -158,7 +159,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
 
             session.finish_iteration = finish_iteration
             journal, out = folder / "journals" / f"{name}-0.jsonl", folder / "parameters" / f"{name}.npz"
-            train(session, journal, folder / "stop", out)
+            train(session, journal, folder / "stop", out, schedule=schedule)
 
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
@@ -173,7 +174,7 @@ def trained(folder, iterations, at=lambda session, manager: None):
         with contextlib.closing(Observer(manager, (), JOB)) as observer:
             assert observer.poll()
             history = [record.plain() for record in observer.iterations]
-    return Run(folder, history)
+    return Run(folder, history, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +190,75 @@ def faultless(tmp_path_factory):
             together.wait(240)
 
     return trained(tmp_path_factory.mktemp("faultless"), ITERATIONS, at).under_faults(kill())
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory):
+    """A training whose batch is changed twice, and once more after it has gone back to before that."""
+    together = threading.Barrier(len(WORKERS))
+    sizes = {(0, 8): 64, (0, 17): 128, (0, SENT_BACK): None, (1, BACK + 4): 160}
+
+    def at(session, manager):
+        now = (session.assignment.attempt, session.assignment.iteration)
+        if now not in sizes:
+            return
+        together.wait(240)
+        if session.config.worker == "w0" and sizes[now] is None:
+            send_back(session, manager, BACK)
+        elif session.config.worker == "w0":
+            with ManagerClient(manager) as client:
+                client.set_total_batch_size(JOB, sizes[now])
+        together.wait(240)
+
+    run = trained(tmp_path_factory.mktemp("resized"), ITERATIONS, at, sizer="similarity")
+    return run.under_faults(kill())
+
+
+def test_batches_of_chosen_sizes_are_judged_as_the_ledgers_have_them(resized):
+    """A run with other sizes has no violation, and its changes are counted."""
+    outcome = resized.judged()
+    assert outcome.violations == []
+    found = outcome.jobs[JOB]
+    assert (found.changes, found.sizes) == (3, (64, 160))
+    assert found.compared > 2
+
+
+def test_of_chosen_sizes_that_are_not_allowed_each_is_seen(resized, tmp_path, monkeypatch):
+    """The bounds are those that the sizer was given."""
+    monkeypatch.setattr(verdict, "MOST", 159)
+    run = resized.copied(tmp_path, sizer="similarity")
+    (first, *_) = run.judged().violations
+    assert re.fullmatch(
+        r"ps-0: iteration 2\d in attempt 1 has 160 samples from \d+, not from 48 to 159", first
+    )
+
+
+def test_samples_that_one_shard_lacks_are_seen_whatever_the_size(resized, tmp_path):
+    """The size is no excuse for a slice without its last sample."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    with run.ledger("ps-1") as lines:
+        lines[step_of(lines, 30)]["slices"][-1][1] -= 1
+    said_of(run, r"ps-1: iteration 30 in attempt 1 has 159 samples from \d+ in epoch \d, but \(.*\) at ps-0")
+
+
+def test_a_record_of_another_size_is_seen(resized, tmp_path):
+    """The manager's records have the sizes that the ledgers have."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    record = run.history[30]
+    record["total"] -= 1
+    next(iter(record["workers"].values()))["batch_size"] -= 1
+    said_of(run, r"manager: iteration 30 has 159 samples of 159, not 160")
+
+
+def test_batches_of_a_schedule_are_judged_by_it(tmp_path):
+    """A run with a schedule has no violation; by one size, most of its batches would be wrong."""
+    run = trained(tmp_path, 20, schedule=True, sizer="schedule").under_faults(kill())
+    outcome = run.judged()
+    assert outcome.violations == []
+    found = outcome.jobs[JOB]
+    assert (found.changes, found.sizes) == (3, (72, 120))
+    wrong = run.copied(tmp_path / "copy").judged().violations
+    assert any("ends at" in violation for violation in wrong)
 
 
 @pytest.fixture
@@ -413,18 +483,18 @@ def computes(lines, start, count):
     """Other samples of the epoch were computed for an iteration, and the journal says which they are."""
     line = computed_in(lines)
     indices = permutation(SPEC, SPEC.batch(line[2])[0])[start : start + count]
-    line[3:] = [start, count, zlib.crc32(indices.astype(np.int64).tobytes())]
+    line[3:6] = [start, count, zlib.crc32(indices.astype(np.int64).tobytes())]
 
 
 def of_the_batch_before(lines):
     """Samples of another batch."""
-    _, _, _, start, count, _ = computed_in(lines)
+    _, _, _, start, count, *_ = computed_in(lines)
     computes(lines, start - SPEC.total_batch_size, count)
 
 
 def of_the_batch_after(lines):
     """Likewise."""
-    _, _, _, start, count, _ = computed_in(lines)
+    _, _, _, start, count, *_ = computed_in(lines)
     computes(lines, start + SPEC.total_batch_size, count)
 
 
@@ -445,13 +515,13 @@ def not_computed(lines):
 
 def half_computed(lines):
     """Journal a slice without its last samples."""
-    _, _, _, start, count, _ = computed_in(lines)
+    _, _, _, start, count, *_ = computed_in(lines)
     computes(lines, start, count // 2)
 
 
 def half_computed_at_the_end(lines):
     """Journal a slice without its first samples."""
-    _, _, _, start, count, _ = computed_in(lines)
+    _, _, _, start, count, *_ = computed_in(lines)
     computes(lines, start + 1, count - 1)
 
 
