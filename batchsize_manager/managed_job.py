@@ -109,8 +109,9 @@ class ManagedJob:
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
     def note(self, effects: Effects) -> None:
-        """Log an event's effects, and put them into the manager's state."""
-        self._log_events(effects)
+        """Keep an event's effects for `status`, and put them into the manager's state."""
+        self.logged += len(effects.log)
+        self.log.extend((time.time(), event) for event, _ in effects.log)
         run, state, now = self.run, effects.state, time.time()
         events = [event for event, _ in effects.log]
         if self.writer is not None and not self.is_kept and state is not None:
@@ -146,12 +147,10 @@ class ManagedJob:
             for change in changes:
                 self.writer.put(change)
 
-    def _log_events(self, effects: Effects) -> None:
-        """Log the events among an event's effects, and keep the last of them for `status`."""
-        self.logged += len(effects.log)
+    def log_events(self, effects: Effects) -> None:
+        """Log the events among an event's effects."""
         fields = self.log_fields if effects.log else {}
         for event, worker in effects.log:
-            self.log.append((time.time(), event))
             about = fields if worker is None else fields | {"worker": worker}
             self.limited_log(logging.INFO, "job %s: %s", self.name, event, extra=about)
 

@@ -438,12 +438,15 @@ class ManagerService:
         if effects.learned:
             self._learned(managed)
         if effects.over is not None:
+            managed.log_events(effects)
             self._end(managed, effects.over)
             return
         if effects.answer:
             managed.answer_all()
         elif asker is not None:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
+        if effects.log:  # after the answers have gone: lines can wait, the workers cannot
+            asyncio.get_running_loop().call_soon(managed.log_events, effects)
         if effects.fit:  # after the answers: a fit can wait, the workers cannot
             asyncio.get_running_loop().call_soon(
                 self._learning.train, managed.job, partial(self._learned, managed), managed.name

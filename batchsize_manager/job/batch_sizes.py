@@ -7,7 +7,7 @@ from idl.plan import JobSpec, Scaling
 
 _GAIN_EVERY = 10  # iterations, after which the gain follows the noise
 _SAME_GAIN = 0.01  # relative difference that is no change
-_CHANGES = 100  # the last ones, which are kept
+_CHANGES = 20  # the last ones, which are kept
 
 
 @dataclass(frozen=True, slots=True)
