@@ -11,7 +11,7 @@ import numpy as np
 
 from batchsize_manager.job.history import History
 from batchsize_manager.policies import Participant, Policy, make_policy
-from batchsize_manager.sizers import Choice, Situation, Sizing
+from batchsize_manager.sizers import MEASURING, Choice, Situation, Sizing
 from idl.measures import work_of_batch
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
@@ -63,7 +63,7 @@ class BatchSizer:
     @property
     def adapts(self) -> bool:
         """Whether the size may be changed to what the members can take."""
-        return self.name not in ("fixed", "schedule")
+        return self.name in MEASURING
 
     def is_due(self, iteration: int, epoch: int) -> bool:
         """Return whether the sizer is to be asked for an iteration of an epoch; if so, `choose` follows."""

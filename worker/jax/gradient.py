@@ -14,6 +14,9 @@ import numpy as np
 
 from idl.errors import InvalidRequestError
 from worker.data.sliced_batch import SlicedBatch
+from worker.jax.measured_batch import MeasuredBatch
+
+_PIECE = 2**16  # elements
 
 
 def value_and_grad(
@@ -81,7 +84,12 @@ def value_and_grad(
     def add(sums: Any, *arguments: Any) -> Any:
         return jax.tree.map(jnp.add, sums, piecewise(*arguments))
 
+    def add_measured(sums: Any, *arguments: Any) -> Any:
+        result, gradient = piecewise(*arguments)
+        return jax.tree.map(jnp.add, sums, (result, gradient)), squared_norm(gradient)
+
     add = jax.jit(add, donate_argnums=0)
+    add_measured = jax.jit(add_measured, donate_argnums=0)
 
     def of_batch(params: Any, batch: Any, *rest: Any) -> Any:
         if isinstance(batch, SlicedBatch):
@@ -97,14 +105,35 @@ def value_and_grad(
             )
         else:
             pieces = _padded(batch, micro_batch_size)
-        sums = None
+        measured = batch if isinstance(batch, MeasuredBatch) and batch.measures else None
+        sums, squares = None, []
         for arguments in pieces:
-            sums = add(zeros(params, *arguments, *rest) if sums is None else sums, params, *arguments, *rest)
+            before = zeros(params, *arguments, *rest) if sums is None else sums
+            if measured is None:
+                sums = add(before, params, *arguments, *rest)
+            else:
+                sums, of_piece = add_measured(before, params, *arguments, *rest)
+                squares.append(of_piece)
         assert sums is not None
         (loss, aux), gradient = sums
+        if measured is not None:
+            measured.take(gradient, squares)
         return ((loss, aux), gradient) if has_aux else (loss, gradient)
 
     return of_batch
+
+
+def squared_norm(gradient: Any) -> Any:
+    """Return the squared norm of a pytree of arrays; in pieces, since long sums of float32 lose digits."""
+
+    def of(leaf: Any) -> Any:
+        flat = jnp.ravel(leaf)
+        if flat.size <= _PIECE:
+            return jnp.vdot(flat, flat)
+        rows = jnp.pad(flat, (0, -flat.size % _PIECE)).reshape(-1, _PIECE)
+        return (rows * rows).sum(axis=1).sum()
+
+    return sum(map(of, jax.tree.leaves(gradient)), jnp.float32(0))
 
 
 def _padded(batch: Any, size: int) -> Iterator[tuple[Any, ...]]:

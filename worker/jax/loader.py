@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from idl.errors import InvalidRequestError
 from worker.data.micro_batches import MicroBatch
 from worker.data.randomness import SeededLoading, seed_generators
-from worker.data.sliced_batch import SlicedBatch
 from worker.data.slices import Slices
+from worker.jax.measured_batch import MeasuredBatch
 from worker.own_session import own_session
 from worker.session import Session
 
@@ -83,6 +83,7 @@ class DataLoader:
         self._seeded = SeededLoading(data, seed_generators, session.log_fields)
         self.data = data
         self.batch_size = self.slices.spec.total_batch_size
+        self.batch: MeasuredBatch | None = None
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch; it changes if the batch size does."""
@@ -104,8 +105,9 @@ class DataLoader:
         """
         for part in self.slices:
             if part.micro_batches:
-                way = "`value_and_grad(params, batch)`"
-                yield SlicedBatch(part, self._load_micro_batch, way, seed_generators)
+                measures = self.session.norms.of_micro_batches
+                self.batch = MeasuredBatch(part, self._load_micro_batch, measures)
+                yield self.batch
                 continue
             with self.session.tally.phase("load", part.assignment):
                 batch = self._load(part.indices)

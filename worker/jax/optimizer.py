@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.jax.gradient import squared_norm
 from worker.jax.loader import DataLoader
 from worker.jax.rules import Rule
 from worker.learning_rates import Rule as LrRule
@@ -83,6 +84,7 @@ class Optimizer:
     def __init__(
         self, rule: Rule, params: Any, loader: DataLoader, statistics: Any, state: dict[str, Any] | None
     ) -> None:
+        self._loader = loader
         self._session = loader.session
         self._session.check_unopened()
         self.params = params
@@ -127,8 +129,22 @@ class Optimizer:
             )
         self._fill(self._session.gradient, (gradient, statistics))
         assignment = self._session.assignment
+        self._tell_norms(gradient)
         groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
         self._session.finish_iteration(groups)
+
+    def _tell_norms(self, gradient: Any) -> None:
+        """Tell the session the norms of micro-batches, scaled as the script has scaled their mean since."""
+        batch = self._loader.batch
+        if batch is None or batch.part.assignment is not self._session.assignment or batch.gradient is None:
+            return
+        factor = 1.0
+        if gradient is not batch.gradient:
+            before, now = float(squared_norm(batch.gradient)), float(squared_norm(gradient))
+            factor = now / before if before else 1.0
+        for count, squares in batch.squares:
+            self._session.norms.add(batch.part.assignment, count, squares * factor)
+        batch.gradient, batch.squares = None, []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimiser's state for a checkpoint, between two iterations: numbers and NumPy arrays."""
