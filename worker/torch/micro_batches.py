@@ -76,6 +76,10 @@ class Accumulation:
         self._divisor = 0  # samples that the accumulated gradient is divided by
         self._pass_norms = PassNorms(parameters)
         self._preconditioner = preconditioner
+        if preconditioner is not None and session.spec is not None and session.spec.micro_batch is not None:
+            preconditioner.every = (
+                2  # there are norms enough, and one of each pass takes twice as long with P
+            )
         self._diagonals: Sequence[torch.Tensor | None] | None = None  # of the slice; None: no norms are taken
         # One of them, by which it is seen whether the script scales the gradient that is left.
         self._marked = max((p for p in parameters if p.numel() <= _MARKED), key=torch.numel, default=None)

@@ -17,19 +17,26 @@ class Preconditioner:
 
     Args:
         optimizer: The optimiser.
+
+    Attributes:
+        every: Norms are taken in iterations that are multiples of this, to save time.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
+        self.every = 1
         self._optimizer = optimizer
         self._period = 0  # of `STEPS` iterations, that the diagonals hold for
         self._diagonals: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
 
     @torch.no_grad()
     def of(self, parameters: Sequence[torch.Tensor], iteration: int) -> list[torch.Tensor] | None:
-        """Return P of some parameters in an iteration, (elements,) each; None if the optimiser has none yet.
+        """Return P of some parameters in an iteration, (elements,) each.
 
+        It is None if the optimiser has none yet, or the iteration is none of those in which norms are taken.
         It is 0 for a parameter that the optimiser does not step, or has stepped fewer than `STEPS` times.
         """
+        if iteration % self.every:
+            return None
         period = iteration // STEPS
         if not self._diagonals or period != self._period:
             self._period, self._diagonals = period, self._computed()
