@@ -550,6 +550,44 @@ def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(session):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
+def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(cluster, session):
+    """The norms in the job's records are those of gradients that are worked out one by one."""
+    x = np.arange(12.0)[:, None] / 12
+    loader = DataLoader(x, x, batch_size=5, micro_batch=2, session=session)
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    distribute(model, loader)
+    records = []
+
+    class Watching(keras.callbacks.Callback):
+        """Looks at the records once the last batch has begun, since the job ends with it."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if session.assignment.iteration == 5:
+                with ManagerClient(cluster.manager, timeout=60.0) as client:
+                    records.extend(client.history(session.config.job, 0)[1])
+
+    model.fit(loader, epochs=2, verbose=0, callbacks=[Watching()])
+    parameters, expected = np.zeros(2), {}
+    for iteration in range(6):
+        parts = ([range(3), range(3, 5)], [range(5, 8), range(8, 10)], [range(10, 12)])[iteration % 3]
+
+        def gradient_of(part, parameters=parameters):
+            inputs = np.stack([x[list(part), 0], np.ones(len(part))])
+            return 2 * inputs @ (parameters @ inputs - inputs[0]) / len(part)
+
+        mean = gradient_of([index for part in parts for index in part])
+        weighted = sum(len(part) * np.sum(gradient_of(part) ** 2) for part in parts)
+        expected[iteration] = (len(parts), sum(map(len, parts)), weighted, np.sum(mean**2))
+        parameters = parameters - 0.1 * mean
+    known = [record.norms for record in records if record.norms is not None]
+    assert [step.iteration for step in known] == [0, 1, 2, 3]
+    for step in known:
+        norms = step.norms
+        found = (norms.contributions, norms.samples, norms.weighted, norms.squared)
+        assert found == pytest.approx(expected[step.iteration], rel=1e-4)
+
+
 class Enough(keras.callbacks.Callback):
     """Ends fit after two epochs."""
 
