@@ -16,7 +16,8 @@ from idl.measures import work_of_batch
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
 
-_SHOWN = 500  # of the latest records, those that time curves are fitted to when they are first asked for
+_SHOWN = 500  # of the latest records, those that time curves observe at once, at most
+_SHOWN_WORKERS = 3000  # the same, in workers times records, so that a choice takes little time in large jobs
 _RECENT = 20  # of the latest records, those that the time beside the workers' is the median of
 
 
@@ -119,7 +120,7 @@ class BatchSizer:
             totals = [self._spec.cuts(one).padded for one in sizes]
             times = policy.seconds(totals)
             if times is None:
-                times = self._own_curves(members, map(observed, self._unseen())).seconds(totals)
+                times = self._own_curves(members, map(observed, self._unseen(len(members)))).seconds(totals)
             return None if times is None else [one + self._overhead for one in times]
 
         at = Situation(iteration, epoch, size, least, most, step, self._history.noise.noise, seconds)
@@ -142,8 +143,8 @@ class BatchSizer:
         longest = [float(np.max(one.batch_processing_times, initial=0.0)) for one in late]
         return median([max(0.0, one.duration - its) for one, its in zip(late, longest, strict=True)] or [0.0])
 
-    def _unseen(self) -> Iterable[IterationRecord]:
-        latest = self._history.latest(_SHOWN)
+    def _unseen(self, members: int) -> Iterable[IterationRecord]:
+        latest = self._history.latest(min(_SHOWN, max(2, _SHOWN_WORKERS // max(1, members))))
         self._shown = min(self._shown, latest[-1].iteration if latest else -1)  # the job may have gone back
         return [one for one in latest if one.iteration > self._shown]
 
