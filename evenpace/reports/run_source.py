@@ -30,6 +30,7 @@ class RunFacts:
         spec: `JobSpec` as a mapping.
         policy: Name of the balancing policy.
         predictor: Name of the predictor; empty: the policy has none; None: it is not known.
+        sizer: Name of the sizer; None: it is not known.
         mode: Mode of synchronisation.
         attempt: Number of the last attempt.
         state: "ended", "not ended", or as in `JobSummary`.
@@ -44,6 +45,7 @@ class RunFacts:
     spec: Mapping[str, Any]
     policy: str
     predictor: str | None
+    sizer: str | None
     mode: str
     attempt: int
     state: str
@@ -103,6 +105,7 @@ class StoredRun:
             spec=asdict(saved.state.spec),
             policy=saved.policy,
             predictor=None,
+            sizer=saved.state.sizing.named(saved.state.spec) if saved.state.sizing is not None else None,
             mode=saved.state.mode,
             attempt=saved.state.attempt,
             state="ended" if self._ended else "not ended",
@@ -158,6 +161,7 @@ class LiveRun:
             spec=asdict(read_spec(summary.spec)),
             policy=summary.policy,
             predictor=summary.predictor,
+            sizer=summary.sizer,
             mode=summary.mode,
             attempt=summary.attempt,
             state=summary.state,

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
@@ -288,6 +289,9 @@ def test_a_manager_that_runs_is_asked(tmp_path):
         assert result.exit_code == 0, result.output
         live = json.loads(told.read_text())
         assert (live["facts"]["state"], live["facts"]["predictor"]) == ("running", "ema")
+        assert live["facts"]["sizer"] == "fixed"
+        with ManagerClient(address) as client:
+            client.set_sizer("live", "similarity", (5, 50))
         assert live["figures"]["iterations"] == 30
         assert "good joined, for iteration 0 on" in read_page(out).text
         listed = report("--list", "--manager", address)
@@ -299,9 +303,11 @@ def test_a_manager_that_runs_is_asked(tmp_path):
         unknown = report("none", "--manager", address, "--out", out)
         assert unknown.exit_code == 1
         assert "no run or job 'none'; there are" in unknown.output
-    _, stored = page_of(state, "live")
+    page, stored = page_of(state, "live")
     assert stored["facts"]["run"] == live["facts"]["run"]
     assert stored["facts"]["ended"] is not None
+    assert stored["facts"]["sizer"] == "similarity"
+    assert "Sizer" in page.text
     assert stored["timeline"] | {"durations": 0} == live["timeline"] | {"durations": 0}
     assert stored["timeline"]["durations"] == pytest.approx(live["timeline"]["durations"])
 
