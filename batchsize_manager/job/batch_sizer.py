@@ -121,7 +121,10 @@ class BatchSizer:
             times = policy.seconds(totals)
             if times is None:
                 times = self._own_curves(members, map(observed, self._unseen(len(members)))).seconds(totals)
-            return None if times is None else [one + self._overhead for one in times]
+            if times is None:
+                return None
+            beside = self._overhead
+            return [one + beside for one in times]
 
         at = Situation(iteration, epoch, size, least, most, step, self._history.noise.noise, seconds)
         choice = self._sizer.choose(at)
